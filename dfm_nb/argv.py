@@ -1,0 +1,84 @@
+"""What every command line of the project shares: flags in both spellings, short errors, torchrun on request.
+
+A driver module has `main(argv: list[str] | None = None) -> int`, builds its parser from `ArgumentParser` and ends with
+`if __name__ == "__main__": raise SystemExit(guard(main))`. `dfm <verb>` calls the same `main`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import Callable
+
+USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse with defaults shown in `--help`, and `--num_steps` accepted for `--num-steps`."""
+
+    def __init__(self, *args, **kwargs):
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        args = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args([_dashed(a) for a in args], namespace)
+
+
+def _dashed(arg: str) -> str:
+    if not arg.startswith("--"):
+        return arg
+    flag, eq, value = arg.partition("=")
+    return flag.replace("_", "-") + eq + value
+
+
+def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> int:
+    """Run `main`; a user's mistake ends in one sentence on stderr and exit code 2, an interrupt in 130.
+
+    `DFM_DEBUG=1` shows the traceback.
+    """
+    try:
+        return main(argv)
+    except USER_ERRORS as error:
+        if os.environ.get("DFM_DEBUG") == "1":
+            raise
+        text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+        print(f"error: {text}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return 130
+
+
+def torchrun_argv(module: str, argv: list[str], nproc_per_node: int, extra: list[str] | None = None) -> list[str]:
+    """The command that runs `python -m module argv` on `nproc_per_node` local processes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}"]
+    return launch + (extra or []) + ["-m", module] + argv
+
+
+def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
+    """Take `--nproc-per-node N` (either spelling, with or without `=`) out of argv."""
+    rest, n, i = [], None, 0
+    while i < len(argv):
+        flag, eq, value = _dashed(argv[i]).partition("=")
+        if flag == "--nproc-per-node":
+            if not eq:
+                i += 1
+                value = argv[i] if i < len(argv) else ""
+            if not value.isdigit() or int(value) < 1:
+                raise ValueError(f"--nproc-per-node needs a positive whole number; got {value!r}")
+            n = int(value)
+        else:
+            rest.append(argv[i])
+        i += 1
+    return n, rest
+
+
+def run_under_torchrun(module: str, argv: list[str], nproc_per_node: int) -> int:
+    """Launch and wait; one OpenMP thread per process unless the user chose otherwise."""
+    env = dict(os.environ)
+    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
+    return subprocess.call(torchrun_argv(module, argv, nproc_per_node), env=env)

@@ -1,0 +1,282 @@
+"""Attention over packed ("thd") sequences: the one place for back ends and for context parallelism.
+
+Enters: q [t, heads, d], k and v [s, heads, d] on this rank, and a `SegmentLayout`: segment i of q attends to segment i of k/v,
+to nothing else, and all of it (no causal mask). Leaves: [t, heads, d].
+Guarantees: padding is a segment of its own and reaches nobody; the segment bounds live on the host as well, so no back end
+synchronises with the device; the output for a segment does not depend on its neighbours in the pack.
+Cost: FLOPs on true segment lengths. On CPU consecutive segments of equal length go through one batched SDPA call.
+
+Context parallelism: each rank of the cp group holds a contiguous slice of the packed queries. Self attention all-gathers K and V
+(backward: reduce-scatter); cross attention needs no communication because the text is on every rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+from typing import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer.module import MegatronModule
+
+BACKENDS = ("auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex")
+
+
+def cumulative(lengths: Sequence[int]) -> list[int]:
+    """[l0, l1, ...] -> [0, l0, l0 + l1, ...], as in `cu_seqlens`."""
+    return [0, *accumulate(lengths)]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Consecutive segments with equally many queries: one batched call."""
+
+    count: int
+    q_len: int
+    q_start: int
+    kv_start: int | None  # set when K/V are equally long and adjacent: a view serves
+    kv_len: int
+    kv_index: torch.Tensor | None  # int64 [count * kv_len]
+    kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend
+
+
+@dataclass
+class SegmentLayout:
+    """Bounds of the segments, on the host (`cu_q`, `cu_kv`, ints) and on the device (`cu_seqlens_*`, int32)."""
+
+    cu_q: list[int]
+    cu_kv: list[int]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        assert len(self.cu_q) == len(self.cu_kv), (len(self.cu_q), len(self.cu_kv))
+
+    @functools.cached_property
+    def cu_seqlens_q(self) -> torch.Tensor:
+        return torch.tensor(self.cu_q, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    @functools.cached_property
+    def cu_seqlens_kv(self) -> torch.Tensor:
+        return torch.tensor(self.cu_kv, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    @functools.cached_property
+    def max_q(self) -> int:
+        return max(b - a for a, b in zip(self.cu_q, self.cu_q[1:]))
+
+    @functools.cached_property
+    def max_kv(self) -> int:
+        return max(b - a for a, b in zip(self.cu_kv, self.cu_kv[1:]))
+
+    def local(self, rank: int, size: int) -> SegmentLayout:
+        """The layout of this context-parallel rank: its contiguous share of the queries against all keys."""
+        share = self.cu_q[-1] // size
+        assert share * size == self.cu_q[-1], (self.cu_q[-1], size)
+        start = rank * share
+        cu = [min(max(c - start, 0), share) for c in self.cu_q]
+        keep = [i for i in range(len(cu) - 1) if cu[i + 1] > cu[i]]
+        # segments without a query here drop out; K/V bounds of those left stay absolute
+        return _Slice(cumulative([cu[i + 1] - cu[i] for i in keep]), [self.cu_kv[i] for i in keep],
+                      [self.cu_kv[i + 1] for i in keep], self.device)  # fmt: skip
+
+    def bounds(self) -> list[tuple[int, int, int, int]]:
+        """(q start, q stop, kv start, kv stop) of each segment that has queries."""
+        spans = zip(self.cu_q, self.cu_q[1:], self.cu_kv, self.cu_kv[1:])
+        return [s for s in spans if s[1] > s[0]]
+
+    @functools.cached_property
+    def runs(self) -> list[_Run]:
+        out = []
+        for q_len, group in groupby(self.bounds(), key=lambda s: s[1] - s[0]):
+            spans = list(group)
+            lens = [d - c for _, _, c, d in spans]
+            longest = max(lens)
+            run = _Run(len(spans), q_len, spans[0][0], None, longest, None, None)
+            adjacent = all(a[3] == b[2] for a, b in zip(spans, spans[1:]))
+            if min(lens) == longest and adjacent:
+                run.kv_start = spans[0][2]
+            else:
+                starts = torch.tensor([c for _, _, c, _ in spans])
+                offset = torch.arange(longest)
+                valid = offset < torch.tensor(lens)[:, None]
+                run.kv_index = (starts[:, None] + offset * valid).flatten().to(self.device, non_blocking=True)
+                if not bool(valid.all()):
+                    run.kv_mask = valid[:, None, None].to(self.device, non_blocking=True)
+            out.append(run)
+        return out
+
+    @functools.cached_property
+    def key_tokens(self) -> int:
+        return self.cu_kv[-1]
+
+
+class _Slice(SegmentLayout):
+    """A layout whose K/V segments are the spans [kv_start, kv_stop) and need not be adjacent."""
+
+    def __init__(self, cu_q: list[int], kv_start: list[int], kv_stop: list[int], device: torch.device):
+        self.kv_start, self.kv_stop = kv_start, kv_stop
+        super().__init__(cu_q, cumulative([b - a for a, b in zip(kv_start, kv_stop)]), device)
+
+    def bounds(self) -> list[tuple[int, int, int, int]]:
+        return list(zip(self.cu_q, self.cu_q[1:], self.kv_start, self.kv_stop))
+
+    @property
+    def kv_window(self) -> tuple[int, int]:
+        """K/V tokens from the first to the last that a query of this rank attends to (segments are in order)."""
+        return self.kv_start[0], self.kv_stop[-1]
+
+
+def pick_backend(name: str, device: torch.device) -> str:
+    """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
+    if name not in BACKENDS:
+        raise ValueError(f"model.attention_backend must be one of {', '.join(BACKENDS)}; got {name!r}")
+    cuda = device.type == "cuda"
+    if name == "auto":
+        if not cuda:
+            return "sdpa"
+        return "flash_attn" if importlib.util.find_spec("flash_attn") else "varlen"
+    if name in ("varlen", "flash_attn") and not cuda:
+        raise ValueError(f"model.attention_backend={name} needs a CUDA device; use auto or sdpa on {device.type}")
+    if name == "flash_attn" and not importlib.util.find_spec("flash_attn"):
+        raise ValueError("model.attention_backend=flash_attn needs the flash-attn package; install it or use varlen")
+    return name
+
+
+def packed_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: SegmentLayout, backend: str = "sdpa", scale: float | None = None
+) -> torch.Tensor:
+    """softmax(q k^T * scale) v within each segment; [t, heads, d]. `scale` defaults to 1 / sqrt(d)."""
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if backend == "sdpa":
+        return _sdpa(q, k, v, layout, scale)
+    if isinstance(layout, _Slice) and backend != "sdpa_loop":  # the other back ends take contiguous cu_seqlens
+        a, b = layout.kv_window
+        k, v = k[a:b], v[a:b]
+    return _BACKENDS[backend](q, k, v, layout, scale)
+
+
+def _sdpa(q, k, v, layout, scale):
+    outs = []
+    for r in layout.runs:
+        shape_kv = (r.count, r.kv_len, *k.shape[1:])
+        if r.kv_start is not None:
+            stop = r.kv_start + r.count * r.kv_len
+            kr, vr = k[r.kv_start : stop], v[r.kv_start : stop]
+        else:
+            kr, vr = k.index_select(0, r.kv_index), v.index_select(0, r.kv_index)
+        qr = q[r.q_start : r.q_start + r.count * r.q_len].view(r.count, r.q_len, *q.shape[1:])
+        o = F.scaled_dot_product_attention(
+            qr.transpose(1, 2), kr.view(shape_kv).transpose(1, 2), vr.view(shape_kv).transpose(1, 2), r.kv_mask, scale=scale
+        )
+        outs.append(o.transpose(1, 2).reshape(-1, *q.shape[1:]))
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def _sdpa_loop(q, k, v, layout, scale):
+    """One call a segment: the reference that the other back ends are compared with."""
+    outs = []
+    for a, b, c, d in layout.bounds():
+        qs, ks, vs = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
+        outs.append(F.scaled_dot_product_attention(qs, ks, vs, scale=scale)[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
+def _varlen(q, k, v, layout, scale):
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn(q, k, v, layout.cu_seqlens_q, layout.cu_seqlens_kv, layout.max_q, layout.max_kv, scale=scale)
+
+
+def _flash_attn(q, k, v, layout, scale):
+    from flash_attn import flash_attn_varlen_func
+
+    return flash_attn_varlen_func(
+        q, k, v, layout.cu_seqlens_q, layout.cu_seqlens_kv, layout.max_q, layout.max_kv, softmax_scale=scale
+    )
+
+
+def _flex(q, k, v, layout, scale):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def segment_ids(cu):
+        lengths = torch.tensor([b - a for a, b in zip(cu, cu[1:])])
+        return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(q.device)
+
+    mask = getattr(layout, "_flex_mask", None)
+    if mask is None:
+        seg_q, seg_kv = segment_ids(layout.cu_q), segment_ids(layout.cu_kv)
+        mask = create_block_mask(
+            lambda b, h, i, j: seg_q[i] == seg_kv[j], None, None, len(q), len(k), device=q.device.type
+        )
+        layout._flex_mask = mask
+    q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
+    run = _compiled_flex() if q.is_cuda else flex_attention
+    return run(q4, k4, v4, block_mask=mask, scale=scale)[0].transpose(0, 1)
+
+
+@functools.cache
+def _compiled_flex():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+_BACKENDS = {"sdpa_loop": _sdpa_loop, "varlen": _varlen, "flash_attn": _flash_attn, "flex": _flex}
+
+
+class _GatherSequence(torch.autograd.Function):
+    """All-gather along dim 0 over a group; backward: reduce-scatter."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        out = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(out, x.contiguous(), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        out = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
+        dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
+        return out, None
+
+
+class PackedAttention(MegatronModule):
+    """megatron-core "core attention": replaces `DotProductAttention`, which takes neither packs nor context parallelism on CPU.
+
+    `packed_seq_params` is a `PackedLayout`; the result is [t, 1, heads * d] on this rank.
+    """
+
+    def __init__(
+        self, config, layer_number, attn_mask_type, attention_type,
+        cp_comm_type=None, softmax_scale=None, pg_collection=None, **kwargs,
+    ):  # fmt: skip
+        super().__init__(config)
+        self.cp_group = pg_collection.cp
+        self.self_attention = attention_type == "self"
+        self.scale = softmax_scale
+        self.backend = config.packed_attention_backend
+
+    def forward(
+        self, query, key, value, attention_mask, attn_mask_type=None, attention_bias=None, packed_seq_params=None
+    ):
+        size = self.cp_group.size()
+        layout = packed_seq_params.layout
+        if size > 1 and self.self_attention:
+            kv = _GatherSequence.apply(torch.cat((key, value), -1), self.cp_group)
+            key, value = kv.chunk(2, -1)
+        out = packed_attention(query, key, value, layout, self.backend, self.scale)
+        return out.reshape(out.shape[0], -1)
+
+
+class PackedLayout(PackedSeqParams):
+    """megatron-core's thd parameters, carrying the `SegmentLayout` that `PackedAttention` uses."""
+
+    def __init__(self, layout: SegmentLayout):
+        super().__init__(qkv_format="thd")
+        self.layout = layout

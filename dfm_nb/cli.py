@@ -1,0 +1,56 @@
+"""`dfm ...`: thin; each verb is a driver module with `main(argv)`, imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from dfm_nb.argv import guard, pop_nproc, run_under_torchrun
+
+VERBS: dict[str, tuple[str, str, str]] = {
+    # verb: (module, function, one line of help)
+    "prepare": ("dfm_nb.prepare", "main", "captioned images and clips -> WebDataset shards"),
+    "inspect": ("dfm_nb.inspect", "main", "what a shard folder holds: table, checks, contact sheet"),
+    "pretrain": ("dfm_nb.train", "main", "train a DiT on shards"),
+    "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
+    "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
+    "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
+    "text": ("dfm_nb.text_cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, blend, merge"),
+    "plan": ("dfm_nb.plan", "main", "parallel layouts that fit, with memory and reasons"),
+    "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
+}
+UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {text}" for verb, (_, _, text) in VERBS.items()]
+    return "usage: dfm VERB ...   (dfm VERB --help for its flags)\n\n" + "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if argv[0] == "--version":
+        from dfm_nb import __version__
+
+        print(__version__)
+        return 0
+    verb, rest = argv[0], list(argv[1:])
+    if verb not in VERBS:
+        import difflib
+
+        near = difflib.get_close_matches(verb, VERBS, 1)
+        raise ValueError(f"there is no verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else "; see dfm --help"))
+    module, function, _ = VERBS[verb]
+    if verb in UNDER_TORCHRUN:
+        nproc, rest = pop_nproc(rest)
+        if nproc is not None:
+            return run_under_torchrun(module, rest, nproc)
+    return getattr(importlib.import_module(module), function)(rest)
+
+
+def entry() -> None:
+    raise SystemExit(guard(main))

@@ -1,0 +1,410 @@
+"""The Diffusion Transformer (Peebles & Xie 2023) on megatron-core: adaLN-zero, text cross attention, packed sequences.
+
+Enters: a `ModelInputs` of one pack (on this rank: its context-parallel share of the tokens, all of the text). Leaves: F [tokens, patch].
+Guarantees: every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text; a new model
+outputs zero; the weights of a new model depend on (seed, parameter name), not on the layout.
+Cost: see `sizes.model_flops`.
+
+Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import (
+    CrossAttention,
+    CrossAttentionSubmodules,
+    SelfAttention,
+    SelfAttentionSubmodules,
+)
+from megatron.core.transformer.enums import AttnMaskType, ModelType
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlock,
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.utils import make_viewless_tensor
+
+from dfm_nb.attention import PackedAttention, PackedLayout
+from dfm_nb.packing import factorised_sincos
+from dfm_nb.parallel import generator_for, global_name, shard_dim
+
+SINUSOID_DIM = 256
+REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")
+"""Prefixes of the parameters that every pipeline stage has a copy of."""
+
+
+@dataclass
+class DiTConfig(TransformerConfig):
+    """megatron-core's TransformerConfig and what it does not know of."""
+
+    patch_dim: int = 64  # channels * patch_temporal * patch_spatial^2
+    text_dim: int = 384
+    adaln_lora_dim: int | None = None
+    pooled_text: bool = True
+    packed_attention_backend: str = "sdpa"
+    has_cond_embedder: bool = True  # finalize_model_grads then sums REPLICATED parameters' gradients over stages
+    lora_rank: int = 0
+
+
+@dataclass
+class ModelInputs:
+    """What the network sees of one pack; see the legend above.
+
+    x : float [S, p], already scaled by c_in; c_noise, fps : float32 [R]; row : int64 [S], token -> conditioning row;
+    positions : float32 [S, 3]; text : [K, D]; pool : float32 [R, K], each row averages its segment's text tokens;
+    self_layout, cross_layout : attention segments. `row`, `positions`, `x` and the layouts are local to the cp rank.
+    """
+
+    x: torch.Tensor
+    c_noise: torch.Tensor
+    fps: torch.Tensor
+    row: torch.Tensor
+    positions: torch.Tensor
+    text: torch.Tensor
+    pool: torch.Tensor
+    self_layout: PackedLayout
+    cross_layout: PackedLayout
+
+
+class _ExpandRows(torch.autograd.Function):
+    """[R, n] -> [S, n] by row index. The backward sums are ordered, so training is reproducible on CUDA as well."""
+
+    @staticmethod
+    def forward(ctx, rows, index):
+        ctx.save_for_backward(index)
+        ctx.count = rows.shape[0]
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (index,) = ctx.saved_tensors
+        if grad.is_cuda:
+            one_hot = index == torch.arange(ctx.count, device=index.device)[:, None]
+            return one_hot.to(grad.dtype) @ grad, None
+        return grad.new_zeros(ctx.count, grad.shape[1]).index_add_(0, index, grad), None
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm in float32; megatron-core's torch norm refuses sequence parallelism."""
+
+    def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).type_as(x)
+
+
+class AdaLN(nn.Module):
+    """Shift, scale and gate from the conditioning row; the last projection starts at zero (adaLN-zero).
+
+    With `adaln_lora_dim` r the projection h -> n*h goes through r dims.
+    """
+
+    def __init__(self, config: DiTConfig, chunks: int):
+        super().__init__()
+        h, r = config.hidden_size, config.adaln_lora_dim
+        self.chunks, self.eps = chunks, config.layernorm_epsilon
+        self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
+        self.up = nn.Linear(r or h, chunks * h, dtype=config.params_dtype)
+
+    def forward(self, cond: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        c = F.silu(cond)
+        c = self.up(c if self.down is None else self.down(c))
+        return _ExpandRows.apply(c, row)[:, None].chunk(self.chunks, -1)
+
+    def norm(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=self.eps), 1 + scale)
+
+
+class ScalarEmbedder(nn.Module):
+    """Log-spaced sinusoids of a scalar of order one (c_noise, ln(fps)/4), then a two-layer MLP."""
+
+    def __init__(self, config: DiTConfig):
+        super().__init__()
+        h = config.hidden_size
+        self.fc1 = nn.Linear(SINUSOID_DIM, h, dtype=config.params_dtype)
+        self.fc2 = nn.Linear(h, h, dtype=config.params_dtype)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        omega = torch.logspace(-1, 2, SINUSOID_DIM // 2, device=value.device)
+        angle = value.float()[:, None] * omega
+        wave = torch.cat((angle.cos(), angle.sin()), -1).to(self.fc1.weight.dtype)
+        return self.fc2(F.silu(self.fc1(wave)))
+
+
+class TextCrossAttention(CrossAttention):
+    """Cross attention that keeps the text's keys and values in its attribute `kv_cache` when that is a dict (generation)."""
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
+        cache = getattr(self, "kv_cache", None)
+        if cache is None:
+            return super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        if self.layer_number not in cache:
+            _, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+            cache[self.layer_number] = key, value
+        key, value = cache[self.layer_number]
+        query, _ = self.linear_q(hidden_states)
+        shape = (*query.shape[:-1], self.num_attention_heads_per_partition, self.hidden_size_per_attention_head)
+        return query.view(shape), key, value
+
+
+class DiTLayer(TransformerLayer):
+    """Self attention, text cross attention and MLP, each normalised, shifted, scaled and gated by adaLN-zero."""
+
+    def __init__(self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs):
+        super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
+        self.adaln = AdaLN(config, 9)
+        for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
+            p.sequence_parallel = config.sequence_parallel
+
+    def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
+        cond, step, x = attention_mask, packed_seq_params, hidden_states  # the block hands these three through
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond, step.row)
+        norm = self.adaln.norm
+        x = torch.addcmul(x, gate1, _with_bias(self.self_attention(
+            norm(x, shift1, scale1), None, packed_seq_params=step.self_layout)))  # fmt: skip
+        x = torch.addcmul(x, gate2, _with_bias(self.cross_attention(
+            norm(x, shift2, scale2), None, key_value_states=context, packed_seq_params=step.cross_layout)))  # fmt: skip
+        x = torch.addcmul(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3))))
+        return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
+
+
+def _with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
+    output, bias = output_and_bias  # megatron-core returns them apart, for fusion
+    return output if bias is None else output + bias
+
+
+def layer_spec() -> ModuleSpec:
+    """megatron-core's own attention and MLP modules, with packed attention as their core."""
+    return ModuleSpec(
+        module=DiTLayer,
+        submodules=TransformerLayerSubmodules(
+            self_attention=ModuleSpec(
+                module=SelfAttention,
+                params={"attn_mask_type": AttnMaskType.padding},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnParallelLinear,
+                    core_attention=PackedAttention,
+                    linear_proj=RowParallelLinear,
+                    q_layernorm=RMSNorm,
+                    k_layernorm=RMSNorm,
+                ),
+            ),
+            cross_attention=ModuleSpec(
+                module=TextCrossAttention,
+                params={"attn_mask_type": AttnMaskType.padding},
+                submodules=CrossAttentionSubmodules(
+                    linear_q=ColumnParallelLinear,
+                    linear_kv=ColumnParallelLinear,
+                    core_attention=PackedAttention,
+                    linear_proj=RowParallelLinear,
+                ),
+            ),
+            mlp=ModuleSpec(
+                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            ),
+        ),
+    )
+
+
+@dataclass
+class _Step:
+    """What the layers need beside hidden states, conditioning and context."""
+
+    row: torch.Tensor
+    self_layout: PackedLayout
+    cross_layout: PackedLayout
+    qkv_format: str = field(default="thd")
+
+
+class DiT(MegatronModule):
+    """One pipeline stage (or all) of the network F of EDM."""
+
+    model_type = ModelType.encoder_or_decoder
+    share_embeddings_and_output_weights = False
+
+    def __init__(self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None):
+        super().__init__(config)
+        self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
+        h, dtype = config.hidden_size, config.params_dtype
+        layers = get_num_layers_to_build(config, vp_stage)
+        self.decoder = TransformerBlock(
+            config,
+            TransformerBlockSubmodules(layer_specs=[layer_spec()] * layers),
+            post_layer_norm=False,
+            pre_process=pre_process,
+            post_process=post_process,
+            vp_stage=vp_stage,
+        )
+        self.sigma_embedder = ScalarEmbedder(config)
+        self.fps_embedder = ScalarEmbedder(config)
+        self.text_embedder = nn.Linear(config.text_dim, h, dtype=dtype)
+        self.text_norm = RMSNorm(h, config)
+        if config.pooled_text:
+            self.text_pool = nn.Linear(h, h, dtype=dtype)
+        if pre_process:
+            self.x_embedder = nn.Linear(config.patch_dim, h, dtype=dtype)
+        if post_process:
+            self.final_adaln = AdaLN(config, 2)
+            self.final = nn.Linear(h, config.patch_dim, dtype=dtype)
+        for name, p in self.named_parameters():
+            if name.startswith(REPLICATED):
+                p.pipeline_parallel = True  # gradients are summed over the stages ...
+                p.shared = not pre_process  # ... and counted once in the gradient norm
+
+    def set_input_tensor(self, tensor) -> None:
+        self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
+
+    def conditioning(self, inputs: ModelInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Conditioning rows [R, h] and text context [K, h]."""
+        dtype = self.text_embedder.weight.dtype
+        context = self.text_norm(self.text_embedder(inputs.text.to(dtype)))
+        cond = self.sigma_embedder(inputs.c_noise) + self.fps_embedder(inputs.fps.log() / 4)
+        if self.config.pooled_text:
+            cond = cond + self.text_pool(inputs.pool.to(dtype) @ context)
+        return cond, context
+
+    def forward(self, inputs: ModelInputs) -> torch.Tensor:
+        """float [S, p] on the last stage, hidden states [S, 1, h] on the others."""
+        c = self.config
+        cond, context = self.conditioning(inputs)
+        context, row, layer_cond = context[:, None], inputs.row, cond
+        hidden = None
+        if self.pre_process:
+            position = factorised_sincos(inputs.positions, c.hidden_size).to(c.params_dtype)
+            hidden = (self.x_embedder(inputs.x.to(c.params_dtype)) + position)[:, None]
+        if c.sequence_parallel:
+            if hidden is not None:
+                hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
+            context = tensor_parallel.scatter_to_sequence_parallel_region(context)
+            row = row.chunk(c.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
+            # each tp rank's layers see their own tokens only: backward sums the conditioning's gradient over tp
+            layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
+        hidden = self.decoder(
+            hidden_states=hidden,
+            attention_mask=layer_cond,
+            context=context,
+            packed_seq_params=_Step(row, inputs.self_layout, inputs.cross_layout),
+        )
+        if not self.post_process:
+            return hidden
+        if c.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        shift, scale = self.final_adaln(cond, inputs.row)
+        return self.final(self.final_adaln.norm(hidden, shift, scale))[:, 0]
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
+        """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""
+        state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        copy = mpu.get_pipeline_model_parallel_rank()
+        copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
+        for key, value in state.items():
+            if key.removeprefix(prefix).startswith(REPLICATED):
+                value.replica_id = (copy, *value.replica_id[1:])
+        return state
+
+
+@torch.no_grad()
+def init_weights(model: DiT, seed: int) -> None:
+    """Xavier-uniform projections, N(0, 0.02) embedders, zero adaLN and output layers, as the DiT paper's code does.
+
+    Each parameter is drawn at its full shape from (seed, its name in the whole model), then sliced for this tp rank.
+    """
+    tp_size, tp_rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    for local_name, p in model.named_parameters():
+        name, dim = global_name(local_name, model), shard_dim(p)
+        shape = list(p.shape)
+        if dim is not None:
+            shape[dim] *= tp_size
+        full = _initial_value(name, shape, generator_for(seed, "init", name))
+        p.copy_(full if dim is None else full.chunk(tp_size, dim)[tp_rank])
+
+
+def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    if "norm" in name:
+        return torch.ones(shape)
+    if name.endswith("bias") or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
+        return torch.zeros(shape)
+    if "_embedder.fc" in name:
+        return torch.randn(shape, generator=generator) * 0.02
+    bound = math.sqrt(6 / (shape[0] + shape[1]))
+    return (torch.rand(shape, generator=generator) * 2 - 1) * bound
+
+
+def patch_dim(model_config) -> int:
+    return model_config.in_channels * model_config.patch_temporal * model_config.patch_spatial**2
+
+
+def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdpa", **overrides) -> DiTConfig:
+    """megatron-core's configuration of a resolved `config.model` group (`in_channels` and `text_dim` set)."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
+    vpp = model.virtual_pipeline_model_parallel_size
+    settings = dict(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        patch_dim=patch_dim(model),
+        text_dim=model.text_dim,
+        adaln_lora_dim=model.adaln_lora_dim,
+        pooled_text=model.pooled_text,
+        packed_attention_backend=backend,
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=vpp,
+        context_parallel_size=model.context_parallel_size,
+        sequence_parallel=model.sequence_parallel,
+        # batched point-to-point calls are silently wrong for interleaved stages on gloo
+        overlap_p2p_comm=vpp is not None,
+        batch_p2p_comm=vpp is None,
+        layernorm_epsilon=model.layernorm_epsilon,
+        normalization="RMSNorm",
+        qk_layernorm=True,  # also makes megatron-core sum the q/k norms' gradients over tp
+        add_bias_linear=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=mixed_precision == "bf16",
+        calculate_per_token_loss=True,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        perform_initialization=True,  # marks the sharded weights; the values come from `init_weights`
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+        recompute_granularity=model.recompute_granularity,
+        recompute_method="uniform" if model.recompute_granularity == "full" else None,
+        recompute_num_layers=1 if model.recompute_granularity == "full" else None,
+        recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,
+        activation_func=_gelu_tanh,
+    )
+    return DiTConfig(**(settings | overrides))
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")

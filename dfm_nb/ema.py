@@ -1,0 +1,85 @@
+"""Power-function averages of the weights (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models").
+
+Enters: model chunks after each optimizer step. Leaves: float32 averages with the model's own sharding.
+Guarantees: the average after t steps has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the run;
+several lengths are kept at once, and `combine` reconstructs others from stored ones (section 3.2 of the paper).
+Cost: one float32 copy of this rank's parameters per length, one pass over them a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def sigma_rel_to_gamma(sigma_rel: float) -> float:
+    """Exponent gamma of the power profile whose relative standard deviation is `sigma_rel` (Eq. 126)."""
+    inverse = sigma_rel**-2
+    roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
+    return float(roots[np.isreal(roots)].real.max())
+
+
+def power_beta(step: int, sigma_rel: float) -> float:
+    """Decay at 1-based `step`: average <- beta * average + (1 - beta) * weights (Eq. 127); 0 at the first step."""
+    return (1 - 1 / step) ** (sigma_rel_to_gamma(sigma_rel) + 1)
+
+
+class PowerEMA:
+    """Averages of several lengths of the parameters of this rank's model chunks."""
+
+    def __init__(self, chunks: Sequence[nn.Module], sigma_rels: Sequence[float]):
+        self.chunks, self.sigma_rels = list(chunks), list(sigma_rels)
+        self.parameters = [p for chunk in self.chunks for p in chunk.parameters()]
+        self.averages = {s: [p.detach().float().clone() for p in self.parameters] for s in self.sigma_rels}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """`step` counts optimizer steps from 1."""
+        if not self.averages:
+            return
+        weights = [p.detach().float() for p in self.parameters]
+        for sigma_rel, average in self.averages.items():
+            torch._foreach_lerp_(average, weights, 1 - power_beta(step, sigma_rel))
+
+    @contextmanager
+    def applied(self, sigma_rel: float) -> Iterator[None]:
+        """Within the block the model has the averaged weights."""
+        kept = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            for p, a in zip(self.parameters, self.averages[sigma_rel]):
+                p.copy_(a)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, k in zip(self.parameters, kept):
+                    p.copy_(k)
+
+    def named(self, sigma_rel: float) -> list[dict[str, torch.Tensor]]:
+        """Per chunk: parameter name -> average."""
+        out, values = [], iter(self.averages[sigma_rel])
+        for chunk in self.chunks:
+            out.append({name: next(values) for name, _ in chunk.named_parameters()})
+        return out
+
+
+def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float:
+    """Inner product of two power profiles that end at t_a and t_b (Eq. 151-153)."""
+    t_min, gamma_min = (t_a, gamma_a) if t_a < t_b else (t_b, gamma_b)
+    t_max = max(t_a, t_b)
+    return (gamma_a + 1) * (gamma_b + 1) / ((gamma_a + gamma_b + 1) * t_max) * (t_min / t_max) ** gamma_min
+
+
+def combine_weights(
+    stored: Sequence[tuple[float, float]], target: tuple[float, float]
+) -> np.ndarray:
+    """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (Algorithm 3)."""
+    pairs = [(t, sigma_rel_to_gamma(s)) for t, s in stored]
+    goal = (target[0], sigma_rel_to_gamma(target[1]))
+    matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])
+    right = np.array([profile_dot(*a, *goal) for a in pairs])
+    return np.linalg.solve(matrix, right)

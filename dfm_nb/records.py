@@ -1,0 +1,121 @@
+"""The types that cross stages, and the one error that means "this sample cannot be used".
+
+A source yields `Clip`; preparation turns it into an `EncodedClip` and writes it to a shard; the data set
+reads it back. Nothing else travels between stages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Iterator, Protocol
+
+import numpy as np
+import torch
+
+KEY_PATTERN = re.compile(r"[A-Za-z0-9_\-]+")
+"""A key names a sample in tars and metrics; a dot would start the extension in a WebDataset member name."""
+
+
+class SampleError(ValueError):
+    """One sample cannot be used; it is dropped, counted under `reason` and named by `key`, and the run goes on.
+
+    Parameters
+    ----------
+    reason : short slug, the same for every sample with this fault (`unreadable_image`, `no_caption`, `too_small`, ...).
+    detail : one sentence for people: the file, what is wrong with it and the fix.
+    """
+
+    def __init__(self, reason: str, detail: str):
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self):  # so that it survives a worker process
+        return type(self), (self.reason, self.detail)
+
+
+@dataclass(slots=True)
+class Clip:
+    """Pixels and a caption as a source delivers them.
+
+    video : uint8 [T, H, W, 3], RGB; T = 1 for an image.
+    fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
+    attributes : what is known to be true of the picture (used to measure models on synthetic data).
+    """
+
+    key: str
+    video: np.ndarray
+    caption: str
+    fps: float
+    source: str
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not KEY_PATTERN.fullmatch(self.key):
+            raise ValueError(f"a sample key must match {KEY_PATTERN.pattern}; got {self.key!r}")
+        v = self.video
+        if v.dtype != np.uint8 or v.ndim != 4 or v.shape[-1] != 3:
+            raise ValueError(f"Clip.video must be uint8 [T, H, W, 3]; got {v.dtype} {list(v.shape)} for {self.key}")
+
+
+@dataclass(slots=True)
+class EncodedClip:
+    """One training sample.
+
+    latent : bfloat16 [1, C, T, H, W], as the tokenizer gave it (not normalised by the manifest's mean and std).
+    text_emb : bfloat16 [1, L, D], L the caption's true number of tokens.
+    meta : image_height, image_width, num_frames (pixels), fps, caption, key, source, ...
+    """
+
+    key: str
+    latent: torch.Tensor
+    text_emb: torch.Tensor
+    meta: dict
+
+
+class Source(Protocol):
+    """A list of items (an image, a video file, a table row); an item gives zero, one or many clips."""
+
+    name: str
+
+    def __len__(self) -> int: ...
+
+    def item_key(self, index: int) -> str:
+        """Stable and unique within the source; the keys of the item's clips start with it."""
+        ...
+
+    def read(self, index: int) -> Iterator[Clip]:
+        """Raises SampleError when the item cannot be used."""
+        ...
+
+    def identity(self) -> dict:
+        """JSON-able description of what is read (paths, counts, seeds); equal identities mean equal samples."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """A causal video autoencoder with 4x temporal and 8x8 spatial compression.
+
+    `encode` maps video [B, 3, T, H, W] in [-1, 1], T = 1 + 4k, H and W divisible by 8, to latents
+    [B, 16, 1 + (T - 1) / 4, H / 8, W / 8]; `decode` maps back.
+    """
+
+    name: str
+
+    def encode(self, video: torch.Tensor) -> torch.Tensor: ...
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor: ...
+
+    def identity(self) -> dict: ...
+
+
+class TextEncoder(Protocol):
+    """`encode` gives, for each caption, bfloat16 [L, D] with L its true number of tokens; "" is a valid caption."""
+
+    name: str
+    dim: int
+
+    def encode(self, captions: list[str]) -> list[torch.Tensor]: ...
+
+    def identity(self) -> dict: ...

@@ -1,0 +1,418 @@
+"""Samplers and guidance: pure functions on EDM's parametrisation, x = y + sigma * eps.
+
+What enters: `denoise(x, sigma) -> D_x`, a start `x` with noise level `sigmas[0]`, and noise levels from one of the
+schedules. What leaves: the sample, in the type of `x`. Guarantees: the state and all coefficients are float64 (a bfloat16
+network costs no accuracy in the solver); no global random numbers, so a sample depends on its own noise only; every
+sampler takes the same arguments. Cost: `evaluations(name, num_steps)` calls of `denoise`, nothing else that counts.
+
+To add a sampler, write one function and add one entry to `SAMPLERS`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Denoiser = Callable[[Tensor, Tensor], Tensor]
+"""denoise(x, sigma): float64 x of any shape and a 0-dim float64 sigma -> D_x of the shape of x, any float type."""
+
+Callback = Callable[[int, int, Tensor, Tensor], None]
+"""callback(step, num_steps, x, D_x) after step 1 ... num_steps, with the new state and the newest denoised estimate."""
+
+Noise = Callable[[int], Tensor] | Sequence[torch.Generator] | None
+"""noise(step) -> unit normal like x; or one generator per sample of the batch."""
+
+
+# ---- noise levels -------------------------------------------------------------------------------------------------
+
+
+def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
+    """Noise levels evenly spaced in sigma^(1/rho) (Karras et al. 2022, Eq. 5), and a final 0.
+
+    Returns
+    -------
+    float64 [num_steps + 1], strictly decreasing from sigma_max over sigma_min to 0.
+    """
+    _check_range(num_steps, sigma_min, sigma_max)
+    if not rho > 0:
+        raise ValueError(f"rho must be positive (7 is the paper's choice); got {rho}")
+    ramp = _ramp(num_steps)
+    low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
+    return _finish((high + ramp * (low - high)) ** rho, sigma_min, sigma_max)
+
+
+def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Tensor:
+    """Noise levels evenly spaced in ln(sigma), and a final 0; float64 [num_steps + 1]."""
+    _check_range(num_steps, sigma_min, sigma_max)
+    return _finish(
+        torch.exp(math.log(sigma_max) + _ramp(num_steps) * math.log(sigma_min / sigma_max)), sigma_min, sigma_max
+    )
+
+
+SCHEDULES: dict[str, Callable[..., Tensor]] = {"karras": karras_sigmas, "exponential": exponential_sigmas}
+
+
+def _ramp(num_steps: int) -> Tensor:
+    return (
+        torch.linspace(0, 1, num_steps, dtype=torch.float64) if num_steps > 1 else torch.zeros(1, dtype=torch.float64)
+    )
+
+
+def _finish(sigmas: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
+    """Exact ends in place of rounded ones, and the final 0."""
+    sigmas[-1], sigmas[0] = sigma_min, sigma_max
+    return torch.cat([sigmas, sigmas.new_zeros(1)])
+
+
+def _check_range(num_steps: int, sigma_min: float, sigma_max: float) -> None:
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1; got {num_steps}")
+    if not (0 < sigma_min < sigma_max < math.inf):
+        raise ValueError(f"noise levels must satisfy 0 < sigma_min < sigma_max; got {sigma_min} and {sigma_max}")
+
+
+def check_sigmas(sigmas: Tensor | Sequence[float]) -> Tensor:
+    """The levels as float64 on the CPU; ValueError unless there are at least two, strictly decreasing, none negative."""
+    levels = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
+    if levels.ndim != 1 or len(levels) < 2:
+        raise ValueError(f"sigmas must be a list of at least two noise levels; got shape {list(levels.shape)}")
+    if not (torch.isfinite(levels).all() and (levels.diff() < 0).all() and levels[-1] >= 0):
+        raise ValueError(
+            f"sigmas must decrease strictly and end at 0 or above; got {[round(v, 6) for v in levels.tolist()]}"
+        )
+    return levels
+
+
+def tail(sigmas: Tensor, strength: float) -> Tensor:
+    """The last `strength` share of the steps, for starting from a noised clip: `x = y + tail[0] * eps`.
+
+    Parameters
+    ----------
+    strength : in (0, 1]; 1 keeps every step (the clip has next to no influence), small values stay near the clip.
+    """
+    if not 0 < strength <= 1:
+        raise ValueError(f"strength must be greater than 0 and at most 1; got {strength}")
+    steps = len(sigmas) - 1
+    return sigmas[steps - max(1, round(strength * steps)) :]
+
+
+# ---- plumbing -----------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """State of one sampling run: float64 levels, a widening denoiser, noise by step, and the callback."""
+
+    def __init__(self, denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None, noise: Noise = None):
+        if not x.is_floating_point():
+            raise ValueError(f"x must be a floating point tensor; got {x.dtype}")
+        self.levels = check_sigmas(sigmas).tolist()
+        self.num_steps = len(self.levels) - 1
+        self.dtype, self.x = x.dtype, x.to(torch.float64)
+        self._denoise, self._callback, self._noise = denoise, callback, noise
+
+    def steps(self):
+        """(step, sigma, sigma_next) as an int and floats."""
+        return ((i, self.levels[i], self.levels[i + 1]) for i in range(self.num_steps))
+
+    def D(self, x: Tensor, sigma: float) -> Tensor:
+        D_x = self._denoise(x, x.new_tensor(sigma))
+        if D_x.shape != x.shape:
+            raise ValueError(f"denoise must keep the shape {list(x.shape)}; it gave {list(D_x.shape)}")
+        return D_x.to(torch.float64)
+
+    def eps(self, step: int, x: Tensor) -> Tensor:
+        if self._noise is None:
+            raise ValueError(
+                "a stochastic sampler needs noise=: a function of the step, or a torch.Generator per sample"
+            )
+        if callable(self._noise):
+            drawn = self._noise(step)
+        else:
+            if len(self._noise) != len(x):
+                raise ValueError(f"one generator per sample is needed; got {len(self._noise)} for a batch of {len(x)}")
+            shape = x.shape[1:]
+            drawn = torch.stack(
+                [torch.randn(shape, generator=g, device=g.device, dtype=torch.float32) for g in self._noise]
+            )
+        return drawn.to(x)
+
+    def report(self, step: int, D_x: Tensor) -> None:
+        if self._callback is not None:
+            self._callback(step + 1, self.num_steps, self.x, D_x)
+
+    def result(self) -> Tensor:
+        return self.x.to(self.dtype)
+
+
+# ---- deterministic samplers ---------------------------------------------------------------------------------------
+
+
+def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
+    """Euler steps of dx/dsigma = (x - D(x; sigma)) / sigma: first order, one evaluation a step (DDIM).
+
+    Parameters
+    ----------
+    denoise : `(x, sigma) -> D_x`, see `Denoiser`.
+    x : the start, N(0, sigmas[0]^2); any shape and float type.
+    sigmas : strictly decreasing noise levels, usually with a final 0, [num_steps + 1].
+    callback : see `Callback`.
+
+    Returns
+    -------
+    The state at sigmas[-1], in the shape and type of `x`.
+    """
+    run = _Run(denoise, x, sigmas, callback)
+    for i, s, s_next in run.steps():
+        D_x = run.D(run.x, s)
+        run.x = D_x + (s_next / s) * (run.x - D_x)
+        run.report(i, D_x)
+    return run.result()
+
+
+def sample_heun(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
+    """Algorithm 1 of Karras et al. 2022: second order, two evaluations a step, one in the step to 0.
+
+    The correction is evaluated at (x_next, sigma_next). Arguments as in `sample_euler`.
+    """
+    return _heun(_Run(denoise, x, sigmas, callback), 0.0, 0.0, math.inf, 1.0)
+
+
+def sample_heun_stochastic(
+    denoise: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    callback: Callback | None = None,
+    noise: Noise = None,
+    S_churn: float = 40.0,
+    S_tmin: float = 0.05,
+    S_tmax: float = 50.0,
+    S_noise: float = 1.003,
+) -> Tensor:
+    """Algorithm 2 of Karras et al. 2022: noise is added back before each Heun step ("churn").
+
+    Parameters
+    ----------
+    noise : unit normal noise by step, or a generator per sample, see `Noise`.
+    S_churn : how much noise in all; 0 gives `sample_heun` exactly.
+    S_tmin, S_tmax : levels between which noise is added.
+    S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5).
+    """
+    if S_churn < 0 or S_noise < 0:
+        raise ValueError(f"S_churn and S_noise must not be negative; got {S_churn} and {S_noise}")
+    return _heun(_Run(denoise, x, sigmas, callback, noise), S_churn, S_tmin, S_tmax, S_noise)
+
+
+def _heun(run: _Run, S_churn: float, S_tmin: float, S_tmax: float, S_noise: float) -> Tensor:
+    for i, s, s_next in run.steps():
+        x = run.x
+        gamma = min(S_churn / run.num_steps, math.sqrt(2) - 1) if S_tmin <= s <= S_tmax else 0.0
+        s_hat = s * (1 + gamma)
+        if gamma > 0:
+            x = x + math.sqrt(s_hat**2 - s**2) * S_noise * run.eps(i, x)
+        D_x = run.D(x, s_hat)
+        d = (x - D_x) / s_hat
+        x_next = x + (s_next - s_hat) * d if s_next > 0 else D_x
+        if s_next > 0:
+            D_x = run.D(x_next, s_next)
+            d_next = (x_next - D_x) / s_next
+            x_next = x + (s_next - s_hat) * (d + d_next) / 2
+        run.x = x_next
+        run.report(i, D_x)
+    return run.result()
+
+
+def sample_dpmpp_2m(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
+    """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2): second order, one evaluation a step.
+
+    Two-step exponential integrator in lambda = -ln(sigma) on the denoised estimate; the first step and the step to 0 are
+    first order. Arguments as in `sample_euler`.
+    """
+    return _dpmpp_2m(_Run(denoise, x, sigmas, callback), 0.0, 1.0)
+
+
+def sample_dpmpp_2m_sde(
+    denoise: Denoiser,
+    x: Tensor,
+    sigmas: Tensor,
+    callback: Callback | None = None,
+    noise: Noise = None,
+    eta: float = 1.0,
+    S_noise: float = 1.0,
+) -> Tensor:
+    """SDE-DPM-Solver++(2M): the same two-step extrapolation for the reverse SDE.
+
+    Parameters
+    ----------
+    noise : unit normal noise by step, or a generator per sample, see `Noise`.
+    eta : 1 the reverse SDE, 0 the ODE (`sample_dpmpp_2m` exactly), between the two an interpolation.
+    S_noise : standard deviation of the added noise.
+    """
+    if eta < 0 or S_noise < 0:
+        raise ValueError(f"eta and S_noise must not be negative; got {eta} and {S_noise}")
+    return _dpmpp_2m(_Run(denoise, x, sigmas, callback, noise), eta, S_noise)
+
+
+def _dpmpp_2m(run: _Run, eta: float, S_noise: float) -> Tensor:
+    D_old, h_old = None, 0.0
+    for i, s, s_next in run.steps():
+        D_x = run.D(run.x, s)
+        if s_next == 0:
+            run.x = D_x
+        else:
+            h = math.log(s / s_next)
+            D_mid = D_x if D_old is None else D_x + (h / h_old) / 2 * (D_x - D_old)
+            decay = math.exp(-(1 + eta) * h)
+            run.x = decay * run.x + (1 - decay) * D_mid
+            if eta > 0 and S_noise > 0:
+                run.x = run.x + s_next * math.sqrt(-math.expm1(-2 * eta * h)) * S_noise * run.eps(i, run.x)
+            D_old, h_old = D_x, h
+        run.report(i, D_x)
+    return run.result()
+
+
+def sample_unipc(
+    denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None, order: int = 3
+) -> Tensor:
+    """UniPC (Zhao et al. 2023) on the denoised estimate: order 2 or 3, one evaluation a step.
+
+    Each step extrapolates the past estimates (predictor UniP), and once the next estimate is known, repeats the step
+    with it among the nodes (corrector UniC), which costs no evaluation. The weights integrate the interpolating
+    polynomial against exp(lambda) exactly, so the paper's B(h) cancels. Orders grow from one in the first steps; the
+    step to 0 is first order. Other arguments as in `sample_euler`.
+    """
+    if order not in (2, 3):
+        raise ValueError(f"the order of UniPC must be 2 or 3; got {order}")
+    run = _Run(denoise, x, sigmas, callback)
+    D_x = run.D(run.x, run.levels[0])
+    nodes: list[tuple[float, Tensor]] = []  # (lambda, D) of the last steps, newest last
+    for i, s, s_next in run.steps():
+        if s_next == 0:
+            run.x = D_x
+            run.report(i, D_x)
+            break
+        start, lam = run.x, -math.log(s)
+        nodes = [*nodes, (lam, D_x)][-order:]
+        lam_next = -math.log(s_next)
+        run.x = _exponential_step(start, nodes, lam, lam_next)
+        if i + 1 < run.num_steps:  # the next estimate is needed anyway, and corrects this step first
+            D_x = run.D(run.x, s_next)
+            run.x = _exponential_step(start, [*nodes, (lam_next, D_x)], lam, lam_next)
+        run.report(i, D_x)
+    return run.result()
+
+
+def _exponential_step(x: Tensor, nodes: list[tuple[float, Tensor]], lam: float, lam_next: float) -> Tensor:
+    """Exact step of dx/dlambda = D(lambda) - x (lambda = -ln sigma), D the polynomial through the nodes.
+
+    x(lam + h) = e^-h x + int_0^h e^(u - h) D(lam + u) du; with D = sum_k w_k D_k the weights solve the moment equations
+    sum_k w_k u_k^j = m_j, m_j = int_0^h e^(u - h) u^j du = h^j - j m_(j-1).
+    """
+    h = lam_next - lam
+    offsets = [(node - lam) / h for node, _ in nodes]  # in units of h, for a well-conditioned system
+    moments = _moments(h, len(nodes))
+    powers = torch.tensor([[u**j for u in offsets] for j in range(len(nodes))], dtype=torch.float64)
+    weights = torch.linalg.solve(powers, torch.tensor(moments, dtype=torch.float64)).tolist()
+    out = math.exp(-h) * x
+    for weight, (_, D_k) in zip(weights, nodes):
+        out = out + weight * D_k
+    return out
+
+
+def _moments(h: float, count: int) -> list[float]:
+    """int_0^h e^(u - h) (u / h)^j du for j < count; a series where the recursion would cancel."""
+    if h > 0.5:
+        out = [-math.expm1(-h)]
+        for j in range(1, count):
+            out.append(1 - j * out[-1] / h)
+        return out
+    # e^(u-h) = e^-h sum_k u^k / k!, integrated term by term: e^-h h sum_k h^k / (k! (k + j + 1))
+    return [
+        math.exp(-h) * h * math.fsum(h**k / (math.factorial(k) * (k + j + 1)) for k in range(18)) for j in range(count)
+    ]
+
+
+# ---- registry -----------------------------------------------------------------------------------------------------
+
+
+def sample_unipc_2(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
+    """`sample_unipc` of second order."""
+    return sample_unipc(denoise, x, sigmas, callback, order=2)
+
+
+SAMPLERS: dict[str, Callable[..., Tensor]] = {
+    "euler": sample_euler,
+    "heun": sample_heun,
+    "heun_stochastic": sample_heun_stochastic,
+    "dpmpp_2m": sample_dpmpp_2m,
+    "dpmpp_2m_sde": sample_dpmpp_2m_sde,
+    "unipc": sample_unipc,
+    "unipc_2": sample_unipc_2,
+}
+STOCHASTIC = ("heun_stochastic", "dpmpp_2m_sde")
+"""Samplers that take `noise=`."""
+
+_TWO_EVALUATIONS = ("heun", "heun_stochastic")
+
+
+def get_sampler(name: str) -> Callable[..., Tensor]:
+    """The function of that name; ValueError lists the names."""
+    if name not in SAMPLERS:
+        raise ValueError(f"a sampler must be one of {', '.join(SAMPLERS)}; got {name!r}")
+    return SAMPLERS[name]
+
+
+def evaluations(name: str, num_steps: int) -> int:
+    """Calls of `denoise` for a schedule of `num_steps` levels and a final 0."""
+    get_sampler(name)
+    return 2 * num_steps - 1 if name in _TWO_EVALUATIONS else num_steps
+
+
+# ---- guidance -----------------------------------------------------------------------------------------------------
+
+
+def classifier_free(D_cond: Tensor, D_uncond: Tensor, guidance: float) -> Tensor:
+    """D_uncond + guidance * (D_cond - D_uncond): 1 is no guidance, 0 ignores the prompt (Ho & Salimans 2022).
+
+    `D_uncond` is the estimate for the empty caption, or for the negative prompt.
+    """
+    return D_uncond + guidance * (D_cond - D_uncond)
+
+
+def autoguidance(D_main: Tensor, D_guide: Tensor, guidance: float) -> Tensor:
+    """D_guide + guidance * (D_main - D_guide): away from a worse version of the model (Karras et al. 2024, Eq. 3).
+
+    Both estimates are for the same prompt; the guide is a smaller or earlier checkpoint.
+    """
+    return D_guide + guidance * (D_main - D_guide)
+
+
+def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, float] | None = None) -> float:
+    """Guidance at a noise level: `guidance` for interval[0] < sigma <= interval[1], else 1 (Kynkaanniemi et al. 2024).
+
+    A value of 1 means that the unconditional estimate need not be computed.
+    """
+    if interval is None:
+        return guidance
+    low, high = interval
+    if not 0 <= low < high:
+        raise ValueError(f"a guidance interval must be two noise levels, 0 <= low < high; got {low} and {high}")
+    return guidance if low < float(sigma) <= high else 1.0
+
+
+def rescale(D_guided: Tensor, D_cond: Tensor, amount: float) -> Tensor:
+    """Guidance rescale (Lin et al. 2024, Eq. 15 and 16): pull each sample's standard deviation back to that of D_cond.
+
+    Parameters
+    ----------
+    D_guided, D_cond : [B, ...]; the deviation is taken over all dims but the first.
+    amount : 0 leaves D_guided, 1 gives it the deviation of D_cond; 0.7 is the paper's choice.
+    """
+    if not 0 <= amount <= 1:
+        raise ValueError(f"guidance rescale must be between 0 and 1; got {amount}")
+    dims = tuple(range(1, D_guided.ndim))
+    std_guided = D_guided.double().std(dims, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    factor = D_cond.double().std(dims, keepdim=True) / std_guided
+    return D_guided * (amount * factor + (1 - amount)).to(D_guided.dtype)

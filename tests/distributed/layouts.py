@@ -1,0 +1,119 @@
+"""One global batch through any layout: the losses of five iterations and every gradient after the first, gathered whole."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+BASE = [
+    "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]]", "dataset.task_encoder_seq_length=96",
+    "dataset.packing_buffer_size=12", "dataset.num_workers=0", "model.num_layers=4", "model.hidden_size=48",
+    "model.num_attention_heads=4", "model.adaln_lora_dim=16", "model.in_channels=4", "model.text_dim=24", "train.global_batch_size=4",
+    "train.train_iters=5", "train.micro_batch_size=1", "optimizer.lr=1e-3", "scheduler.lr_warmup_iters=1", "mixed_precision=fp32",
+    "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true", "rng.seed=7",
+]  # fmt: skip
+
+LAYOUTS = {
+    # name: (processes, overrides)
+    "TP2": (2, ["model.tensor_model_parallel_size=2"]),
+    "TP2+SP": (2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]),
+    "CP2": (2, ["model.context_parallel_size=2"]),
+    "PP2": (2, ["model.pipeline_model_parallel_size=2"]),
+    "PP2 virtual": (2, ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"]),
+    "DP2": (2, ["optimizer.use_distributed_optimizer=false"]),
+    "DP2 distributed optimizer": (2, []),
+    "TP2xCP2": (4, ["model.tensor_model_parallel_size=2", "model.context_parallel_size=2"]),
+    "TP2xPP2": (4, ["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]),
+    "CP2xDP2": (4, ["model.context_parallel_size=2"]),
+    "TP2xSPxPP2": (
+        4,
+        ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.pipeline_model_parallel_size=2"],
+    ),
+    "recompute full": (1, ["model.recompute_granularity=full"]),
+    "recompute selective": (1, ["model.recompute_granularity=selective"]),
+}
+
+
+def make_trainer(overrides: list[str]):
+    from dfm_nb import config as cfg
+    from dfm_nb import parallel
+    from dfm_nb.train import Trainer, layout_of, open_store, packed_loader
+
+    config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
+    parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
+    trainer = Trainer(config)
+    loader = packed_loader(config, open_store(config), trainer.dp_rank, trainer.dp_size)
+    return trainer, loader
+
+
+def randomise(trainer) -> None:
+    """Zero-initialised layers would hide errors: give every parameter a value that depends on its name only."""
+    from dfm_nb.parallel import generator_for, global_name, mpu, shard_dim
+
+    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    with torch.no_grad():
+        for chunk in trainer.chunks:
+            for local, p in chunk.named_parameters():
+                name, dim = global_name(local, chunk), shard_dim(p)
+                shape = list(p.shape)
+                if dim is not None:
+                    shape[dim] *= size
+                full = torch.randn(shape, generator=generator_for("test", name)) * 0.08 + ("norm" in name)
+                p.copy_(full if dim is None else full.chunk(size, dim)[rank])
+    trainer.optimizer.reload_model_params()
+
+
+def gather(values: list[tuple[str, torch.Tensor, int | None, int]]) -> dict[str, torch.Tensor]:
+    """Whole tensors by global name from every rank's (name, local tensor, shard dim, tp rank)."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, values)
+    by_name: dict[str, dict[int, tuple]] = {}
+    for rank_values in everyone:
+        for name, tensor, dim, tp_rank in rank_values:
+            by_name.setdefault(name, {})[tp_rank] = (tensor, dim)
+    out = {}
+    for name, parts in by_name.items():
+        dim = parts[0][1]
+        out[name] = parts[0][0] if dim is None else torch.cat([parts[r][0] for r in sorted(parts)], dim)
+    return out
+
+
+def local_values(trainer, kind: str) -> list[tuple]:
+    from dfm_nb.parallel import global_name, mpu, shard_dim
+
+    rank = mpu.get_tensor_model_parallel_rank()
+    if kind == "grad" and trainer.config.optimizer.use_distributed_optimizer:
+        for ddp in trainer.ddp:  # the distributed optimizer leaves each rank its shard: put the buffers together
+            for buffer in ddp.buffers:
+                group = buffer.data_parallel_group
+                for bucket in buffer.buckets:
+                    shard = bucket.grad_data.chunk(group.size())[group.rank()].contiguous()
+                    dist.all_gather_into_tensor(bucket.grad_data, shard.clone(), group=group)
+    out = []
+    for chunk in trainer.chunks:
+        for local, p in chunk.named_parameters():
+            value = p.main_grad if kind == "grad" else p
+            out.append((global_name(local, chunk), value.detach().float().clone(), shard_dim(p), rank))
+    return out
+
+
+def losses_and_gradients(overrides: list[str], iterations: int = 5) -> dict:
+    trainer, loader = make_trainer(overrides)
+    randomise(trainer)
+    packs = loader.next_step()
+    total, tokens = trainer.backward(packs).tolist()
+    gradients = gather(local_values(trainer, "grad"))
+    losses, norms = [total / tokens], []
+    for i in range(iterations):
+        result = trainer.step(packs if i == 0 else loader.next_step())
+        norms.append(result.grad_norm)
+        losses.append(result.loss)
+    weights = gather(local_values(trainer, "weight"))
+    return {"losses": losses[1:], "first": losses[0], "gradients": gradients, "norms": norms, "weights": weights}
+
+
+def largest_relative_difference(a: dict, b: dict) -> tuple[float, str]:
+    """max over parameters of max|a - b| / max|b|, and where."""
+    assert a.keys() == b.keys(), a.keys() ^ b.keys()
+    worst = max(a, key=lambda n: ((a[n] - b[n]).abs().max() / (b[n].abs().max() + 1e-20)).item())
+    return ((a[worst] - b[worst]).abs().max() / (b[worst].abs().max() + 1e-20)).item(), worst

@@ -1,0 +1,24 @@
+"""Invariant 1: loss and gradients are the same for one process and for every layout (fp32 on gloo)."""
+
+import functools
+
+import pytest
+
+from tests.conftest import run_ranks
+from tests.distributed.layouts import LAYOUTS, largest_relative_difference, losses_and_gradients
+
+
+@functools.cache
+def reference():
+    return run_ranks(1, losses_and_gradients, [])[0]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_equals_one_process(name):
+    world, overrides = LAYOUTS[name]
+    got, want = run_ranks(world, losses_and_gradients, overrides)[0], reference()
+    difference, where = largest_relative_difference(got["gradients"], want["gradients"])
+    assert difference <= 1e-5, where
+    assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
+    assert got["norms"] == pytest.approx(want["norms"], rel=1e-4)
+    assert len(want["gradients"]) > 80 and want["losses"][0] > 0
