@@ -124,7 +124,7 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
 
     def need(holds: bool, key: str, must: str, given: str, fix: str, also: tuple[str, ...] = ()) -> None:
         if not holds:
-            faults.append(Fault(key, origin.get(key, ""), must, given, fix, also))
+            faults.append(Fault(key, _last_touched((key, *also), origin), must, given, fix, also))
 
     h, heads = m.hidden_size, m.num_attention_heads
     if h % heads:
@@ -156,7 +156,7 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
     )
     end = s.lr_decay_iters or t.train_iters
     need(
-        s.lr_warmup_iters < end,
+        (s.lr_warmup_iters or 0) < end,
         "scheduler.lr_warmup_iters",
         f"must be less than the {end} iterations of the schedule",
         str(s.lr_warmup_iters),
@@ -225,6 +225,17 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
         ("model.hidden_size",),
     )
     return faults
+
+
+def _last_touched(keys: Iterable[str], origin: Mapping[str, str]) -> str:
+    """The highest layer among the keys of a contradiction: the user's own setting rather than the recipe's."""
+
+    def rank(layer: str) -> int:
+        if layer in ("", "default") or layer.startswith("derived"):
+            return 0
+        return 1 if "recipe" in layer else 3 if "command line" in layer else 2
+
+    return max((origin.get(key, "") for key in keys), key=rank, default="")
 
 
 def _nearest_frames(frames: int) -> str:

@@ -113,7 +113,9 @@ class OptimizerConfig:
 
 @dataclass
 class SchedulerConfig:
-    lr_warmup_iters: int = option(100, "iterations of linear warm-up", ge=0)
+    lr_warmup_iters: int | None = option(
+        None, "iterations of linear warm-up; null means a tenth of train.train_iters, at most 100", ge=0
+    )
     lr_decay_iters: int | None = option(
         None, "iteration at which min_lr is reached; null means train.train_iters", ge=1
     )
@@ -127,7 +129,6 @@ class DatasetConfig:
         8192, "tokens in a pack; no sample may be longer", ge=1, unit="tokens", aliases=("dataset.seq_length",)
     )
     packing_buffer_size: int = option(64, "samples looked at together when packing", ge=1)
-    shuffle_buffer_size: int = option(100, "samples in the shuffle buffer of each worker; 0 keeps the order", ge=0)
     num_workers: int = option(2, "loader processes per training process; 0 loads in the training process", ge=0)
     use_train_split_for_val: bool = option(False, "validate on training samples, when all data are in the train split")
     condition_frames_prob: float = option(

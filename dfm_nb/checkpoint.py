@@ -18,7 +18,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,10 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
+from dfm_nb import config as cfg
 from dfm_nb.ema import PowerEMA
+from dfm_nb.parallel import global_name, mpu, shard_dim
+from dfm_nb.runs import iteration_folders, iteration_name, write_atomically
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
@@ -44,19 +47,13 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used; the message names it and says why."""
 
 
-def folder_name(iteration: int) -> str:
-    return f"iter_{iteration:07d}"
-
-
 def iteration_of(folder: Path) -> int:
     return int(folder.name.removeprefix("iter_"))
 
 
 def whole_checkpoints(root: str | Path) -> list[Path]:
     """Finished checkpoint folders, oldest first. A folder without a checksum file is not finished."""
-    return sorted(
-        (p for p in Path(root).glob("iter_*") if p.name[5:].isdigit() and (p / CHECKSUMS).is_file()), key=iteration_of
-    )
+    return [p for _, p in iteration_folders(Path(root)) if (p / CHECKSUMS).is_file()]
 
 
 def verify(folder: Path) -> None:
@@ -86,15 +83,20 @@ class _NamesOnly(pickle.Unpickler):
     """Loads torch's checkpoint index, which is a pickle, knowing only the names such an index is made of."""
 
     ALLOWED = {
-        "torch.distributed.checkpoint.metadata": None, "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-        "torch.serialization": {"_get_layout"}, "torch": {"Size", "device", "float32", "bfloat16", "float16", "float64",
-        "int64", "int32", "int16", "int8", "uint8", "bool", "strided"}, "torch._C": {"_get_layout"},
-        "collections": {"OrderedDict"}, "pathlib": {"PosixPath", "Path", "PurePosixPath"}, "builtins": {"set", "frozenset"},
+        "torch.distributed.checkpoint.metadata": {
+            "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+            "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+        },
+        "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+        "torch.serialization": {"_get_layout"},
+        "torch": {"Size", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool"},
+        "collections": {"OrderedDict"},
+        "pathlib": {"PosixPath", "Path"},
     }  # fmt: skip
 
     def find_class(self, module, name):
-        names = self.ALLOWED.get(module, set())
-        if names is not None and name not in names:
+        if name not in self.ALLOWED.get(module, ()):
             raise CheckpointError(f"the checkpoint's index names {module}.{name}, which no checkpoint needs: refused")
         return super().find_class(module, name)
 
@@ -114,7 +116,7 @@ def find(path: str | Path) -> Path:
     if not path.exists():
         near = [p.name for p in path.parent.glob("iter_*")] if path.parent.is_dir() else []
         hint = f"; there is {', '.join(sorted(near)[-3:])}" if near else ""
-        padded = path.parent / folder_name(int(path.name[5:])) if path.name[5:].isdigit() else None
+        padded = path.parent / iteration_name(int(path.name[5:])) if path.name[5:].isdigit() else None
         if padded is not None and padded.exists():  # iter_5000 for iter_0005000
             return find(padded)
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
@@ -131,16 +133,23 @@ def find(path: str | Path) -> Path:
 
 
 def usable(root: Path, say) -> Path | None:
-    """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`."""
-    for folder in sorted(root.glob("iter_*"), reverse=True):
-        if folder.suffix == ".tmp":
-            say(f"{folder.name} was not finished and is not used")
-            continue
+    """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`.
+
+    None when there has been no save yet; `CheckpointError` when there are checkpoints and all are damaged.
+    """
+    for folder in sorted(root.glob("iter_*.tmp")):
+        say(f"{folder.name} was not finished and is not used")
+    folders = [p for _, p in iteration_folders(root)]
+    for folder in reversed(folders):
         try:
             verify(folder)
             return folder
         except CheckpointError as error:
             say(f"{error}; trying the one before it")
+    if folders:
+        raise CheckpointError(
+            f"none of the {len(folders)} checkpoints under {root} can be used (each is named above); remove them to start anew"
+        )
     return None
 
 
@@ -195,31 +204,39 @@ class Writer:
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self._queue = AsyncCallsQueue() if asynchronous else None
 
-    def save(self, pieces: Pieces, iteration: int, state: dict, config_yaml: str) -> None:
-        final = self.root / folder_name(iteration)
+    def save(
+        self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Write `iter_<iteration>`; `assets` are small files (name -> content) that generation needs."""
+        final = self.root / iteration_name(iteration)
         temporary = final.with_name(final.name + ".tmp")
         self.finish()
         if dist.get_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-            (temporary / "state.json").write_text(json.dumps(state))
-            (temporary / "config.yaml").write_text(config_yaml)
         dist.barrier()
         request = dist_checkpointing.save(
             _sharded_state(pieces, loading=False),
             str(temporary),
             async_sharded_save=self._queue is not None,
             content_metadata=dict(_LAYOUT_FREE),
+            # each rank's optimizer has a note of its own among the unsharded values, which is not saved
+            preprocess_common_before_consistancy_check=lambda common: {
+                k: v for k, v in common.items() if k != "optimizer"
+            },
         )
+        small = {"state.json": json.dumps(state).encode(), "config.yaml": config_yaml.encode(), **(assets or {})}
         if self._queue is None:
             dist.barrier()
-            self._finalize(temporary, final)
+            self._finalize(temporary, final, small)
         else:
-            request.add_finalize_fn(lambda: self._finalize(temporary, final))
+            request.add_finalize_fn(lambda: self._finalize(temporary, final, small))
             self._queue.schedule_async_request(request)
 
-    def _finalize(self, temporary: Path, final: Path) -> None:
+    def _finalize(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
         if dist.get_rank() == 0:
+            for name, content in small.items():
+                (temporary / name).write_bytes(content)
             files = sorted(p for p in temporary.iterdir() if p.is_file())
             listing = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
             (temporary / CHECKSUMS).write_text(json.dumps(listing, indent=1))
@@ -228,10 +245,7 @@ class Writer:
             _fsync(temporary)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
-            tracker = self.root / (TRACKER + ".tmp")
-            tracker.write_text(str(iteration_of(final)))
-            _fsync(tracker)
-            os.replace(tracker, self.root / TRACKER)
+            write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
             _fsync(self.root)
             self.say(f"Checkpoint saved: {final}/")
             self._prune()
@@ -309,11 +323,143 @@ def _load_ema(ema: PowerEMA, values: dict) -> None:
                 average.copy_(values[f"ema.{sigma_rel:g}.{chunk_key}.{name}"])
 
 
-def stored_ema(folder: Path) -> list[float]:
-    """Lengths (sigma_rel) of the averages a checkpoint holds, from its configuration."""
-    from dfm_nb import config
+ASSETS = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors")
+"""Files of a data set that a checkpoint carries along, so that generation needs nothing else of it."""
 
-    return list(config.from_yaml(folder / "config.yaml").config.ema.sigma_rels)
+
+def read_assets(dataset: str | Path) -> dict[str, bytes]:
+    root = Path(dataset)
+    return {name: (root / name).read_bytes() for name in ASSETS if (root / name).is_file()}
+
+
+def read_manifest(folder: Path) -> dict:
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no manifest.json, so the tokenizer and text encoder it was trained with are unknown; "
+            "copy the one of its data set there"
+        )
+    return json.loads(path.read_text())
+
+
+@dataclass
+class Weights:
+    """Where weights come from: a sharded checkpoint folder, or an exported file with its config.json beside it."""
+
+    folder: Path
+    config: cfg.Config
+    file: Path | None = None
+
+    def load(self, chunks, ema: float | str | None = "auto") -> None:
+        """Into this rank's chunks, in any layout. ema : "auto" (shortest stored average), a stored length, or None (raw)."""
+        if self.file is not None:
+            load_exported(chunks, self.file)
+            return
+        lengths = list(self.config.ema.sigma_rels)
+        if ema == "auto":
+            ema = min(lengths) if lengths else None
+        if ema is not None and ema not in lengths:
+            raise ValueError(
+                f"{self.folder} has no average of length {ema}; stored: {', '.join(map(str, lengths)) or 'none'} "
+                "(dfm export --ema-sigma-rel makes others)"
+            )
+        load_weights(chunks, self.folder, ema)
+
+
+def find_weights(path: str | Path) -> Weights:
+    """A run folder, a folder of checkpoints, an `iter_*` folder, or an exported `.safetensors` / `.pth` file."""
+    path = Path(path)
+    if path.suffix in (".safetensors", ".pth") and path.is_file():
+        beside = path.parent / "config.yaml"
+        if not beside.is_file():
+            raise FileNotFoundError(f"{path} needs the config.yaml that dfm export wrote beside it")
+        return Weights(path.parent, cfg.from_yaml(beside).config, path)
+    folder = find(path)
+    refuse_code(folder)
+    return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
+
+
+def identity(path: str | Path) -> dict:
+    """Name and hash of the weights a path means: for sidecars."""
+    source = find_weights(path)
+    if source.file is not None:
+        return {"file": source.file.name, "sha256": _sha256(source.file)}
+    return {"folder": source.folder.name, "sha256": _sha256(source.folder / CHECKSUMS)}
+
+
+def gather_whole(chunks, values: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
+    """Whole tensors on the CPU by global name, on rank 0 (others get {}), from every tp and pp rank of one replica.
+
+    values : tensors by this rank's parameter name (for one chunk) instead of the parameters themselves.
+    """
+    local = []
+    for chunk in chunks:
+        for name, p in chunk.named_parameters():
+            tensor = p if values is None else values[name]
+            local.append((global_name(name, chunk), tensor.detach().cpu(), shard_dim(p)))
+    if dist.get_world_size() == 1:
+        return {name: tensor for name, tensor, _ in local}
+    everyone: list = [None] * dist.get_world_size()
+    tp_rank = mpu.get_tensor_model_parallel_rank()
+    dist.all_gather_object(everyone, (tp_rank, local))
+    parts: dict[str, dict[int, tuple]] = {}
+    for rank, tensors in everyone:
+        for name, tensor, dim in tensors:
+            parts.setdefault(name, {})[rank] = (tensor, dim)
+    if dist.get_rank() != 0:
+        return {}
+    return {
+        name: by_rank[0][0] if by_rank[0][1] is None else torch.cat([by_rank[r][0] for r in sorted(by_rank)], by_rank[0][1])
+        for name, by_rank in parts.items()
+    }
+
+
+@torch.no_grad()
+def load_exported(chunks, file: Path) -> None:
+    """Consolidated weights (global names) into this rank's shards."""
+    if file.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        whole = load_file(file)
+    else:
+        whole = torch.load(file, map_location="cpu", weights_only=True)
+    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    for chunk in chunks:
+        for local, p in chunk.named_parameters():
+            name, dim = global_name(local, chunk), shard_dim(p)
+            if name not in whole:
+                raise ValueError(f"{file} lacks the weight {name}: it is not an export of this model")
+            value = whole[name] if dim is None else whole[name].chunk(size, dim)[rank]
+            if value.shape != p.shape:
+                raise ValueError(
+                    f"{file}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
+                    "use the config.yaml that was exported with it"
+                )
+            p.copy_(value)
+
+
+def load_pretrained(trainer, path: Path) -> None:
+    """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh."""
+    source = find_weights(path)
+    source.load(trainer.chunks)
+    trainer.optimizer.reload_model_params()
+    trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
+
+
+SHAPE_KEYS = (
+    "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "in_channels", "text_dim", "patch_spatial",
+    "patch_temporal", "adaln_lora_dim", "pooled_text",
+)  # fmt: skip
+"""Settings of config.model that fix the shapes of the weights."""
+
+
+def check_same_model(folder: Path, config: cfg.Config) -> None:
+    """ValueError naming every shape setting in which a checkpoint differs from `config`."""
+    saved = cfg.from_yaml(folder / "config.yaml").config.model
+    differ = [k for k in SHAPE_KEYS if getattr(saved, k) != getattr(config.model, k)]
+    if differ:
+        listed = ", ".join(f"model.{k}={getattr(config.model, k)} (checkpoint: {getattr(saved, k)})" for k in differ)
+        raise ValueError(f"{folder} holds another model: {listed}; use its settings or another --run-dir")
 
 
 def load_weights(chunks, folder: Path, sigma_rel: float | None = None) -> None:

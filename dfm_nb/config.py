@@ -95,12 +95,12 @@ def _walk(cls: type, prefix: str = "") -> Iterable[Field]:
     for f in dataclasses.fields(cls):
         hint = hints[f.name]
         if dataclasses.is_dataclass(hint):
-            yield from _walk(hint, f"{prefix}{f.name}.")
+            yield from _walk(typing.cast(type, hint), f"{prefix}{f.name}.")
             continue
         optional = isinstance(hint, types.UnionType)
         if optional:
             (hint,) = [a for a in typing.get_args(hint) if a is not type(None)]
-        default = f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+        default = f.default_factory() if callable(f.default_factory) else f.default
         limits = {k: v for k, v in f.metadata.items() if k != "help"}
         yield Field(prefix + f.name, hint, optional, default, f.metadata["help"], limits)
 
@@ -423,6 +423,9 @@ def _derive(resolved: Resolved) -> Resolved:
     if config.scheduler.lr_decay_iters is None:
         config.scheduler.lr_decay_iters = config.train.train_iters
         provenance["scheduler.lr_decay_iters"] = f"{DERIVED}: train.train_iters"
+    if config.scheduler.lr_warmup_iters is None:
+        config.scheduler.lr_warmup_iters = min(100, config.train.train_iters // 10)
+        provenance["scheduler.lr_warmup_iters"] = f"{DERIVED}: min(100, train.train_iters / 10)"
     return resolved
 
 
@@ -468,9 +471,12 @@ def from_yaml(source: str | Path) -> Resolved:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no configuration file; a run folder keeps one as config.yaml")
     leaves, faults = _read_yaml(path, str(path))
-    saved = OmegaConf.to_container(OmegaConf.load(path)) if not faults else {}
-    origin = (saved.pop("provenance", None) or {}) if isinstance(saved, dict) else {}
-    resolved = _settle([(str(path), dict(_flatten(saved)) if isinstance(saved, dict) else leaves)], faults, False, None)
+    origin: dict[str, str] = {}
+    if not faults:
+        saved: Any = OmegaConf.to_container(OmegaConf.load(path))
+        origin = saved.pop("provenance", None) or {}
+        leaves = dict(_flatten(saved))
+    resolved = _settle([(str(path), leaves)], faults, False, None)
     known = {k: str(origin.get(k, DEFAULT)) for k in _FIELDS}
     return Resolved(resolved.config, known)
 

@@ -12,19 +12,14 @@ import gc
 import hashlib
 import os
 import tempfile
-import warnings
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
+from megatron.core import tensor_parallel
 
-warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*", category=UserWarning)
-warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.*")
-
-from megatron.core import parallel_state as mpu  # noqa: E402
-from megatron.core import tensor_parallel  # noqa: E402
-
-from dfm_nb import _megatron_cpu  # noqa: E402
+from dfm_nb import _megatron_cpu
 
 if not torch.cuda.is_available():
     _megatron_cpu.apply()

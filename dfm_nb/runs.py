@@ -2,10 +2,10 @@
 
     RUN/config.yaml  metrics.jsonl  log.txt  run.pid  loss.png  checkpoints/  samples/iter_0000100/
 
-What enters: records (dicts with an `iteration`), log lines, file names. What leaves: those files, read back. Guarantees:
-a record is one `write` of one line, so a reader never sees half of one and a kill tears at most the last line, which the
-next start removes; after `Metrics.truncate(k)` the file holds exactly the records up to iteration k, so a resumed run
-continues one sequence; one live process writes to a folder. Cost: one system call a record.
+What enters: records (dicts with an `iteration`), log lines, file names. What leaves: those files, read back.
+Guarantees: a record is one `write` of one line, so a reader never sees half of one and a kill tears at most the last
+line, which the next start removes; after `Metrics.truncate(k)` the file holds exactly the records up to iteration k, so
+a resumed run continues one sequence; one live process writes to a folder. Cost: one system call a record.
 """
 
 from __future__ import annotations
@@ -323,8 +323,8 @@ class _Console(logging.StreamHandler):
 def start_logging(run: Run | None = None, rank: int = 0, level: int = logging.INFO) -> logging.Logger:
     """Send the `dfm_nb` logger to the console, and on rank 0 of a run to `log.txt` (with the time before each line).
 
-    Rank 0 shows lines as `[INFO] text`; other ranks show warnings and errors only, as `[WARNING] [rank 3] text`. Calling
-    it again replaces the former set-up.
+    Rank 0 shows lines as `[INFO] text`; other ranks show warnings and errors only, as `[WARNING] [rank 3] text`.
+    Calling it again replaces the former set-up.
     """
     stop_logging()
     log.setLevel(level)
@@ -379,7 +379,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     for v in values:
         sums.append(sums[-1] + v)
     n = len(values)
-    spans = ((max(0, i - min(half, i, n - 1 - i)), min(n, i + min(half, i, n - 1 - i) + 1)) for i in range(n))
+    spans = ((max(0, i - half), min(n, i + half + 1)) for i in range(n))
     return [(sums[b] - sums[a]) / (b - a) for a, b in spans]
 
 
@@ -432,7 +432,7 @@ def plot_loss(
 
 
 def _limit_height(axes: Any, values: list[float]) -> None:
-    """Cut a few early spikes off, so that the curve fills the plot; the axis starts at 0 unless that wastes half of it."""
+    """Cut a few early spikes off so that the curve fills the plot; start at 0 unless that wastes half of it."""
     ranked = sorted(values)
     top = ranked[min(len(ranked) - 1, int(0.995 * len(ranked)))]
     low = ranked[0]

@@ -8,197 +8,48 @@ goes on with the same losses; validation touches no training state.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
-from dfm_nb import checkpoint, parallel
+from dfm_nb import checkpoint, edm, parallel, sizes
 from dfm_nb import config as cfg
-from dfm_nb.attention import pick_backend
-from dfm_nb.dataset import EnergonStore, MockStore, Pack, PackedLoader, PackPlan, PackSettings
-from dfm_nb.denoiser import forward
-from dfm_nb.dit import DiT, DiTConfig, init_weights, transformer_config
-from dfm_nb.ema import PowerEMA
-from dfm_nb.parallel import Layout, mpu
+from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.dataset import EnergonStore, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings
+from dfm_nb.runs import Metrics, Run, iteration_line, log, plot_loss, read_metrics, start_logging
+from dfm_nb.trainer import StepResult, Trainer, layout_of
 
 SIGMA_DATA = 0.5
-"""Latents are scaled to this standard deviation, with the data set's own mean and std per channel (EDM2, appendix B.1)."""
+"""Latents are scaled to this standard deviation, with the data set's own mean and std per channel (as EDM2 does)."""
+
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
+"""Dense bf16 peak by a part of the GPU's name, from the vendor's data sheets; without an entry no MFU is logged."""
 
 
-def layout_of(model) -> Layout:
-    return Layout(
-        model.tensor_model_parallel_size,
-        model.pipeline_model_parallel_size,
-        model.context_parallel_size,
-        model.virtual_pipeline_model_parallel_size,
-        model.sequence_parallel,
-    )
+class StopRequest:
+    """SIGTERM or SIGUSR1 on any rank stops every rank after the same iteration."""
 
+    def __init__(self) -> None:
+        self.received = 0
+        self._group = dist.new_group(backend="gloo")
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._note)
 
-def build_chunks(model, mixed_precision: str, seed: int, **overrides) -> tuple[DiTConfig, list[DiT]]:
-    """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
-    device = parallel.device()
-    backend = pick_backend(model.attention_backend, device)
-    config = transformer_config(model, mixed_precision, backend, **overrides)
-    stages = range(config.virtual_pipeline_model_parallel_size or 1)
-    chunks = []
-    for v in stages:
-        vp_stage = v if config.virtual_pipeline_model_parallel_size else None
-        chunk = DiT(
-            config,
-            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-            post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            vp_stage=vp_stage,
-        )
-        init_weights(chunk, seed)
-        chunks.append(chunk.to(device))
-    return config, chunks
+    def _note(self, number, _frame) -> None:
+        self.received = number
 
-
-@dataclass
-class StepResult:
-    """What one optimizer step did, over all ranks."""
-
-    loss: float
-    tokens: int
-    grad_norm: float
-    skipped: bool
-
-
-class Trainer:
-    """Model, optimizer and schedule of one rank; knows nothing of files except through `checkpoint`.
-
-    Parameters
-    ----------
-    config : resolved configuration with `model.in_channels`, `model.text_dim` and `model.sigma_data` set.
-    """
-
-    def __init__(self, config: cfg.Config):
-        from megatron.core.distributed import (
-            DistributedDataParallel,
-            DistributedDataParallelConfig,
-            finalize_model_grads,
-        )
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
-        self.config, self.device = config, parallel.device()
-        self.layout = layout_of(config.model)
-        self.dp_rank, self.dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
-        self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
-        self.model_config.finalize_model_grads_func = finalize_model_grads
-        overlap = self.dp_size > 1 and self.device.type == "cuda"
-        ddp_config = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            use_distributed_optimizer=config.optimizer.use_distributed_optimizer,
-            overlap_grad_reduce=overlap,
-            overlap_param_gather=overlap and config.optimizer.use_distributed_optimizer,
-        )
-        self.ddp = [
-            DistributedDataParallel(self.model_config, ddp_config, c, disable_bucketing=i > 0)
-            for i, c in enumerate(self.chunks)
-        ]
-        sync = [d.no_sync for d in self.ddp]
-        self.model_config.no_sync_func = sync if len(sync) > 1 else sync[0]
-        self._build_optimizer(overlap)
-        self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
-        self.run_schedule = get_forward_backward_func()
-        self.capacity = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
-        self.steps_taken = 0  # optimizer steps that changed the weights
-
-    def _build_optimizer(self, overlap: bool) -> None:
-        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-
-        from dfm_nb._megatron_cpu import cuda_type_names
-
-        c, o, s = self.config, self.config.optimizer, self.config.scheduler
-        settings = OptimizerConfig(
-            optimizer="adam", lr=o.lr, min_lr=o.min_lr, weight_decay=o.weight_decay,
-            adam_beta1=o.adam_beta1, adam_beta2=o.adam_beta2, adam_eps=o.adam_eps, clip_grad=o.clip_grad,
-            bf16=c.mixed_precision == "bf16", params_dtype=self.model_config.params_dtype,
-            use_distributed_optimizer=o.use_distributed_optimizer,
-            overlap_param_gather=overlap and o.use_distributed_optimizer,
-        )  # fmt: skip
-        parameters = [p for chunk in self.ddp for p in chunk.parameters()]
-        if self.device.type == "cuda":
-            self.optimizer = get_megatron_optimizer(settings, self.ddp)
-        else:
-            with cuda_type_names(parameters):
-                self.optimizer = get_megatron_optimizer(settings, self.ddp)
-        decay = s.lr_decay_iters or c.train.train_iters
-        self.scheduler = OptimizerParamScheduler(
-            self.optimizer, init_lr=0.0, max_lr=o.lr, min_lr=o.min_lr,
-            lr_warmup_steps=min(s.lr_warmup_iters, decay - 1), lr_decay_steps=decay, lr_decay_style=s.lr_decay_style,
-            start_wd=o.weight_decay, end_wd=o.weight_decay, wd_incr_steps=decay, wd_incr_style="constant",
-        )  # fmt: skip
-
-    @property
-    def lr(self) -> float:
-        return self.optimizer.param_groups[0]["lr"]
-
-    def pieces(self) -> checkpoint.Pieces:
-        return checkpoint.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
-
-    def _forward_step(self, packs: Iterator[Pack], model):
-        output, loss_of = forward(model, next(packs), self.config.model.sigma_data, self.device)
-
-        def loss_function(network_output):
-            losses = loss_of(network_output)
-            total, count = (losses.loss * losses.mask).sum(), losses.mask.sum().int()
-            return total, count, {"sum": torch.stack((total.detach(), count.float()))}
-
-        return output, loss_function
-
-    def _schedule(self, packs: list[Pack], forward_step, forward_only: bool) -> list[dict]:
-        iterators = [iter(packs) for _ in self.ddp]
-        return self.run_schedule(
-            forward_step_func=forward_step,
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=self.ddp if len(self.ddp) > 1 else self.ddp[0],
-            num_microbatches=len(packs),
-            seq_length=len(packs[0].x0),
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
-
-    def backward(self, packs: list[Pack]) -> torch.Tensor:
-        """Gradients of the mean loss per token over all ranks' packs; returns float64 [loss sum, tokens]."""
-        for chunk in self.ddp:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        return self.reduce_sums(self._schedule(packs, self._forward_step, forward_only=False), 2)
-
-    def reduce_sums(self, outputs: list[dict], width: int) -> torch.Tensor:
-        """Sum the "sum" entries of micro-batches over ranks, the same float64 [width] on every rank."""
-        total = torch.zeros(width, dtype=torch.float64, device=self.device)
-        for out in outputs:  # empty except on the last pipeline stage
-            total += out["sum"]
-        dist.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
-        return parallel.broadcast_from_last_stage(total)
-
-    def step(self, packs: list[Pack]) -> StepResult:
-        """One optimizer step on this rank's packs. NaN or Inf in loss or gradients: the weights stay as they are."""
-        from megatron.core.optimizer import optimizer as mcore_optimizer
-
-        loss_sum, tokens = self.backward(packs).tolist()
-        found_inf = self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
-        loss = loss_sum / max(tokens, 1)
-        skipped = bool(found_inf) or not (math.isfinite(grad_norm) and math.isfinite(loss))
-        if not skipped:
-            clip = self.config.optimizer.clip_grad
-            for part in self.optimizer.chained_optimizers:
-                parameters = part.get_parameters()
-                if clip > 0 and parameters:
-                    mcore_optimizer.clip_grad_by_total_norm_fp32(parameters, max_norm=clip, total_norm=grad_norm)
-            self.optimizer.step_with_ready_grads()
-            self.steps_taken += 1
-            self.ema.update(self.steps_taken)
-        self.scheduler.step(increment=1)
-        return StepResult(loss, int(tokens), grad_norm, skipped)
+    def agreed(self) -> int:
+        """The signal that some rank has received, 0 for none; the same answer on every rank."""
+        flag = torch.tensor([self.received])
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        return int(flag)
 
 
 def pack_settings(config: cfg.Config) -> PackSettings:
@@ -222,9 +73,281 @@ def open_store(config: cfg.Config, split: str = "train"):
     return EnergonStore(d.path, split, progress=parallel.rank() == 0)
 
 
+def pack_capacity(config: cfg.Config) -> int:
+    return config.train.micro_batch_size * config.dataset.task_encoder_seq_length
+
+
 def packed_loader(config: cfg.Config, store, dp_rank: int, dp_size: int) -> PackedLoader:
-    t = config.train
-    plan = PackPlan(
-        store, pack_settings(config), t.micro_batch_size * config.dataset.task_encoder_seq_length, config.dataset.packing_buffer_size
+    plan = PackPlan(store, pack_settings(config), pack_capacity(config), config.dataset.packing_buffer_size)
+    packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
+    return PackedLoader(plan, packs_per_step, dp_rank, dp_size, config.dataset.num_workers)
+
+
+class Validation:
+    """Fixed held-out packs at stratified fixed noise levels with fixed noise, the same in every round and layout."""
+
+    def __init__(self, config: cfg.Config, trainer: Trainer, store):
+        self.trainer, self.num_sigmas = trainer, config.validation.num_sigmas
+        settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
+        plan = PackPlan(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
+        plans = [plan.next() for _ in range(config.train.eval_iters * trainer.dp_size)]
+        builder = PackBuilder(store, settings)
+        self.packs = [builder.build(p, plan.capacity) for p in plans[trainer.dp_rank :: trainer.dp_size]]
+        self.sigmas = edm.validation_sigmas(self.num_sigmas, config.model.P_mean, config.model.P_std).float()
+        self.index, first = [], 0
+        for pack, size in zip(self.packs, map(len, plans[trainer.dp_rank :: trainer.dp_size])):
+            level = (torch.arange(len(pack.sigma)) + first + trainer.dp_rank) % self.num_sigmas
+            pack.sigma = self.sigmas[level]
+            self.index.append(level)
+            first += size
+
+    def run(self) -> dict[str, object]:
+        """val_loss and val_loss_by_sigma of the weights, and val_loss_ema of each average."""
+        raw = self.trainer.evaluate(self.packs, self.index, self.num_sigmas)
+        record = {"val_loss": raw["loss"], "val_loss_by_sigma": raw["by_sigma"], "val_sigmas": self.sigmas.tolist()}
+        for sigma_rel in self.trainer.ema.sigma_rels:
+            with self.trainer.ema.applied(sigma_rel):
+                result = self.trainer.evaluate(self.packs, self.index, self.num_sigmas)
+            record[f"val_loss_ema_{sigma_rel:g}"] = result["loss"]
+        return record
+
+
+class Training:
+    """One process of a run: the loop around `Trainer`, and everything it writes."""
+
+    def __init__(self, resolved: cfg.Resolved, run: Run, store):
+        self.resolved, self.config, self.run = resolved, resolved.config, run
+        self.rank = parallel.rank()
+        self.trainer = Trainer(self.config)
+        self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
+        c = self.config.checkpoint
+        root = Path(c.checkpoint_dir) if c.checkpoint_dir else run.checkpoints
+        self.writer = checkpoint.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
+        self.assets = checkpoint.read_assets(self.config.dataset.path) if self.config.dataset.path else {}
+        self.iteration = self.skipped_in_a_row = self.skipped = 0
+        self.validation: Validation | None = None
+        self.metrics = Metrics(run.metrics_file) if self.rank == 0 else None
+        self.stop = StopRequest()
+        self.elapsed_s = 0.0
+
+    def resume(self) -> None:
+        """From `checkpoint.load_checkpoint`, else from the newest good checkpoint of the run; else from nothing."""
+        c = self.config.checkpoint
+        if c.load_checkpoint:
+            folder = checkpoint.find(c.load_checkpoint)
+        else:
+            found = [None]
+            if self.rank == 0:
+                found = [checkpoint.usable(self.writer.root, log.warning)]
+            dist.broadcast_object_list(found, src=0)
+            folder = found[0]
+        if folder is not None:
+            checkpoint.check_same_model(folder, self.config)
+            state = checkpoint.load(self.trainer.pieces(), folder)
+            self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
+            self.skipped = state["skipped"]
+            self.loader.restore(state["data"])
+            log.info("Resumed from %s at iteration %d", folder, self.iteration)
+        elif c.pretrained:
+            checkpoint.load_pretrained(self.trainer, Path(c.pretrained))
+            log.info("Started from the weights of %s", c.pretrained)
+        if self.metrics is not None:
+            self.metrics.truncate(self.iteration)
+            earlier = read_metrics(self.run.metrics_file)
+            self.elapsed_s = earlier[-1].get("elapsed_s", 0.0) if earlier else 0.0
+
+    def save(self) -> None:
+        state = {
+            "iteration": self.iteration, "steps_taken": self.trainer.steps_taken, "skipped": self.skipped,
+            "data": self.loader.state(), "consumed_samples": self.loader.state()["samples"],
+            "consumed_tokens": self.loader.state()["tokens"],
+        }  # fmt: skip
+        self.writer.save(self.trainer.pieces(), self.iteration, state, cfg.to_yaml(self.resolved), self.assets)
+
+    def validate(self, val_store) -> dict[str, object]:
+        if self.validation is None:
+            self.validation = Validation(self.config, self.trainer, val_store())
+        return self.validation.run()
+
+    def loop(self, val_store) -> int:
+        """Train to `train.train_iters`; returns the exit code."""
+        t, every = self.config.train, self.config.checkpoint.save_interval
+        begun = time.monotonic()
+        bar = tqdm(total=t.train_iters, initial=self.iteration, desc="train", unit="it",
+                   disable=self.rank != 0 or not sys.stderr.isatty())  # fmt: skip
+        last_saved, signalled = self.iteration, 0
+        while self.iteration < t.train_iters and not signalled:
+            started = time.monotonic()
+            packs = self.loader.next_step()
+            result = self.trainer.step(packs)
+            self.iteration += 1
+            duration = time.monotonic() - started
+            self._note(result, packs, duration, self.elapsed_s + time.monotonic() - begun)
+            bar.update()
+            if t.eval_interval and self.iteration % t.eval_interval == 0:
+                self._write(self.validate(val_store), kind="val")
+            signalled = self.stop.agreed()
+            if t.exit_duration_s and time.monotonic() - begun > t.exit_duration_s:
+                signalled = signalled or -1
+            if every and self.iteration % every == 0 and not signalled:
+                self.save()
+                last_saved = self.iteration
+            self.writer.poll()
+        bar.close()
+        if self.iteration != last_saved or not checkpoint.whole_checkpoints(self.writer.root):
+            self.save()
+        self.writer.close()
+        self.loader.close()
+        if signalled:
+            why = signal.Signals(signalled).name if signalled > 0 else "train.exit_duration_s"
+            log.info("Stopped by %s at iteration %d; saved. The same command goes on from here", why, self.iteration)
+        if self.rank == 0:
+            plot_loss(read_metrics(self.run.metrics_file), self.run.loss_png, self.run.name)
+        return 0
+
+    def _note(self, result: StepResult, packs, duration_s: float, elapsed_s: float) -> None:
+        tokens_per_s = result.tokens / duration_s
+        record = {
+            "loss": result.loss, "lr": self.trainer.lr, "grad_norm": result.grad_norm, "tokens": result.tokens,
+            "tokens_per_s": tokens_per_s, "elapsed_s": elapsed_s,
+            "samples": self.loader.state()["samples"], **self._speed(packs, duration_s),
+        }  # fmt: skip
+        dropped = [d for p in packs for d in p.dropped]
+        for reason, detail in dropped:
+            log.warning("sample left out (%s): %s", reason, detail)
+        if dropped:
+            record["dropped"] = len(dropped)
+        if result.skipped:
+            self._note_skip(result, packs)
+            record["skipped"] = self.skipped
+        else:
+            self.skipped_in_a_row = 0
+        self._write(record)
+        if self.iteration % self.config.logger.log_interval == 0 or self.iteration == 1:
+            left_s = (self.config.train.train_iters - self.iteration) * duration_s
+            more = {"tokens_per_s": int(tokens_per_s), "grad_norm": result.grad_norm, "ETA": f"{left_s / 60:.1f} min"}
+            log.info(
+                iteration_line(self.iteration, self.config.train.train_iters, result.loss, self.trainer.lr, **more)
+            )
+        if self.skipped_in_a_row > self.config.train.max_skipped_steps:
+            raise ValueError(
+                f"loss or gradients were NaN or Inf in {self.skipped_in_a_row} steps in a row "
+                f"(train.max_skipped_steps={self.config.train.max_skipped_steps}); the samples are listed in "
+                f"{self.run.path / 'skipped.jsonl'}; lower optimizer.lr or use mixed_precision=fp32"
+            )
+
+    def _note_skip(self, result: StepResult, packs) -> None:
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        keys = [k for p in packs for k in p.keys]
+        log.warning(
+            "Iteration %d skipped: loss %s, gradient norm %s", self.iteration, result.loss, result.grad_norm
+        )
+        with (self.run.path / "skipped.jsonl").open("a") as f:
+            import json
+
+            f.write(json.dumps({"iteration": self.iteration, "rank": self.rank, "keys": keys}) + "\n")
+
+    def _speed(self, packs, duration_s: float) -> dict[str, float]:
+        """Model TFLOP/s of this process from true segment lengths, and MFU where the peak is known."""
+        flops = 0
+        for p in packs:
+            q = [b - a for a, b in zip(p.cu_q, p.cu_q[1:])][: len(p.keys)]
+            kv = [b - a for a, b in zip(p.cu_kv, p.cu_kv[1:])][: len(p.keys)]
+            flops += sizes.model_flops(self.config, q, kv)
+        per_s = flops / duration_s / self.trainer.layout.model_size
+        out = {"tflops_per_s": per_s / 1e12}
+        if self.trainer.device.type == "cuda":
+            name = torch.cuda.get_device_name()
+            peak = next((v for k, v in PEAK_FLOPS.items() if k in name), None)
+            if peak:
+                out["mfu"] = per_s / peak
+        return out
+
+    def _write(self, record: dict, kind: str = "train") -> None:
+        if kind == "val":
+            averaged = ", ".join(f"{k[9:]} {v:.4f}" for k, v in record.items() if k.startswith("val_loss_ema"))
+            log.info("Validation at iteration %d: %.4f (%s)", self.iteration, record["val_loss"], averaged)
+        if self.metrics is not None:
+            self.metrics.write({"iteration": self.iteration, **record})
+
+
+def parse(argv: list[str] | None):
+    p = ArgumentParser(
+        prog="dfm pretrain",
+        description="Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value.",
     )
-    return PackedLoader(plan, t.global_batch_size // t.micro_batch_size, dp_rank, dp_size, config.dataset.num_workers)
+    p.add_argument("--dataset-path", help="folder written by dfm prepare")
+    p.add_argument("--config-file", help="YAML with groups and keys")
+    p.add_argument("--recipe", default="default", help=f"one of {', '.join(cfg.recipes())}, or a YAML file")
+    p.add_argument("--model", help="a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
+    p.add_argument("--mock", action="store_true", help="random latents instead of a data set")
+    p.add_argument("--run-dir", default="runs/pretrain", help="where config, metrics, logs and checkpoints go")
+    p.add_argument("--print-config", action="store_true", help="show every value and the layer it came from, and stop")
+    p.add_argument("overrides", nargs="*", metavar="group.key=value", help="highest precedence")
+    return p.parse_intermixed_args(argv)
+
+
+def resolve(args) -> cfg.Resolved:
+    overrides = list(args.overrides)
+    if args.model:
+        overrides.insert(0, f"model.size={args.model}")
+    if args.dataset_path:
+        overrides.insert(0, f"dataset.path={args.dataset_path}")
+    if args.mock:
+        overrides.insert(0, "dataset.mock=true")
+    world = None if args.print_config else parallel.world_size_from_env()
+    return cfg.resolve(
+        args.recipe, args.config_file, overrides, training=not args.print_config, world_size=world
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    resolved = resolve(args)
+    if args.print_config:
+        print(cfg.print_config(resolved, explain=True))
+        return 0
+    config = resolved.config
+    parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
+    rank = parallel.rank()
+    run = Run.create(args.run_dir) if rank == 0 else Run(Path(args.run_dir).resolve())
+    dist.barrier()
+    start_logging(run, rank)
+    if rank == 0:
+        run.claim()
+    try:
+        return _train(resolved, run)
+    finally:
+        if rank == 0:
+            run.release()
+
+
+def _train(resolved: cfg.Resolved, run: Run) -> int:
+    store = open_store(resolved.config)
+    derived = {
+        "model.in_channels": store.channels, "model.text_dim": store.text_dim, "model.sigma_data": SIGMA_DATA,
+    }  # fmt: skip
+    resolved = resolved.with_derived(derived, "the data set")
+    config = resolved.config
+    if parallel.rank() == 0:
+        run.save_config(cfg.to_yaml(resolved))
+    training = Training(resolved, run, store)
+    total = sizes.parameter_count(config)
+    log.info(
+        "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples", total / 1e6, layout_of(config.model),
+        dist.get_world_size(), config.mixed_precision, len(store),
+    )  # fmt: skip
+    training.resume()
+    log.info("Starting pretraining...")
+    code = training.loop(lambda: open_store(config, "val"))
+    del training
+    parallel.shutdown()
+    return code
+
+
+if __name__ == "__main__":
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    raise SystemExit(record(lambda: guard(main))())

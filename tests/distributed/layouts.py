@@ -37,7 +37,8 @@ LAYOUTS = {
 def make_trainer(overrides: list[str]):
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb.train import Trainer, layout_of, open_store, packed_loader
+    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.trainer import Trainer, layout_of
 
     config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
     parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
