@@ -337,7 +337,7 @@ class MockStore:
     def __init__(self, sizes, text_tokens: int = 12, channels: int = 16, text_dim: int = 384, length: int = 1 << 16):
         self.sizes, self.text_tokens, self.channels, self.text_dim = [tuple(s) for s in sizes], text_tokens, channels, text_dim
         self._length = length
-        self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}"
+        self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.latent_mean, self.latent_std = torch.zeros(channels, 1, 1, 1), torch.ones(channels, 1, 1, 1)
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
 

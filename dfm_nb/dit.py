@@ -26,6 +26,7 @@ from megatron.core.transformer.attention import (
     SelfAttentionSubmodules,
 )
 from megatron.core.transformer.enums import AttnMaskType, ModelType
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -113,12 +114,12 @@ class RMSNorm(nn.Module):
 class AdaLN(nn.Module):
     """Shift, scale and gate from the conditioning row; the last projection starts at zero (adaLN-zero).
 
-    With `adaln_lora_dim` r the projection h -> n*h goes through r dims.
+    With a `rank` r the projection h -> n*h goes through r dims.
     """
 
-    def __init__(self, config: DiTConfig, chunks: int):
+    def __init__(self, config: DiTConfig, chunks: int, rank: int | None = None):
         super().__init__()
-        h, r = config.hidden_size, config.adaln_lora_dim
+        h, r = config.hidden_size, rank
         self.chunks, self.eps = chunks, config.layernorm_epsilon
         self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
         self.up = nn.Linear(r or h, chunks * h, dtype=config.params_dtype)
@@ -169,7 +170,7 @@ class DiTLayer(TransformerLayer):
 
     def __init__(self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs):
         super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
-        self.adaln = AdaLN(config, 9)
+        self.adaln = AdaLN(config, 9, config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
             p.sequence_parallel = config.sequence_parallel
 
@@ -190,8 +191,9 @@ def _with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> tor
     return output if bias is None else output + bias
 
 
-def layer_spec() -> ModuleSpec:
+def layer_spec(qk_layernorm: bool) -> ModuleSpec:
     """megatron-core's own attention and MLP modules, with packed attention as their core."""
+    norm = RMSNorm if qk_layernorm else IdentityOp
     return ModuleSpec(
         module=DiTLayer,
         submodules=TransformerLayerSubmodules(
@@ -202,8 +204,8 @@ def layer_spec() -> ModuleSpec:
                     linear_qkv=ColumnParallelLinear,
                     core_attention=PackedAttention,
                     linear_proj=RowParallelLinear,
-                    q_layernorm=RMSNorm,
-                    k_layernorm=RMSNorm,
+                    q_layernorm=norm,
+                    k_layernorm=norm,
                 ),
             ),
             cross_attention=ModuleSpec(
@@ -246,7 +248,7 @@ class DiT(MegatronModule):
         layers = get_num_layers_to_build(config, vp_stage)
         self.decoder = TransformerBlock(
             config,
-            TransformerBlockSubmodules(layer_specs=[layer_spec()] * layers),
+            TransformerBlockSubmodules(layer_specs=[layer_spec(config.qk_layernorm)] * layers),
             post_layer_norm=False,
             pre_process=pre_process,
             post_process=post_process,
@@ -375,7 +377,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         batch_p2p_comm=vpp is None,
         layernorm_epsilon=model.layernorm_epsilon,
         normalization="RMSNorm",
-        qk_layernorm=True,  # also makes megatron-core sum the q/k norms' gradients over tp
+        qk_layernorm=model.qk_layernorm,  # also makes megatron-core sum the q/k norms' gradients over tp
         add_bias_linear=True,
         hidden_dropout=0.0,
         attention_dropout=0.0,

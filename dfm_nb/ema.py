@@ -69,17 +69,17 @@ class PowerEMA:
 
 def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float:
     """Inner product of two power profiles that end at t_a and t_b (Eq. 151-153)."""
-    t_min, gamma_min = (t_a, gamma_a) if t_a < t_b else (t_b, gamma_b)
-    t_max = max(t_a, t_b)
-    return (gamma_a + 1) * (gamma_b + 1) / ((gamma_a + gamma_b + 1) * t_max) * (t_min / t_max) ** gamma_min
+    t_min, (t_max, gamma_of_later) = min(t_a, t_b), max((t_a, gamma_a), (t_b, gamma_b))
+    return (gamma_a + 1) * (gamma_b + 1) / ((gamma_a + gamma_b + 1) * t_max) * (t_min / t_max) ** gamma_of_later
 
 
 def combine_weights(
     stored: Sequence[tuple[float, float]], target: tuple[float, float]
 ) -> np.ndarray:
-    """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (Algorithm 3)."""
+    """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (Algorithm 3), made to sum to 1."""
     pairs = [(t, sigma_rel_to_gamma(s)) for t, s in stored]
     goal = (target[0], sigma_rel_to_gamma(target[1]))
     matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])
     right = np.array([profile_dot(*a, *goal) for a in pairs])
-    return np.linalg.solve(matrix, right)
+    weights = np.linalg.solve(matrix, right)
+    return weights / weights.sum()

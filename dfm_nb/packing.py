@@ -86,7 +86,9 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
 
 
 class Packer:
-    """Streaming packs: keeps `buffer_size` waiting samples and emits the fullest pack that holds the oldest of them.
+    """Streaming packs: keeps waiting samples and emits the fullest pack that holds the oldest of them.
+
+    At least `buffer_size` samples wait, and enough of them for two packs, so that small samples fill large packs too.
 
     A sample that fits no pack now waits, and becomes the oldest in time: nothing is dropped and nothing starves.
 
@@ -105,11 +107,13 @@ class Packer:
 
     def next(self, stream: Iterator[tuple]) -> list:
         """The next pack's items; [] when `stream` of (item, length) and the buffer are exhausted."""
-        while len(self.waiting) < self.buffer_size:
+        tokens = sum(length for _, length in self.waiting)
+        while len(self.waiting) < self.buffer_size or tokens < 2 * self.capacity:
             try:
                 self.waiting.append(next(stream))
             except StopIteration:
                 break
+            tokens += self.waiting[-1][1]
         if not self.waiting:
             return []
         chosen = fill([length for _, length in self.waiting], self.capacity)

@@ -475,7 +475,8 @@ def complete_folder(args, me: Rank, source, keys, folder: Path, geometry, tokeni
 @torch.no_grad()
 def reconstruction_psnr(source, keys, args, geometry: Geometry, tokenizer, split: str) -> dict[str, float]:
     """Mean peak signal-to-noise ratio (dB, peak 255) of decode(encode(x)) over items of a split, images and clips apart."""
-    items = [i for i, k in enumerate(keys) if split_of(k, args.val_fraction, args.test_fraction) == split][:PSNR_ITEMS]
+    items = [i for i, k in enumerate(keys) if split_of(k, args.val_fraction, args.test_fraction) == split]
+    items = [items[i * len(items) // min(PSNR_ITEMS, len(items))] for i in range(min(PSNR_ITEMS, len(items)))]
     by_kind: dict[str, list[float]] = {}
     for i in items:
         read = read_item(source, i, geometry)

@@ -139,7 +139,7 @@ def parameter_table(config: Any) -> dict[str, int]:
     h, f, norm = s.hidden_size, s.ffn_hidden_size, 2 * s.head_dim if s.qk_layernorm else 0
     scalar_embedder = _linear(SINUSOID_DIM, h) + _linear(h, h)
     self_attention = _linear(h, 3 * h) + _linear(h, h) + norm
-    cross_attention = _linear(h, h) + _linear(h, 2 * h) + _linear(h, h) + norm
+    cross_attention = _linear(h, h) + _linear(h, 2 * h) + _linear(h, h)
     mlp = _linear(h, f) + _linear(f, h)
     vectors = VECTORS_PER_LAYER * h
     rank = s.adaln_lora_dim

@@ -219,7 +219,7 @@ def fit_size(height: int, width: int, short_side: int, multiple: int = 16, upsca
 
 
 def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Centre-crop to the aspect of `height` x `width` and resample once with Lanczos: uint8 [T, H, W, 3] -> the same."""
+    """Centre-crop to the aspect of `height` x `width` and resample once with Lanczos; uint8 [T, H, W, 3] in and out."""
     _check(video)
     if height < 1 or width < 1:
         raise ValueError(f"height and width must be positive; got {height}x{width}")
@@ -321,7 +321,7 @@ def contact_sheet(
     for video in videos:
         _check(video)
     cell = cell_px or min(256, max(128, *(max(v.shape[1:3]) for v in videos)))
-    font = ImageFont.load_default(size=max(10, min(14, cell // 12)))
+    font = ImageFont.load_default(size=max(12, min(14, cell // 12)))
     line_px, gap = math.ceil(font.size * 1.3), max(8, cell // 12)
     cells = [(_thumbnail(v, cell, font), _wrap(c, font, cell)) for v, c in zip(videos, captions)]
     rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
@@ -406,7 +406,7 @@ def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
     style = f"width:{width}px;max-width:100%;border-radius:6px;display:block"
     if clip:
         media = (
-            f'<video src="data:video/mp4;base64,{data}" controls muted loop autoplay playsinline '
+            f'<video src="data:video/mp4;base64,{data}" controls muted loop playsinline '
             f'aria-label="{said}" style="{style}"></video>'
         )
     else:

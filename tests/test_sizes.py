@@ -24,7 +24,7 @@ class Layer(nn.Module):
             self.adaln = nn.Linear(h, 9 * h)
         else:
             self.adaln = nn.Sequential(nn.Linear(h, s.adaln_lora_dim, bias=False), nn.Linear(s.adaln_lora_dim, 9 * h))
-        self.norms = nn.ModuleList(nn.RMSNorm(d) for _ in range(4)) if s.qk_layernorm else None
+        self.norms = nn.ModuleList(nn.RMSNorm(d) for _ in range(2)) if s.qk_layernorm else None
         self.heads = s.num_attention_heads
 
     def attend(self, q, k, v):
