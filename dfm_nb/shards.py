@@ -166,6 +166,10 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     meta = folder / ".nv-meta"
     dataset = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
     write_atomically(meta / "dataset.yaml", dataset.encode())
+    # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
+    # energon info DIR --dataset-config info.yaml
+    info = "sample_type:\n  __module__: megatron.energon\n  __class__: CrudeSample\n"
+    write_atomically(meta / "info.yaml", info.encode())
     lines = ["exclude: []", "split_parts:"]
     for part in ("train", "val", "test"):
         names = sorted(splits.get(part, []))

@@ -22,7 +22,7 @@ from typing import Iterator, Sequence
 
 import av
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps, ImageSequence
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence
 
 from dfm_nb.records import SampleError
 
@@ -37,6 +37,16 @@ RGB = tuple[int, int, int]
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def parse_colour(text: str) -> RGB:
+    """`white`, `#rrggbb` or any CSS colour name to (r, g, b)."""
+    try:
+        return ImageColor.getrgb(text)[:3]
+    except ValueError:
+        raise ValueError(
+            f"a colour must be a CSS name or #rrggbb; got {text!r}; for example white or #102030"
+        ) from None
 
 
 def _named(source: str | Path | bytes) -> str:

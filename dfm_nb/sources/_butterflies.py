@@ -209,7 +209,7 @@ class Wing:
         dark = _mix(base, INK, 0.82)
         self.margin = _line(dark, 0.16)
         self.edge = _line(dark, 0.035)
-        self.vein = _line(dark, 0.012, 0.5)
+        self.vein = _line(dark, 0.012, 0.42)
         self.outer = self.points[1:-1]
         inside = self.outer * 0.935
         self.dots = (inside[:-1] + inside[1:]) / 2

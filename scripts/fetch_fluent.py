@@ -1,0 +1,61 @@
+"""Fetch a real set of 1,380 transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT), captioned by their Unicode names.
+
+    python scripts/fetch_fluent.py data/fluent [--limit N]
+
+Then: dfm prepare --source folder:data/fluent --output-dir data/fluent-latents
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import tarfile
+import tempfile
+import unicodedata
+from pathlib import Path
+
+PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
+
+
+def caption_of(stem: str) -> str | None:
+    """The lower-case Unicode name of a file named by one code point; None for sequences, flags and unnamed ones."""
+    stem = stem.removesuffix("-fe0f")  # the variation selector that asks for the coloured picture
+    if "-" in stem:
+        return None
+    try:
+        name = unicodedata.name(chr(int(stem, 16)))
+    except (ValueError, OverflowError):
+        return None
+    return None if "REGIONAL INDICATOR" in name or "FLAG" in name else name.lower()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--limit", type=int)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with tempfile.TemporaryDirectory() as temporary:
+        subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=temporary, check=True, stdout=subprocess.DEVNULL)
+        archive = next(Path(temporary).glob("*.tgz"))
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                path = Path(member.name)
+                caption = caption_of(path.stem) if path.suffix == ".webp" else None
+                if not member.isfile() or caption is None:
+                    continue
+                (args.folder / path.name).write_bytes(tar.extractfile(member).read())
+                rows.append((path.name, caption))
+                if args.limit and len(rows) == args.limit:
+                    break
+    with (args.folder / "captions.csv").open("w", encoding="utf-8", newline="") as f:
+        writer = csv.writer(f)
+        writer.writerow(("file", "caption"))
+        writer.writerows(sorted(rows))
+    print(f"{len(rows)} pictures in {args.folder}")
+
+
+if __name__ == "__main__":
+    main()
