@@ -86,6 +86,36 @@ class Pack:
         return sum(t * h * w for t, h, w in self.grids)
 
 
+@dataclass(frozen=True)
+class LatentStatistics:
+    """From stored latents to what the network sees and back: mean 0, standard deviation sigma_data over all channels.
+
+    mean, std : float32 [C], of the data set. weight : float32 [C, 2] for the first latent frame and for later ones, root mean
+    square 1; all ones unless the tokenizer says how much of the picture each channel carries.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    weight: torch.Tensor
+
+    @classmethod
+    def from_manifest(cls, manifest: dict) -> LatentStatistics:
+        mean, std = torch.tensor(manifest["latent_mean"]).float(), torch.tensor(manifest["latent_std"]).float()
+        weight = manifest.get("channel_weight")
+        return cls(mean, std.clamp_min(1e-6), torch.tensor(weight).T if weight else torch.ones(len(mean), 2))
+
+    def _scale(self, frames: int) -> torch.Tensor:
+        """[C, T, 1, 1]"""
+        return (self.std[:, None] * self.weight.reciprocal())[:, [0] + [1] * (frames - 1), None, None]
+
+    def to_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
+        """[C, T, H, W] as stored -> float32, normalised."""
+        return (latent.float() - self.mean[:, None, None, None]) / self._scale(latent.shape[1]) * sigma_data
+
+    def from_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
+        return latent.float() / sigma_data * self._scale(latent.shape[1]) + self.mean[:, None, None, None]
+
+
 @dataclass
 class Draw:
     """One sample as the network will see it, before packing."""
@@ -103,12 +133,12 @@ CLEAN_SIGMA = 0.002  # noise level announced for given frames: EDM's sigma_min
 
 
 def draw_sample(
-    clip: EncodedClip, epoch: int, settings: PackSettings, mean: torch.Tensor, std: torch.Tensor, empty_text: torch.Tensor
+    clip: EncodedClip, epoch: int, settings: PackSettings, statistics: LatentStatistics, empty_text: torch.Tensor
 ) -> Draw:
     """Normalise a stored latent and draw its sigma, noise and caption dropout from (seed, epoch, key)."""
     g = generator_for(settings.seed, "draw", epoch, clip.key)
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
-    latent = (clip.latent[0].float() - mean) / std * settings.sigma_data
+    latent = statistics.to_model(clip.latent[0], settings.sigma_data)
     frames = latent.shape[1]
     clean = int(frames > 1 and give < settings.condition_frames_prob)
     return Draw(
@@ -199,8 +229,7 @@ class SampleStore(Protocol):
     """Random access to the samples of a split."""
 
     fingerprint: str
-    latent_mean: torch.Tensor  # float32 [C, 1, 1, 1]
-    latent_std: torch.Tensor
+    statistics: LatentStatistics
     empty_text: torch.Tensor  # [L, D]
     channels: int
     text_dim: int
@@ -284,14 +313,12 @@ class EnergonStore:
         first = self.read(0)
         self.channels, self.text_dim = first.latent.shape[1], first.text_emb.shape[-1]
         if manifest.is_file():
-            m = json.loads(manifest.read_text())
-            mean, std = torch.tensor(m["latent_mean"]), torch.tensor(m["latent_std"])
+            self.statistics = LatentStatistics.from_manifest(json.loads(manifest.read_text()))
         else:  # shards from elsewhere: the first samples speak for all
             latents = [self.read(i).latent[0].float().flatten(1) for i in range(min(self._length, 256))]
             flat = torch.cat(latents, 1)
-            mean, std = flat.mean(1), flat.std(1)
-        self.latent_mean = mean.float().view(-1, 1, 1, 1)
-        self.latent_std = std.float().view(-1, 1, 1, 1).clamp_min(1e-6)
+            mean, std = flat.mean(1), flat.std(1).clamp_min(1e-6)
+            self.statistics = LatentStatistics(mean, std, torch.ones(len(mean), 2))
         self.empty_text = read_empty_text(root, self.text_dim)
 
     def grid(self, index: int) -> tuple[int, int, int]:
@@ -338,7 +365,7 @@ class MockStore:
         self.sizes, self.text_tokens, self.channels, self.text_dim = [tuple(s) for s in sizes], text_tokens, channels, text_dim
         self._length = length
         self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
-        self.latent_mean, self.latent_std = torch.zeros(channels, 1, 1, 1), torch.ones(channels, 1, 1, 1)
+        self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels), torch.ones(channels, 2))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
 
     def __len__(self) -> int:
@@ -429,8 +456,7 @@ class PackBuilder:
             except SampleError as error:
                 dropped.append((error.reason, error.detail))
                 continue
-            s = self.store
-            draws.append(draw_sample(clip, epoch, self.settings, s.latent_mean, s.latent_std, s.empty_text))
+            draws.append(draw_sample(clip, epoch, self.settings, self.store.statistics, self.store.empty_text))
         if not draws:
             raise ValueError(f"no sample of a whole pack could be read; the first: {dropped[0][1]}")
         pack = pack_draws(draws, self.settings, capacity)

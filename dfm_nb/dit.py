@@ -399,14 +399,10 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         recompute_method="uniform" if model.recompute_granularity == "full" else None,
         recompute_num_layers=1 if model.recompute_granularity == "full" else None,
         recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,
-        activation_func=_gelu_tanh,
+        activation_func=torch.nn.functional.gelu,
     )
     return DiTConfig(**(settings | overrides))
 
 
 def _leave(weight: torch.Tensor) -> torch.Tensor:
     return weight
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")

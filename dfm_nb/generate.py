@@ -24,7 +24,7 @@ from tqdm import tqdm
 from dfm_nb import checkpoint, parallel, plugins, samplers, video
 from dfm_nb import config as cfg
 from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.dataset import CLEAN_SIGMA, Draw, Pack, PackSettings, pack_draws, read_empty_text
+from dfm_nb.dataset import CLEAN_SIGMA, Draw, LatentStatistics, Pack, PackSettings, pack_draws, read_empty_text
 from dfm_nb.denoiser import PackDenoiser
 from dfm_nb.packing import patchify, unpatchify
 from dfm_nb.parallel import Layout, generator_for, mpu
@@ -128,8 +128,7 @@ class Pipeline:
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
         self.empty_text = read_empty_text(folder, config.model.text_dim)
-        self.mean = torch.tensor(self.manifest["latent_mean"]).view(-1, 1, 1, 1)
-        self.std = torch.tensor(self.manifest["latent_std"]).view(-1, 1, 1, 1)
+        self.statistics = LatentStatistics.from_manifest(self.manifest)
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
         self._tokenizer = self._text_encoder = None
         self.guide = guide
@@ -249,8 +248,8 @@ class Pipeline:
     def _encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
         """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
         pixels = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
-        latent = self.tokenizer.encode(pixels.to(self.device))[0].float().cpu()
-        return ((latent - self.mean) / self.std * self.config.model.sigma_data).double()
+        latent = self.tokenizer.encode(pixels.to(self.device))[0].cpu()
+        return self.statistics.to_model(latent, self.config.model.sigma_data).double()
 
     def _start_latents(self, requests) -> torch.Tensor:
         """What the noise is added to: zero, or the latent of --init-video."""
@@ -278,7 +277,7 @@ class Pipeline:
 
     def decode(self, latent: torch.Tensor) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""
-        raw = latent.float().cpu() / self.config.model.sigma_data * self.std + self.mean
+        raw = self.statistics.from_model(latent.cpu(), self.config.model.sigma_data)
         pixels = self.tokenizer.decode(raw[None].to(self.device))[0].float().cpu()
         return ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 3, 0).contiguous().numpy()
 

@@ -3,8 +3,8 @@
 Enters: a path or bytes of anything Pillow or FFmpeg reads. Leaves: RGB uint8, upright (EXIF and display rotation
 applied), opaque (transparency composited on `background`), with frames per second for anything that moves.
 Guarantees: what cannot be read raises `SampleError` with one sentence; a written file is either whole or absent
-(temporary file, then rename); sizes from `fit_size` are multiples of 16.
-Cost: one decode and one Lanczos resize per frame; a video is held in memory, so pass `max_frames` for long ones.
+(temporary file, then rename); sizes from `fit_size` are multiples of 16; nothing decodes to more than `MAX_BYTES`.
+Cost: one decode and one Lanczos resize per frame; `read_video` holds all frames, `open_video` one at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from dfm_nb.records import SampleError
 
 MIN_SIDE_PX = 16
 MAX_ASPECT = 8.0
+MAX_BYTES = 1 << 30
+"""Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
 ANIMATIONS = (".gif", ".webp", ".apng")
+ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
@@ -63,6 +66,8 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
         raise
     except FileNotFoundError:
         raise SampleError("missing_file", f"{source} does not exist: check the path") from None
+    except Image.DecompressionBombError as error:
+        raise SampleError("too_large", f"{_named(source)} is too large to decode; make it smaller ({error})") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
         said = " ".join(str(error).split())
         raise SampleError("unreadable_image", f"{_named(source)} is not a readable image ({said})") from None
@@ -115,43 +120,65 @@ def read_animation(path: str | Path | bytes, background: RGB = WHITE) -> tuple[n
     -------
     frames : uint8 [T, H, W, 3]. Frames of unequal duration are laid on an even grid of as many frames.
     fps : T over the total duration. A duration of 0 counts as 100 ms, as in browsers.
+
+    Raises
+    ------
+    SampleError : `missing_file`, `unreadable_image` or `too_long`.
     """
-    frames, seconds = [], []
     with _opened(path) as image:
-        for frame in ImageSequence.Iterator(image):
-            frames.append(_rgb(frame, background))
-            seconds.append((frame.info.get("duration") or 100) / 1000)
+        return _animation(path, image, background)
+
+
+def _animation(path: str | Path | bytes, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
+    frames, seconds = [], []
+    for frame in ImageSequence.Iterator(image):
+        frames.append(_rgb(ImageOps.exif_transpose(frame), background))
+        seconds.append((frame.info.get("duration") or 100) / 1000)
+        if len(frames) * frames[0].nbytes > MAX_BYTES:
+            raise SampleError("too_long", f"{_named(path)} decodes to more than {MAX_BYTES >> 20} MiB; shorten it")
     t, total = len(frames), sum(seconds)
     middles = (np.arange(t) + 0.5) * total / t
     order = np.searchsorted(np.cumsum(seconds), middles).clip(0, t - 1)
     return np.stack([frames[i] for i in order]), t / total
 
 
-def read_video(path: str | Path, fps: float | None = None, max_frames: int | None = None) -> tuple[np.ndarray, float]:
-    """Decode a video's first video stream.
+def read_still_or_animation(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> tuple[np.ndarray, float]:
+    """`read_animation` of a file that holds one, whatever it is called, and otherwise `read_image` at 1 fps."""
+    with _opened(path_or_bytes) as image:
+        if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
+            return _animation(path_or_bytes, image, background)
+        return _rgb(ImageOps.exif_transpose(image), background)[None], 1.0
+
+
+@contextmanager
+def open_video(
+    path: str | Path, fps: float | None = None, background: RGB = WHITE
+) -> Iterator[tuple[Iterator[np.ndarray], float]]:
+    """Stream a video's first video stream: `with open_video(path) as (frames, rate):`.
 
     Parameters
     ----------
     fps : frames per second to deliver (the last frame shown at each instant); None keeps every stored frame.
-    max_frames : stop after so many delivered frames.
+    background : RGB under transparent pixels of an animation.
 
-    Returns
-    -------
-    frames : uint8 [T, H, W, 3], rotated as players show them, pixels made square.
-    fps : frames per second of `frames`.
+    Yields
+    ------
+    frames : iterator of uint8 [H, W, 3], all of one size, rotated as players show them, pixels made square.
+    rate : frames per second of `frames`.
 
     Raises
     ------
-    SampleError : `missing_file` or `unreadable_video`.
+    SampleError : `missing_file` or `unreadable_video`, when opening and when going through `frames`.
     """
     if fps is not None and not (fps > 0 and math.isfinite(fps)):
         raise ValueError(f"fps must be a positive number; got {fps}")
     if not Path(path).exists():
         raise SampleError("missing_file", f"{path} does not exist: check the path")
     if Path(path).suffix.lower() in ANIMATIONS:
-        frames, rate = read_animation(path)
-        timed: Iterator = ((i / rate, frame) for i, frame in enumerate(frames))
-        return _collect(path, timed, rate, fps, max_frames)
+        still, rate = read_animation(path, background)
+        timed: Iterator = ((i / rate, frame) for i, frame in enumerate(still))
+        yield _even(path, timed, rate, fps), float(fps or rate)
+        return
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
@@ -159,10 +186,33 @@ def read_video(path: str | Path, fps: float | None = None, max_frames: int | Non
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             rate = float(stream.average_rate or stream.guessed_rate or 25)
-            return _collect(path, _decoded(container, stream, rate), rate, fps, max_frames)
+            yield _even(path, _decoded(container, stream, rate), rate, fps), float(fps or rate)
     except (av.error.FFmpegError, OSError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise SampleError("unreadable_video", f"{path} is not a readable video ({reason})") from None
+
+
+def read_video(path: str | Path, fps: float | None = None, max_frames: int | None = None) -> tuple[np.ndarray, float]:
+    """All frames of a video at once; parameters and errors of `open_video`, and `too_long` over `MAX_BYTES`.
+
+    Parameters
+    ----------
+    max_frames : stop after so many delivered frames.
+
+    Returns
+    -------
+    frames : uint8 [T, H, W, 3].
+    fps : frames per second of `frames`.
+    """
+    with open_video(path, fps) as (frames, rate):
+        kept: list[np.ndarray] = []
+        for frame in frames:
+            kept.append(frame)
+            if max_frames is not None and len(kept) >= max_frames:
+                break
+            if len(kept) * frame.nbytes > MAX_BYTES:
+                raise SampleError("too_long", f"{path} decodes to more than {MAX_BYTES >> 20} MiB; cut it into clips")
+        return np.stack(kept), rate
 
 
 def _decoded(container, stream, rate: float) -> Iterator[tuple[float, np.ndarray]]:
@@ -177,17 +227,16 @@ def _decoded(container, stream, rate: float) -> Iterator[tuple[float, np.ndarray
         yield time - start, np.rot90(rgb, k=round(frame.rotation / 90) % 4)
 
 
-def _collect(path, timed: Iterator, rate: float, fps: float | None, max_frames: int | None) -> tuple[np.ndarray, float]:
-    frames = []
+def _even(path: str | Path, timed: Iterator, rate: float, fps: float | None) -> Iterator[np.ndarray]:
+    """The frames of `timed` (at `fps` when given), checked to be of one size and at least one."""
+    shape = None
     for frame in _held(timed, rate, fps) if fps else (f for _, f in timed):
-        frames.append(frame)
-        if max_frames is not None and len(frames) >= max_frames:
-            break
-    if not frames:
+        if shape not in (None, frame.shape):
+            raise SampleError("unreadable_video", f"{path} changes its frame size midway")
+        shape = frame.shape
+        yield frame
+    if shape is None:
         raise SampleError("unreadable_video", f"{path} has no frames that can be decoded")
-    if len({f.shape for f in frames}) > 1:
-        raise SampleError("unreadable_video", f"{path} changes its frame size midway")
-    return np.stack(frames), float(fps or rate)
 
 
 def _held(timed: Iterator, rate: float, fps: float) -> Iterator[np.ndarray]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dfm_nb.dataset import CLEAN_SIGMA, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings, draw_sample, pack_draws
+from dfm_nb.dataset import CLEAN_SIGMA, LatentStatistics, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings, draw_sample, pack_draws
 from dfm_nb.packing import unpatchify
 
 SETTINGS = PackSettings(seed=3)
@@ -28,7 +28,7 @@ def digest(packs):
 
 def draws(settings=SETTINGS, indices=range(6)):
     store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6)
-    return [draw_sample(store.read(i), 0, settings, store.latent_mean, store.latent_std, store.empty_text) for i in indices]
+    return [draw_sample(store.read(i), 0, settings, store.statistics, store.empty_text) for i in indices]
 
 
 def test_pack_holds_each_sample_unchanged_at_its_segment():
@@ -144,3 +144,13 @@ def test_unreadable_sample_is_left_out_by_name():
     pack = PackBuilder(store, SETTINGS).build([(0, 1), (0, 2), (0, 3)], 200)
     assert pack.dropped == [("damaged", "sample mock000002: torn")]
     assert len(pack.keys) == 2
+
+
+def test_latent_statistics_invert_and_weigh_frames_apart():
+    weight = torch.tensor([[2.0, 1.0], [0.5, 0.25]])
+    stats = LatentStatistics(torch.tensor([1.0, -1.0]), torch.tensor([2.0, 3.0]), weight)
+    latent = torch.randn(2, 3, 4, 4)
+    seen = stats.to_model(latent, 0.5)
+    torch.testing.assert_close(stats.from_model(seen, 0.5), latent)
+    torch.testing.assert_close(seen[0, 0], (latent[0, 0] - 1) / 2 * 2.0 * 0.5)
+    torch.testing.assert_close(seen[1, 2], (latent[1, 2] + 1) / 3 * 0.25 * 0.5)

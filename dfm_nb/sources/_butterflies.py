@@ -213,6 +213,10 @@ class Wing:
         self.outer = self.points[1:-1]
         inside = self.outer * 0.935
         self.dots = (inside[:-1] + inside[1:]) / 2
+        self.spots: list[tuple[float, float]] = []
+        for x, y in np.vstack([self.dots * 0.82, self.outer[1:-1] * 0.46]).tolist():
+            if all(math.hypot(x - a, y - b) > 0.2 for a, b in self.spots):  # apart, or they would run together
+                self.spots.append((x, y))
         self.veins = skia.Path()
         for x, y in np.vstack([self.outer, self.dots]).tolist():
             self.veins.moveTo(0, 0)
@@ -243,7 +247,7 @@ class Wing:
 
     def _spots(self, canvas: skia.Canvas) -> None:
         paint = _fill(self.ink)
-        for x, y in np.vstack([self.dots * 0.82, self.outer[1:-1] * 0.48]).tolist():
+        for x, y in self.spots:
             canvas.drawCircle(x, y, 0.074, paint)
 
     def _eyespot(self, canvas: skia.Canvas) -> None:
@@ -283,7 +287,7 @@ def draw(
     shapes = WINGS[attributes["species"]]
     fore, hind = (Wing(s, attributes["colour"], attributes["pattern"], rng) for s in shapes)
     shadow = _blurred(_fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]]), 0.05)
-    beat_frames, phase = rng.uniform(4.5, 7.0), rng.uniform(0, 1)
+    beat_frames, phase = rng.uniform(7.0, 10.0), rng.uniform(0, 1)
     frames = np.empty((num_frames, height_px, width_px, 3), np.uint8)
     for t in range(num_frames):
         angle = 2 * math.pi * (t / beat_frames + phase)

@@ -1,8 +1,11 @@
-"""`folder:DIR`: images, animations and videos of a folder (and below), with captions from files beside them or from their names.
+"""`folder:DIR`: images, animations and videos of a folder (and below), with captions from files beside them or from names.
 
-Images: png, jpg, jpeg, webp, bmp, tif. Clips: mp4, webm, mov, mkv, animated gif and webp. The caption of `a.png` is looked for in this order:
-`captions.csv` (columns file and caption), `a.txt`, `a.json` (its "caption" or "text"), the file's name with - and _ as spaces.
-Guarantees: files in sorted order; a file that cannot be used is a `SampleError` that names it. Transparent pixels lie on `background`.
+Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption of
+`a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its "caption"
+or "text"), the file's name with - and _ as spaces.
+Enters: the folder. Leaves: one clip of an image, any number of a video; transparent pixels lie on `background`.
+Guarantees: files in sorted order, hidden ones left out; what cannot be used, a file that `captions.csv` names and that is
+not there included, is a `SampleError` that names it. Cost: one decode per file.
 """
 
 from __future__ import annotations
@@ -11,67 +14,19 @@ import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from dfm_nb import video
 from dfm_nb.records import Clip, SampleError
+from dfm_nb.runs import log
+from dfm_nb.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
 
-IMAGES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"}
-ANIMATED = {".gif", ".webp"}
-VIDEOS = {".mp4", ".webm", ".mov", ".mkv", ".avi"}
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"
-
-
-def key_of(relative: str) -> str:
-    """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
-    legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(relative).with_suffix("")))[-60:].strip("_") or "item"
-    return f"{legible}-{hashlib.sha256(relative.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
-
-
-def cut_clips(frames: np.ndarray, clip_frames: int | None, stride: int | None) -> list[np.ndarray]:
-    """Windows of `clip_frames` (1 + 4k) frames every `stride`; without `clip_frames` the whole, cut to 1 + 4k.
-
-    A video shorter than `clip_frames` gives one clip of what it has.
-    """
-    length = len(frames)
-    if clip_frames is None or length <= clip_frames:
-        return [frames[: 1 + (length - 1) // 4 * 4]]
-    return [frames[s : s + clip_frames] for s in range(0, length - clip_frames + 1, stride or clip_frames)]
-
-
-def check_clip_options(clip_frames: int | None, fps: float | None, stride: int | None) -> None:
-    if clip_frames is not None and (clip_frames < 1 or (clip_frames - 1) % 4):
-        low = max(0, (clip_frames - 1) // 4) * 4 + 1
-        raise ValueError(f"--clip-frames must be 1 + 4k; got {clip_frames}; use {low} or {low + 4}")
-    if fps is not None and fps <= 0:
-        raise ValueError(f"--fps must be positive; got {fps}")
-    if stride is not None and stride < 1:
-        raise ValueError(f"--stride must be at least 1 frame; got {stride}")
-
-
-def read_media(path: Path, background, fps: float | None) -> tuple[np.ndarray, float]:
-    """Frames and rate of an image (one frame), animation or video file."""
-    suffix = path.suffix.lower()
-    if suffix in VIDEOS:
-        return video.read_video(path, fps)
-    if suffix in ANIMATED:
-        frames, native = video.read_animation(path, background)
-        if len(frames) > 1:
-            return resample(frames, native, fps)
-        return frames, 1.0
-    return video.read_image(path, background), 1.0
-
-
-def resample(frames: np.ndarray, native: float, fps: float | None) -> tuple[np.ndarray, float]:
-    """Nearest source frame for each moment at the asked rate."""
-    if fps is None:
-        return frames, native
-    count = max(1, round(len(frames) / native * fps))
-    index = np.minimum((np.arange(count) * native / fps).round().astype(int), len(frames) - 1)
-    return frames[index], fps
+FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
+CAPTION_SUFFIXES = (".txt", ".json")
 
 
 class Folder:
@@ -79,101 +34,131 @@ class Folder:
 
     name = "folder"
 
-    def __init__(self, root: Path, background, clip_frames, fps, stride):
-        self.root, self.background = root, background
-        self.clip_frames, self.fps, self.stride = clip_frames, fps, stride
-        self.files = sorted(
-            p for p in root.rglob("*") if p.is_file() and p.suffix.lower() in IMAGES | ANIMATED | VIDEOS and p.name[0] != "."
-        )
-        self.captions = self._read_csv(root / CAPTIONS)
-
-    @staticmethod
-    def _read_csv(path: Path) -> dict[str, str]:
-        if not path.is_file():
-            return {}
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as f:
-                rows = list(csv.DictReader(f))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
-        columns = set(rows[0]) if rows else {"file", "caption"}
-        file_column = next((c for c in ("file", "file_name", "filename", "image") if c in columns), None)
-        if file_column is None or "caption" not in columns:
-            raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(map(str, sorted(columns, key=str)))}")
-        return {row[file_column]: row["caption"] for row in rows if row["caption"]}
+    def __init__(self, root: Path, background: video.RGB, clips: ClipOptions):
+        self.root, self.background, self.clips = root, background, clips
+        found = [p.relative_to(root) for p in root.rglob("*") if p.is_file()]
+        visible = [p for p in found if not any(part.startswith(".") for part in p.parts)]
+        self.captions = _read_captions(root / CAPTIONS)
+        names = {p.as_posix() for p in visible if p.suffix.lower() in MEDIA_SUFFIXES}
+        leaves = {n.rpartition("/")[2] for n in names}
+        names |= {n for n in self.captions if n not in leaves}  # those that are missing are named when they are read
+        self.files = sorted(names)
+        other = Counter(p.suffix.lower() for p in visible if p.suffix.lower() not in MEDIA_SUFFIXES)
+        for suffix in (*CAPTION_SUFFIXES, Path(CAPTIONS).suffix):
+            other.pop(suffix, None)
+        if other:
+            kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
+            log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def _relative(self, index: int) -> str:
-        return self.files[index].relative_to(self.root).as_posix()
-
     def item_key(self, index: int) -> str:
-        return key_of(self._relative(index))
+        return key_of(self.files[index])
 
     def identity(self) -> dict:
         listing = hashlib.sha256()
-        for p in self.files:
-            listing.update(f"{p.relative_to(self.root).as_posix()} {p.stat().st_size}\n".encode("utf-8", "surrogateescape"))
+        for name in self.files:
+            path = self.root / name
+            size = path.stat().st_size if path.is_file() else -1
+            listing.update(f"{name} {size} {self.captions.get(name, '')}\n".encode("utf-8", "surrogateescape"))
         return {
-            "name": self.name, "folder": self.root.name, "files": len(self.files), "listing_sha256": listing.hexdigest(),
-            "background": list(self.background), "clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride,
+            "name": self.name, "folder": self.root.resolve().name, "files": len(self.files),
+            "listing_sha256": listing.hexdigest(), "background": list(self.background), **self.clips.identity(),
         }  # fmt: skip
 
     def caption(self, index: int) -> str:
-        path = self.files[index]
-        for name in (self._relative(index), path.name):
-            if name in self.captions:
-                return self.captions[name].strip()
-        for suffix in (".txt", ".json"):
+        """The caption of a file; SampleError when what should hold it does not."""
+        name = self.files[index]
+        path = self.root / name
+        for known in (name, path.name):
+            if known in self.captions:
+                return self.captions[known]
+        for suffix in CAPTION_SUFFIXES:
             beside = path.with_suffix(suffix)
             if beside.is_file():
-                return self._caption_file(beside)
-        words = re.sub(r"[_\-.]+", " ", path.stem).strip()
+                return _caption_file(beside)
+        words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not words:
-            raise SampleError("no_caption", f"{path} has no caption and no name to make one from; write {path.stem}.txt")
+            raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
         return words
 
-    @staticmethod
-    def _caption_file(path: Path) -> str:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise SampleError("caption_not_utf8", f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
-        if path.suffix == ".json":
-            try:
-                record = json.loads(text)
-            except ValueError as error:
-                raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
-            text = record if isinstance(record, str) else record.get("caption") or record.get("text") or ""
-            if not isinstance(text, str):
-                raise SampleError("no_caption", f'{path}: its "caption" must be a string')
-        if not text.strip():
-            raise SampleError("no_caption", f"{path} is empty; write a caption in it or remove it to use the file's name")
-        return text.strip()
-
     def read(self, index: int) -> Iterator[Clip]:
-        path, caption = self.files[index], self.caption(index)
-        frames, fps = read_media(path, self.background, self.fps)
-        key = self.item_key(index)
-        clips = cut_clips(frames, self.clip_frames, self.stride)
-        for n, part in enumerate(clips):
-            yield Clip(key if len(clips) == 1 else f"{key}-{n:04d}", part, caption, fps, self.name)
+        caption, path = self.caption(index), self.root / self.files[index]
+        if path.suffix.lower() not in MEDIA_SUFFIXES:
+            raise SampleError("unknown_type", f"{path}, named in {CAPTIONS}, is neither an image nor a video")
+        for key, frames, fps in read_clips(path, self.background, self.clips, self.item_key(index)):
+            yield Clip(key, frames, caption, fps, self.name)
+
+
+def _read_captions(path: Path) -> dict[str, str]:
+    """{file: caption} of `captions.csv`; empty when there is none. Rows without a caption fall back to other sources."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns, rows = reader.fieldnames or [], list(reader)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}") from None
+    file_column = next((c for c in FILE_COLUMNS if c in columns), None)
+    if file_column is None or "caption" not in columns:
+        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(columns) or 'none'}")
+    captions = {}
+    for row in rows:
+        name, caption = (row[file_column] or "").strip(), (row["caption"] or "").strip()
+        if name and caption:
+            captions[name.replace("\\", "/").removeprefix("./")] = caption
+    return captions
+
+
+def _caption_file(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
+        raise SampleError("caption_not_utf8", said) from None
+    except OSError as error:
+        raise SampleError("caption_unreadable", f"{path} cannot be read: {error.strerror}") from None
+    if path.suffix == ".json":
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
+        text = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
+        if not isinstance(text, str):
+            raise SampleError("no_caption", f'{path} must be a string or an object with a string "caption"')
+    if not text.strip():
+        raise SampleError("no_caption", f"{path} is empty; write a caption in it, or remove it to use the file's name")
+    return " ".join(text.split())
 
 
 def build(
     spec: str | None = None, background: str = "white", clip_frames: int | None = None, fps: float | None = None,
     stride: int | None = None,
 ) -> Folder:  # fmt: skip
-    """The source of `folder:DIR`; ValueError or NotADirectoryError says what is wrong with it."""
+    """The source of `folder:DIR`.
+
+    Parameters
+    ----------
+    spec : the folder.
+    background : colour under transparent pixels, a CSS name or #rrggbb.
+    clip_frames, fps, stride : how videos and animations are cut, see `ClipOptions`.
+
+    Raises
+    ------
+    NotADirectoryError, ValueError : the folder is none, has nothing to read, or its captions.csv is malformed.
+    """
     if not spec:
         raise ValueError("name the folder: --source folder:DIR")
     root = Path(spec).expanduser()
     if not root.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
-    check_clip_options(clip_frames, fps, stride)
-    source = Folder(root, video.parse_colour(background), clip_frames, fps, stride)
+    clips = ClipOptions(clip_frames, fps, stride)
+    source = Folder(root, video.parse_colour(background), clips)
     if not len(source):
-        kinds = ", ".join(sorted(s[1:] for s in IMAGES | ANIMATED | VIDEOS))
+        kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{root} has no images or videos ({kinds}); name a folder that has some")
     return source

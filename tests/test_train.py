@@ -1,0 +1,188 @@
+"""The training driver end to end on two real processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from dfm_nb import checkpoint
+from dfm_nb.argv import torchrun_argv
+from dfm_nb.runs import read_metrics
+
+SMALL = [
+    "--mock", "--recipe", "demo", "model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "train.eval_interval=0",
+    "dataset.task_encoder_seq_length=96", "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]", "train.train_iters=12",
+    "checkpoint.save_interval=4", "checkpoint.keep_last=0", "scheduler.lr_warmup_iters=2", "logger.log_interval=4",
+]  # fmt: skip
+
+
+def command(run_dir, *extra, processes=2):
+    return torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run_dir), *extra], processes)
+
+
+def pretrain(run_dir, *extra, processes=2, ok=True):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command(run_dir, *extra, processes=processes), env=env, capture_output=True, text=True, timeout=300)
+    assert (done.returncode == 0) == ok, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def losses(run_dir):
+    return {r["iteration"]: r["loss"] for r in read_metrics(run_dir / "metrics.jsonl") if "loss" in r}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    run = tmp_path_factory.mktemp("clean") / "run"
+    return run, pretrain(run)
+
+
+@pytest.mark.slow
+def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
+    run, output = clean
+    assert "[INFO] Iteration    4/12, Loss: " in output
+    assert "[INFO] Checkpoint saved: " in output
+    records = read_metrics(run / "metrics.jsonl")
+    assert [r["iteration"] for r in records] == list(range(1, 13))
+    assert {"loss", "lr", "grad_norm", "tokens", "tokens_per_s", "elapsed_s"} <= records[0].keys()
+    assert (run / "checkpoints" / checkpoint.TRACKER).read_text() == "12"
+    assert [p.name for p in checkpoint.whole_checkpoints(run / "checkpoints")] == [f"iter_{i:07d}" for i in (4, 8, 12)]
+    assert (run / "config.yaml").is_file() and (run / "loss.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
+    """SIGKILL of everything at some instant after the first checkpoint; the same command goes on."""
+    run = tmp_path / "run"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command(run), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not checkpoint.whole_checkpoints(run / "checkpoints"):
+        time.sleep(0.05)
+    kill_tree(process)
+    assert len(losses(run)) < 12 or checkpoint.whole_checkpoints(run / "checkpoints")
+    output = pretrain(run)
+    assert "Resumed from" in output
+    assert losses(run) == losses(clean[0])
+
+
+def kill_tree(process):
+    import psutil
+
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    for p in family:
+        p.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout",
+    [["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"], ["model.pipeline_model_parallel_size=2"],
+     ["model.context_parallel_size=2"]],
+    ids=["TP2+SP", "PP2", "CP2"],
+)  # fmt: skip
+def test_checkpoint_continues_in_another_layout(clean, tmp_path, layout):
+    """Saved at DP2, resumed in `layout` from iteration 8: same losses to rounding, on the same samples."""
+    run = tmp_path / "run"
+    start = clean[0] / "checkpoints" / "iter_0000008"
+    output = pretrain(run, *layout, f"checkpoint.load_checkpoint={start}")
+    assert "at iteration 8" in output
+    got, want = losses(run), losses(clean[0])
+    assert sorted(got) == [9, 10, 11, 12]
+    assert [got[i] for i in sorted(got)] == pytest.approx([want[i] for i in sorted(got)], rel=2e-5)
+    samples = {r["iteration"]: r["samples"] for r in read_metrics(run / "metrics.jsonl")}
+    want_samples = {r["iteration"]: r["samples"] for r in read_metrics(clean[0] / "metrics.jsonl")}
+    assert all(samples[i] == want_samples[i] for i in samples)
+
+
+@pytest.mark.slow
+def test_damaged_checkpoint_is_named_and_the_one_before_is_used(clean, tmp_path):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(clean[0], run)
+    damaged = next((run / "checkpoints" / "iter_0000012").glob("*.distcp"))
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    output = pretrain(run)
+    assert f"the content of {damaged.name} does not match its checksum" in output
+    assert "at iteration 8" in output
+    assert losses(run) == losses(clean[0])
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_ends_cleanly(tmp_path):
+    run = tmp_path / "run"
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "dfm_nb.train", *SMALL, "--run-dir", str(run), "train.train_iters=2000"]
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and len(losses(run) if (run / "metrics.jsonl").exists() else {}) < 6:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "Stopped by SIGTERM at iteration" in output
+    last = max(losses(run))
+    assert checkpoint.read_state(checkpoint.find(run))["iteration"] == last
+
+
+@pytest.mark.slow
+def test_validation_changes_no_training_loss(clean, tmp_path):
+    run = tmp_path / "run"
+    pretrain(run, "train.eval_interval=3", "train.eval_iters=2")
+    assert losses(run) == losses(clean[0])
+    rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
+    assert [r["iteration"] for r in rounds] == [3, 6, 9, 12]
+    assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8
+    assert rounds[0]["val_loss_ema_0.1"] > 0
+
+
+@pytest.mark.slow
+def test_export_holds_the_average_in_global_names(clean, tmp_path):
+    from safetensors.torch import load_file
+
+    from dfm_nb.export import main
+
+    output = tmp_path / "model.safetensors"
+    assert main([str(clean[0]), "--output", str(output)]) == 0
+    tensors = load_file(output)
+    assert "decoder.layers.1.mlp.linear_fc1.weight" in tensors and "final.weight" in tensors
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model"]["hidden_size"] == 48
+
+
+def test_config_faults_are_said_before_any_process_group(capsys):
+    from dfm_nb.argv import guard
+    from dfm_nb.train import main
+
+    assert guard(main, ["--mock", "model.hiden_size=3", "optimizer.lr=fast", "optimizer.weight_decay=-1"]) == 2
+    error = capsys.readouterr().err
+    assert "3 faults" in error
+    assert "model.hidden_size" in error and "optimizer.lr" in error and "optimizer.weight_decay" in error
+
+
+def test_checkpoint_index_that_names_code_is_refused(tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path}/ran",)
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(checkpoint.CheckpointError, match=r"names (posix|nt).system"):
+        checkpoint.refuse_code(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_empty_checkpoint_folder_is_a_clear_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
+        checkpoint.find(tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
+        checkpoint.find(tmp_path / "nowhere")
