@@ -1,4 +1,6 @@
-"""Fetch a real set of 1,380 transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT), captioned by their Unicode names.
+"""Fetch a real set of some 1,350 transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT).
+
+Leaves DIR/*.webp and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file name.
 
     python scripts/fetch_fluent.py data/fluent [--limit N]
 

@@ -1,9 +1,9 @@
 """Files from elsewhere: http(s) with time limits, retries and a bound on size, and the hub through its own cache.
 
 Enters: a URL. Leaves: a file on disk, whole or absent.
-Guarantees: ends within `total_s` per attempt whatever the server does; never writes more than `max_bytes`; a body shorter
-than announced is an error; faults that may pass (time-outs, 429, 5xx, a cut body) are tried again with growing pauses,
-others are not. What cannot be had is a `SampleError` that names the URL.
+Guarantees: an attempt ends within `total_s` + `timeout_s` whatever the server does; at most `max_bytes` are written; a
+body shorter than announced is an error; faults that may pass (time-outs, 429, 5xx, a cut body) are tried again with
+growing pauses, others are not. What cannot be had is a `SampleError` that names the URL.
 Cost: one connection per file; a file in flight takes 64 KiB of memory.
 """
 
@@ -93,7 +93,8 @@ def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
         with urllib.request.urlopen(request, timeout=limits.timeout_s) as response:
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if not accept_text and (kind.startswith("text/") or kind in PAGES):
-                raise SampleError("wrong_type", f"{url} gives {kind}, not an image or a video; point to the file itself")
+                said = f"{url} gives {kind}, not an image or a video; point to the file itself"
+                raise SampleError("wrong_type", said)
             _save(url, response, path, limits, deadline)
             return kind
     except urllib.error.HTTPError as error:
@@ -118,7 +119,7 @@ def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
 
 
 def _status_fault(url: str, error: urllib.error.HTTPError) -> Exception:
-    said = f"HTTP {error.code} {error.reason}"
+    said = " ".join(f"HTTP {error.code} {error.reason}".split())  # urllib's own text has lines
     if error.code in RETRIED_STATUS:
         after = error.headers.get("Retry-After", "")
         return _Passing("server_error", said, float(after) if after.isdigit() else 0.0)

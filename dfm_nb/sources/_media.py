@@ -19,8 +19,8 @@ import numpy as np
 from dfm_nb import video
 from dfm_nb.records import SampleError
 
-IMAGE_SUFFIXES = frozenset((".png", ".apng", ".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff"))
-VIDEO_SUFFIXES = frozenset((".mp4", ".m4v", ".webm", ".mov", ".mkv", ".avi", ".mpg", ".mpeg"))
+IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
+VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Columns of a CSV, TSV, JSONL or parquet file.
 
 Enters: a local path. Leaves: `columns`, whole light columns (`column`), single values (`value`).
-Guarantees: text is UTF-8; an empty cell, a null and a NaN are all None; a fault in the file is one ValueError that names it.
+Guarantees: text is UTF-8; an empty cell, a null and a NaN are None; a fault in the file is a ValueError that names it.
 Cost: text files are held in memory, of parquet only two row groups of the media columns at a time.
 """
 
@@ -86,15 +86,15 @@ def open_rows(path: Path) -> TextRows | ParquetRows:
 
     Raises
     ------
-    FileNotFoundError, IsADirectoryError : the path. ValueError : its kind or content, with the line where that is known.
+    FileNotFoundError, IsADirectoryError : the path. ValueError : its kind or content, with the line where known.
     """
+    kinds, suffix = ", ".join(SUFFIXES), path.suffix.lower()
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; name a table ({', '.join(SUFFIXES)}) or use --source folder:{path}")
+        raise IsADirectoryError(f"{path} is a folder; name a table ({kinds}) or use --source folder:{path}")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; name a table ({', '.join(SUFFIXES)})")
-    suffix = path.suffix.lower()
+        raise FileNotFoundError(f"{path} does not exist; name a table ({kinds})")
     if suffix not in SUFFIXES:
-        raise ValueError(f"{path} must be a table that ends in {', '.join(SUFFIXES)}; convert or rename it")
+        raise ValueError(f"{path} must be a table that ends in {kinds}; convert or rename it")
     try:
         rows = ParquetRows(path) if suffix == ".parquet" else TextRows(_read_text(path, suffix))
     except UnicodeDecodeError as error:

@@ -1,11 +1,11 @@
-"""`folder:DIR`: images, animations and videos of a folder (and below), with captions from files beside them or from names.
+"""`folder:DIR`: images, animations and videos of a folder and its sub-folders, captioned by files beside or by name.
 
-Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption of
-`a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its "caption"
-or "text"), the file's name with - and _ as spaces.
+Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
+of `a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its
+"caption" or "text"), the file's name with - and _ as spaces.
 Enters: the folder. Leaves: one clip of an image, any number of a video; transparent pixels lie on `background`.
-Guarantees: files in sorted order, hidden ones left out; what cannot be used, a file that `captions.csv` names and that is
-not there included, is a `SampleError` that names it. Cost: one decode per file.
+Guarantees: files in sorted order, hidden ones left out; what cannot be used, a missing file that `captions.csv` names
+included, is a `SampleError` that names it. Cost: one decode per file.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Folder:
 
 
 def _read_captions(path: Path) -> dict[str, str]:
-    """{file: caption} of `captions.csv`; empty when there is none. Rows without a caption fall back to other sources."""
+    """{file: caption} of `captions.csv`, {} when there is none; a row without a caption counts as no row."""
     if not path.is_file():
         return {}
     try:

@@ -1,10 +1,10 @@
 """`smithsonian_butterflies`: photographs of pinned butterflies with their names, from the hub or from a local copy.
 
-Enters: nothing, or the path of the data set's parquet file or of a folder that holds it. Leaves: `Clip`s of one frame; the
-caption is the column `name`. The bytes in the column `image` are used where they are, else `image_url` is fetched.
-Guarantees and cost: as `table`. The file (about 240 MB) stays in the hub's cache.
+Enters: nothing, or the path of the data set's parquet file or of a folder that holds it. Leaves: `Clip`s of one frame;
+the caption is the column `name`. The bytes in the column `image` are used where there are any, else `image_url` is
+fetched. Guarantees and cost: as `table`. The file stays in the hub's cache.
 
-Source of the data: https://huggingface.co/datasets/huggan/smithsonian_butterflies_subset (Smithsonian Open Access, CC0).
+Source of the data: https://huggingface.co/datasets/huggan/smithsonian_butterflies_subset (Smithsonian Open Access).
 """
 
 from __future__ import annotations

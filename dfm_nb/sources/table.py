@@ -1,10 +1,10 @@
 """`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with a caption and an image or a video.
 
-Enters: a local path, `hf://datasets/...` or an http(s) URL of the table. The media column holds image bytes (raw, or the hub's
-struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL; when there are
-several such columns (`image`, `image_url`, ...), each row uses the first that is not empty.
-Leaves: one clip of an image, any number of a video. Guarantees: rows in order; a row that cannot be used is a `SampleError`
-that names it. Cost: one download and one decode a row; nothing is kept on disk.
+Enters: a local path, `hf://datasets/...` or an http(s) URL of the table. The media column holds image bytes (raw, or
+the hub's struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL; of
+several such columns (`image`, `image_url`, ...) each row uses the first that is not empty.
+Leaves: one clip of an image, any number of a video. Guarantees: rows in order; a row that cannot be used is a
+`SampleError` that names it. Cost: one download and one decode a row; nothing is kept on disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dfm_nb.sources._media import VIDEO_SUFFIXES, ClipOptions, key_of, read_clip
 from dfm_nb.sources._rows import ParquetRows, TextRows, open_rows
 
 MEDIA_COLUMNS = (
-    "image", "video", "image_path", "video_path", "path", "file", "file_name", "filename", "image_url", "video_url", "url",
+    "image", "video", "image_path", "video_path", "path", "file", "file_name", "filename",
+    "image_url", "video_url", "url",
 )  # fmt: skip
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 VIDEO_TYPES = {"video/webm": ".webm", "video/quicktime": ".mov", "video/x-matroska": ".mkv"}
