@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from tqdm import tqdm
 
 from dfm_nb import checkpoint, parallel, plugins, samplers, video
@@ -402,6 +403,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
     p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
     p.add_argument("--video-save-path", default="out.mp4")
+    p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
     p.add_argument("--overwrite", action="store_true", help="replace existing files")
     return p.parse_args(argv)
 
@@ -484,14 +486,18 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     for i, result in pipe.run(mine, args.batch_size, progress=parallel.rank() == 0):
         if writes:
-            save(result, paths[i], digest, ema, time.monotonic() - started)
+            save(result, paths[i], digest, ema, time.monotonic() - started, args.save_latents)
             print(f"[INFO] wrote {paths[i]}", flush=True)
     parallel.shutdown()
     return 0
 
 
-def save(result: Generated, path: Path, checkpoint_identity: dict, ema, elapsed_s: float) -> None:
-    """The clip and, beside it, NAME.json with what it takes to make it again."""
+def save(
+    result: Generated, path: Path, checkpoint_identity: dict, ema, elapsed_s: float, latents: bool = False
+) -> None:
+    """The clip and, beside it, NAME.json with what it takes to make it again (and its latent, float32 [C, T, H, W])."""
+    if latents:
+        save_file({"latent": result.latent.contiguous()}, path.with_suffix(path.suffix + ".safetensors"))
     if result.request.num_video_frames == 1:
         video.write_png(path, result.frames[0])
     else:

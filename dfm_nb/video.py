@@ -22,7 +22,7 @@ from typing import Iterator, Sequence
 
 import av
 import numpy as np
-from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
 from dfm_nb.records import SampleError
 
@@ -53,7 +53,7 @@ def parse_colour(text: str) -> RGB:
 
 
 def _named(source: str | Path | bytes) -> str:
-    return f"{len(source)} bytes" if isinstance(source, (bytes, bytearray)) else str(source)
+    return f"a file of {len(source)} bytes" if isinstance(source, (bytes, bytearray)) else str(source)
 
 
 @contextmanager
@@ -69,7 +69,8 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
     except Image.DecompressionBombError as error:
         raise SampleError("too_large", f"{_named(source)} is too large to decode; make it smaller ({error})") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
-        said = " ".join(str(error).split())
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text shows an object's address
+        said = "no known format" if unknown else " ".join(str(error).split())
         raise SampleError("unreadable_image", f"{_named(source)} is not a readable image ({said})") from None
 
 

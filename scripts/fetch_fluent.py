@@ -32,16 +32,28 @@ def caption_of(stem: str) -> str | None:
     return None if "REGIONAL INDICATOR" in name or "FLAG" in name else name.lower()
 
 
+def pack(folder: str) -> Path:
+    """Let npm download the package into `folder`; ends the script with one sentence when it cannot."""
+    try:
+        done = subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise SystemExit("error: npm is needed to fetch the pictures; install Node.js, then run this again") from None
+    archive = next(Path(folder).glob("*.tgz"), None)
+    if done.returncode or archive is None:
+        said = " ".join(done.stderr.split())[-300:]
+        raise SystemExit(f"error: npm could not fetch {PACKAGE}: {said or 'no reason given'}; check the network")
+    return archive
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("folder", type=Path, help="where to write; made when it is not there")
+    parser.add_argument("--limit", type=int, help="only the first N pictures")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=temporary, check=True, stdout=subprocess.DEVNULL)
-        archive = next(Path(temporary).glob("*.tgz"))
+        archive = pack(temporary)
         with tarfile.open(archive) as tar:
             for member in tar:
                 path = Path(member.name)

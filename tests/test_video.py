@@ -6,6 +6,7 @@ import base64
 import io
 import re
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -180,6 +181,46 @@ def test_read_video_names_what_is_unreadable(tmp_path):
         with pytest.raises(SampleError) as caught:
             video.read_video(tmp_path / name)
         assert caught.value.reason == reason and name in caught.value.detail
+
+
+def test_open_video_streams_the_frames_of_read_video(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", gradient(9), 8)
+    whole, rate = video.read_video(tmp_path / "a.mp4", fps=4)
+    with video.open_video(tmp_path / "a.mp4", fps=4) as (frames, fps):
+        assert next(frames).shape == (48, 64, 3)
+        assert np.array_equal(np.stack(list(frames)), whole[1:]) and fps == rate == 4
+
+
+def test_what_decodes_to_too_much_is_refused(tmp_path, monkeypatch):
+    clip = gradient(9)
+    video.write_mp4(tmp_path / "a.mp4", clip, 8)
+    stills = [Image.fromarray(f) for f in clip]
+    stills[0].save(tmp_path / "a.gif", save_all=True, append_images=stills[1:], duration=50)
+    monkeypatch.setattr(video, "MAX_BYTES", 5 * clip[0].nbytes)
+    assert len(video.read_video(tmp_path / "a.mp4", max_frames=5)[0]) == 5
+    for name in ("a.mp4", "a.gif"):
+        with pytest.raises(SampleError, match=name) as caught:
+            video.read_video(tmp_path / name)
+        assert caught.value.reason == "too_long"
+
+
+def test_a_picture_that_unpacks_to_gigabytes_is_refused():
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    pixels = b"IDAT" + zlib.compress(bytes(999))
+    chunks = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (header, pixels))
+    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    with pytest.raises(SampleError) as caught:
+        video.read_image(bomb)
+    assert caught.value.reason == "too_large"
+
+
+def test_read_still_or_animation_goes_by_the_content(tmp_path):
+    stills = [Image.fromarray(f) for f in gradient(5)]
+    stills[0].save(tmp_path / "a.jpg", "GIF", save_all=True, append_images=stills[1:], duration=50)
+    frames, fps = video.read_still_or_animation(tmp_path / "a.jpg")
+    assert frames.shape == (5, 48, 64, 3) and fps == pytest.approx(20)
+    frames, fps = video.read_still_or_animation(png(stills[0]))
+    assert np.array_equal(frames[0], gradient(1)[0]) and fps == 1
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def hub_file(url: str) -> Path:
     try:
         return Path(hf_hub_download(f"{owner}/{name}", filename, repo_type="dataset", revision=revision or None))
     except Exception as error:  # offline, no such file, no permission, TLS, ...: many types from several libraries
-        said = " ".join(str(error).split())[:200]
+        said = " ".join(str(error).split()).partition(". ")[0][:300]
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         raise FileNotFoundError(
             f"{url} is not in the hub's cache and could not be fetched{offline}: {type(error).__name__}: {said}"

@@ -1,0 +1,59 @@
+"""`make parallel-check`: every layout against one process: losses of five iterations, every gradient after the first, on gloo.
+
+Writes benchmarks/results/parallel_check.{json,md}. fp32 must agree to 1e-5; bf16 to the tolerance printed with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.conftest import run_ranks
+from tests.distributed.layouts import LAYOUTS, largest_relative_difference, losses_and_gradients
+
+OUT = Path(__file__).parent / "results" / "parallel_check"
+TOLERANCE = {"fp32": 1e-5, "bf16": 0.02}
+"""bf16: largest gradient difference relative to the parameter's largest gradient; its unit of rounding is 0.4 %, and it adds up over layers."""
+
+
+def compare(precision: str) -> list[dict]:
+    extra = [f"mixed_precision={precision}"]
+    want = run_ranks(1, losses_and_gradients, extra)[0]
+    rows = []
+    for name, (world, overrides) in LAYOUTS.items():
+        got = run_ranks(world, losses_and_gradients, [*overrides, *extra])[0]
+        gradient, where = largest_relative_difference(got["gradients"], want["gradients"])
+        loss = max(abs(a - b) / abs(b) for a, b in zip(got["losses"], want["losses"]))
+        rows.append(
+            {"layout": name, "processes": world, "precision": precision, "loss": loss, "gradient": gradient, "worst": where}
+        )
+        print(f"{precision} {name:28s} loss {loss:.1e}  gradient {gradient:.1e}  ({where})", flush=True)
+    return rows
+
+
+def main() -> int:
+    rows = compare("fp32") + compare("bf16")
+    lines = [
+        "Largest relative difference to one process (loss: over 5 iterations; gradients: over all parameters after step 1).", "",
+        "| layout | processes | fp32 loss | fp32 gradients | bf16 loss | bf16 gradients |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    half = {r["layout"]: r for r in rows if r["precision"] == "bf16"}
+    for r in (r for r in rows if r["precision"] == "fp32"):
+        b = half[r["layout"]]
+        lines.append(
+            f"| {r['layout']} | {r['processes']} | {r['loss']:.1e} | {r['gradient']:.1e} | {b['loss']:.1e} | {b['gradient']:.1e} |"
+        )
+    OUT.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    OUT.with_suffix(".json").write_text(json.dumps(rows, indent=1))
+    bad = [r for r in rows if r["gradient"] > TOLERANCE[r["precision"]]]
+    for r in bad:
+        print(f"FAIL: {r['precision']} {r['layout']}: {r['gradient']:.2e} is more than {TOLERANCE[r['precision']]:g} in {r['worst']}")
+    print(f"{len(rows) - len(bad)} passed, {len(bad)} failed")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
