@@ -292,7 +292,7 @@ def seed_optimizer_state(optimizer) -> None:
             for p in group["params"]:
                 if not part.optimizer.state[p]:
                     part.optimizer.state[p].update(
-                        step=torch.tensor(0.0), exp_avg=torch.zeros_like(p.data), exp_avg_sq=torch.zeros_like(p.data)
+                        step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p.data), exp_avg_sq=torch.zeros_like(p.data)
                     )
 
 

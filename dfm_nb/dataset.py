@@ -88,32 +88,27 @@ class Pack:
 
 @dataclass(frozen=True)
 class LatentStatistics:
-    """From stored latents to what the network sees and back: mean 0, standard deviation sigma_data over all channels.
+    """From stored latents to what the network sees and back: every channel has mean 0 and standard deviation sigma_data.
 
-    mean, std : float32 [C], of the data set. weight : float32 [C, 2] for the first latent frame and for later ones, root mean
-    square 1; all ones unless the tokenizer says how much of the picture each channel carries.
+    mean, std : float32 [C], of the data set's training split.
     """
 
     mean: torch.Tensor
     std: torch.Tensor
-    weight: torch.Tensor
 
     @classmethod
     def from_manifest(cls, manifest: dict) -> LatentStatistics:
-        mean, std = torch.tensor(manifest["latent_mean"]).float(), torch.tensor(manifest["latent_std"]).float()
-        weight = manifest.get("channel_weight")
-        return cls(mean, std.clamp_min(1e-6), torch.tensor(weight).T if weight else torch.ones(len(mean), 2))
-
-    def _scale(self, frames: int) -> torch.Tensor:
-        """[C, T, 1, 1]"""
-        return (self.std[:, None] * self.weight.reciprocal())[:, [0] + [1] * (frames - 1), None, None]
+        mean, std = (torch.tensor(manifest[k]).float() for k in ("latent_mean", "latent_std"))
+        return cls(mean, std.clamp_min(1e-6))
 
     def to_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
         """[C, T, H, W] as stored -> float32, normalised."""
-        return (latent.float() - self.mean[:, None, None, None]) / self._scale(latent.shape[1]) * sigma_data
+        mean, std = (v[:, None, None, None] for v in (self.mean, self.std))
+        return (latent.float() - mean) / std * sigma_data
 
     def from_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
-        return latent.float() / sigma_data * self._scale(latent.shape[1]) + self.mean[:, None, None, None]
+        mean, std = (v[:, None, None, None] for v in (self.mean, self.std))
+        return latent.float() / sigma_data * std + mean
 
 
 @dataclass
@@ -318,7 +313,7 @@ class EnergonStore:
             latents = [self.read(i).latent[0].float().flatten(1) for i in range(min(self._length, 256))]
             flat = torch.cat(latents, 1)
             mean, std = flat.mean(1), flat.std(1).clamp_min(1e-6)
-            self.statistics = LatentStatistics(mean, std, torch.ones(len(mean), 2))
+            self.statistics = LatentStatistics(mean, std)
         self.empty_text = read_empty_text(root, self.text_dim)
 
     def grid(self, index: int) -> tuple[int, int, int]:
@@ -365,7 +360,7 @@ class MockStore:
         self.sizes, self.text_tokens, self.channels, self.text_dim = [tuple(s) for s in sizes], text_tokens, channels, text_dim
         self._length = length
         self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
-        self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels), torch.ones(channels, 2))
+        self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
 
     def __len__(self) -> int:

@@ -454,7 +454,6 @@ def complete_folder(args, me: Rank, source, keys, folder: Path, geometry, tokeni
     manifest = {
         "format": FORMAT, "dfm_nb": __version__, "source": source.identity(), "tokenizer": tokenizer.identity(),
         "text_encoder": text_encoder.identity(), "latent_mean": mean.tolist(), "latent_std": std.tolist(),
-        "channel_weight": getattr(tokenizer, "channel_weight", lambda: None)(),
         "counts": {
             "items": len(keys), "samples": sum(r["samples"] for r in full), "dropped": len(drops),
             **{part: sum(r["samples"] for r in full if r["split"] == part) for part in splits},

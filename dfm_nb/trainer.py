@@ -122,6 +122,9 @@ class Trainer:
         else:
             with cuda_type_names(parameters):
                 self.optimizer = get_megatron_optimizer(settings, self.ddp)
+        for part in self.optimizer.chained_optimizers:  # one kernel per step instead of ten
+            for group in part.optimizer.param_groups:
+                group["fused"], group["foreach"] = True, False
         decay = s.lr_decay_iters or c.train.train_iters
         self.scheduler = OptimizerParamScheduler(
             self.optimizer, init_lr=0.0, max_lr=o.lr, min_lr=o.min_lr,

@@ -134,17 +134,6 @@ class PCATokenizer:
         )  # fmt: skip
         return torch.cat((first, rest), 2)
 
-    def channel_weight(self) -> tuple[list[float], list[float]]:
-        """How much of the picture each whitened channel carries, for the first latent frame and for later ones.
-
-        The standard deviation of each direction per pixel frame, in units of their root mean square over the first
-        frame's channels. Diffusion on latents scaled by these is diffusion on the pictures' own principal components:
-        an error counts as much as it shows.
-        """
-        first, rest = self.tensors["image.scale"], self.tensors["video.scale"] / TEMPORAL**0.5
-        unit = first.square().mean().sqrt()
-        return (first / unit).tolist(), (rest / unit).tolist()
-
     def save(self, path: str | Path) -> None:
         """Write the tokenizer's file; `path` may be a folder."""
         path = Path(path)
