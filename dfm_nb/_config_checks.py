@@ -216,14 +216,6 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
         "both",
         "load_checkpoint goes on with a run; pretrained starts a new one",
     )
-    need(
-        not m.lora.rank or m.lora.rank <= m.hidden_size,
-        "model.lora.rank",
-        f"must be at most model.hidden_size = {h}",
-        str(m.lora.rank),
-        "ranks of 4 to 64 are usual",
-        ("model.hidden_size",),
-    )
     return faults
 
 

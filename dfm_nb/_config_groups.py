@@ -32,13 +32,6 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 
 
 @dataclass
-class LoraConfig:
-    rank: int = option(0, "rank of the low-rank updates of attention and MLP weights; 0 trains the full weights", ge=0)
-    alpha: float = option(16.0, "updates are scaled by alpha / rank", gt=0)
-    dropout: float = option(0.0, "dropout on the input of the low-rank branch", ge=0, lt=1)
-
-
-@dataclass
 class ModelConfig:
     size: str | None = option(
         None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
@@ -79,7 +72,6 @@ class ModelConfig:
     )
     compile: bool = option(False, "torch.compile the layers")
     vae_cache_folder: str | None = option(None, "folder with the tokenizer's files, to decode validation samples")
-    lora: LoraConfig = field(default_factory=LoraConfig, metadata={"help": "low-rank fine-tuning"})
 
 
 @dataclass
@@ -202,7 +194,6 @@ class ValidationConfig:
 
 @dataclass
 class DistConfig:
-    backend: str = option("auto", "auto: nccl when CUDA is there, else gloo", choices=("auto", "gloo", "nccl"))
     timeout_s: float = option(50.0, "a collective that waits longer ends the job", gt=0, unit="s")
 
 

@@ -22,10 +22,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from dfm_nb import sizes
 from dfm_nb._config_checks import Fault, check_fields, check_training, check_values, layout_faults
-from dfm_nb._config_groups import Config, LoraConfig, ModelConfig
+from dfm_nb._config_groups import Config, ModelConfig
 
 __all__ = [
-    "Config", "ConfigError", "Fault", "Field", "LoraConfig", "ModelConfig", "Resolved",
+    "Config", "ConfigError", "Fault", "Field", "ModelConfig", "Resolved",
     "check_layout", "fields", "from_yaml", "print_config", "recipes", "resolve", "to_yaml",
 ]  # fmt: skip
 

@@ -58,7 +58,6 @@ class DiTConfig(TransformerConfig):
     pooled_text: bool = True
     packed_attention_backend: str = "sdpa"
     has_cond_embedder: bool = True  # finalize_model_grads then sums REPLICATED parameters' gradients over stages
-    lora_rank: int = 0
 
 
 @dataclass

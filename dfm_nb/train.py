@@ -8,6 +8,8 @@ goes on with the same losses; validation touches no training state.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import sys
@@ -23,6 +25,9 @@ from dfm_nb import checkpoint, edm, parallel, sizes
 from dfm_nb import config as cfg
 from dfm_nb.argv import ArgumentParser, guard
 from dfm_nb.dataset import EnergonStore, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings
+from dfm_nb.generate import Pipeline, Request, output_path, save
+from dfm_nb.loggers import Loggers
+from dfm_nb.parallel import mpu
 from dfm_nb.runs import Metrics, Run, iteration_line, log, plot_loss, read_metrics, start_logging
 from dfm_nb.trainer import StepResult, Trainer, layout_of
 
@@ -36,10 +41,10 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 class StopRequest:
     """SIGTERM or SIGUSR1 on any rank stops every rank after the same iteration."""
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool) -> None:
         self.received = 0
         self._group = dist.new_group(backend="gloo")
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGUSR1) if enabled else ():
             signal.signal(number, self._note)
 
     def _note(self, number, _frame) -> None:
@@ -124,10 +129,12 @@ class Training:
         root = Path(c.checkpoint_dir) if c.checkpoint_dir else run.checkpoints
         self.writer = checkpoint.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
         self.assets = checkpoint.read_assets(self.config.dataset.path) if self.config.dataset.path else {}
+        self._pipeline: Pipeline | None = None
         self.iteration = self.skipped_in_a_row = self.skipped = 0
         self.validation: Validation | None = None
         self.metrics = Metrics(run.metrics_file) if self.rank == 0 else None
-        self.stop = StopRequest()
+        self.loggers = Loggers(self.config.logger, run, {"config": cfg.to_yaml(resolved)}) if self.rank == 0 else None
+        self.stop = StopRequest(self.config.train.exit_on_signal)
         self.elapsed_s = 0.0
 
     def resume(self) -> None:
@@ -167,7 +174,31 @@ class Training:
     def validate(self, val_store) -> dict[str, object]:
         if self.validation is None:
             self.validation = Validation(self.config, self.trainer, val_store())
-        return self.validation.run()
+        record = self.validation.run()
+        if self.config.validation.prompts and self.assets:
+            self.draw_samples()
+        return record
+
+    def draw_samples(self) -> None:
+        """One sample per data-parallel rank with fixed prompts and seeds, from the longest average, to samples/iter_*/."""
+        v, t = self.config.validation, self.trainer
+        if self._pipeline is None:
+            folder = Path(self.config.dataset.path)
+            self._pipeline = Pipeline(self.config, t.chunks, folder, tokenizer_path=self.config.model.vae_cache_folder)
+        prompt = v.prompts[t.dp_rank % len(v.prompts)]
+        request = Request(
+            prompt, index=t.dp_rank, height=v.height, width=v.width, num_video_frames=v.frames, fps=v.fps,
+            num_steps=v.num_steps, guidance=v.guidance, seed=self.config.rng.seed,
+        )  # fmt: skip
+        with t.ema.applied(max(t.ema.sigma_rels)) if t.ema.sigma_rels else contextlib.nullcontext():
+            ((_, result),) = self._pipeline.run([request])
+        if mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0:
+            if parallel.is_last_pipeline_stage():
+                base = self.run.sample_folder(self.iteration) / "sample.mp4"
+                path = output_path(base, request, many=True)
+                save(result, path, {"run": self.run.name, "iteration": self.iteration}, "validation", 0.0)
+                if self.loggers is not None:
+                    self.loggers.sample(self.iteration, result.frames, v.fps, prompt, path)
 
     def loop(self, val_store) -> int:
         """Train to `train.train_iters`; returns the exit code."""
@@ -201,6 +232,8 @@ class Training:
         if signalled:
             why = signal.Signals(signalled).name if signalled > 0 else "train.exit_duration_s"
             log.info("Stopped by %s at iteration %d; saved. The same command goes on from here", why, self.iteration)
+        if self.loggers is not None:
+            self.loggers.close()
         if self.rank == 0:
             plot_loss(read_metrics(self.run.metrics_file), self.run.loss_png, self.run.name)
         return 0
@@ -244,8 +277,6 @@ class Training:
             "Iteration %d skipped: loss %s, gradient norm %s", self.iteration, result.loss, result.grad_norm
         )
         with (self.run.path / "skipped.jsonl").open("a") as f:
-            import json
-
             f.write(json.dumps({"iteration": self.iteration, "rank": self.rank, "keys": keys}) + "\n")
 
     def _speed(self, packs, duration_s: float) -> dict[str, float]:
@@ -270,6 +301,8 @@ class Training:
             log.info("Validation at iteration %d: %.4f (%s)", self.iteration, record["val_loss"], averaged)
         if self.metrics is not None:
             self.metrics.write({"iteration": self.iteration, **record})
+        if self.loggers is not None:
+            self.loggers.scalars(self.iteration, record)
 
 
 def parse(argv: list[str] | None):

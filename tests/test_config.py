@@ -76,7 +76,6 @@ checkpoint:
         ("mixed_precision=bf16_mixed", "mixed_precision", "bf16"),
         ("logger.wandb_mode=off", "logger.wandb_mode", "disabled"),
         ("train.log_interval=5", "logger.log_interval", 5),
-        ("model.lora.rank=8", "model.lora.rank", 8),
         ("dataset.seq_length=4096", "dataset.task_encoder_seq_length", 4096),
     ],
 )
@@ -143,7 +142,7 @@ def test_with_derived_fills_nulls_only():
 
 
 def test_to_yaml_and_from_yaml_are_inverse(tmp_path):
-    r = C.resolve("demo", overrides=["validation.prompts=[a, 'b: c']", "model.lora.rank=4", "checkpoint.save=/x"])
+    r = C.resolve("demo", overrides=["validation.prompts=[a, 'b: c']", "checkpoint.save=/x"])
     r = r.with_derived({"model.sigma_data": 0.5123456789012345}, "the data set")
     assert C.from_yaml(write(tmp_path, C.to_yaml(r))) == r
 
