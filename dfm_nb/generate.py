@@ -76,6 +76,8 @@ class Request:
                 f"use {low} or {low + 4}"
             )
         samplers.get_sampler(self.sampler)
+        if self.schedule not in samplers.SCHEDULES:
+            raise ValueError(f"--schedule must be one of {', '.join(samplers.SCHEDULES)}; got {self.schedule!r}")
         if self.fps <= 0:
             raise ValueError(f"--fps must be positive; got {self.fps}")
         if self.init_image and self.init_video:
@@ -87,10 +89,8 @@ class Request:
         return 1 + (self.num_video_frames - 1) // 4, self.height // 8, self.width // 8
 
     def sigmas(self) -> torch.Tensor:
-        if self.schedule == "exponential":
-            levels = samplers.exponential_sigmas(self.num_steps, self.sigma_min, self.sigma_max)
-        else:
-            levels = samplers.karras_sigmas(self.num_steps, self.sigma_min, self.sigma_max, self.rho)
+        extra = {"rho": self.rho} if self.schedule == "karras" else {}
+        levels = samplers.SCHEDULES[self.schedule](self.num_steps, self.sigma_min, self.sigma_max, **extra)
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
@@ -386,7 +386,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance")
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
     p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
-    p.add_argument("--schedule", default="karras", choices=("karras", "exponential"))
+    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES))
     p.add_argument("--sigma-min", type=float, default=0.002)
     p.add_argument("--sigma-max", type=float, default=80.0)
     p.add_argument("--rho", type=float, default=7.0)

@@ -1,0 +1,104 @@
+"""`dfm doctor`: what this machine has, and what is missing, each line with the fix. Exit code 1 when something needed is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+
+from dfm_nb.argv import ArgumentParser, guard
+
+NEEDED = ("torch", "megatron-core", "megatron-energon", "webdataset", "transformers", "safetensors", "av", "skia-python", "omegaconf")
+OPTIONAL = {
+    "flash-attn": "faster packed attention on CUDA (otherwise torch's varlen attention)",
+    "transformer-engine": "fused optimizer kernels on CUDA",
+    "wandb": "logger.wandb_project",
+    "jupyterlab": "notebooks",
+}
+
+
+@dataclass
+class Finding:
+    """One line of the report. level : ok, note or missing."""
+
+    level: str
+    text: str
+
+
+def packages() -> list[Finding]:
+    out = []
+    for name in NEEDED:
+        try:
+            out.append(Finding("ok", f"{name} {importlib.metadata.version(name)}"))
+        except importlib.metadata.PackageNotFoundError:
+            out.append(Finding("missing", f"{name} is not installed; pip install -c constraints.txt -e ."))
+    for name, use in OPTIONAL.items():
+        try:
+            out.append(Finding("ok", f"{name} {importlib.metadata.version(name)}"))
+        except importlib.metadata.PackageNotFoundError:
+            out.append(Finding("note", f"{name} is not installed: {use}"))
+    return out
+
+
+def devices() -> list[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        return [
+            Finding("ok", f"{torch.cuda.get_device_name(i)}, {torch.cuda.get_device_properties(i).total_memory / 2**30:.0f} GiB")
+            for i in range(torch.cuda.device_count())
+        ]
+    fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    bf16 = "bf16 is fast here" if fast else "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
+    return [Finding("note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}")]
+
+
+def megatron() -> list[Finding]:
+    try:
+        from dfm_nb import parallel  # noqa: F401
+    except ImportError as error:
+        return [Finding("missing", str(error))]
+    return [Finding("ok", "megatron-core imports" + (" with CPU support" if not _cuda() else ""))]
+
+
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def encoders() -> list[Finding]:
+    from dfm_nb.text_encoders import minilm
+
+    try:
+        minilm._find(None, None)
+        return [Finding("ok", "text encoder minilm: weights found and checked")]
+    except (FileNotFoundError, ValueError) as error:
+        return [Finding("missing", str(error))]
+
+
+def room() -> list[Finding]:
+    import psutil
+
+    disk, memory = shutil.disk_usage("."), psutil.virtual_memory()
+    level = "ok" if disk.free > 5 * 2**30 else "note"
+    return [Finding(level, f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    ArgumentParser(prog="dfm doctor", description="What this machine has, and what is missing.").parse_args(argv)
+    findings = [Finding("ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")]
+    for check in (packages, devices, megatron, encoders, room):
+        findings += check()
+    for f in findings:
+        print(f"{ {'ok': 'ok     ', 'note': 'note   ', 'missing': 'MISSING'}[f.level] } {f.text}")
+    missing = sum(f.level == "missing" for f in findings)
+    print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
+    return int(bool(missing))
+
+
+if __name__ == "__main__":
+    raise SystemExit(guard(main))

@@ -1,0 +1,210 @@
+"""Megatron's indexed token format: `.bin` holds the tokens, `.idx` says where each sequence and document lies.
+
+Enters: token bytes and int32 sequence lengths in order. Leaves: a pair `<prefix>.bin`, `<prefix>.idx` that
+megatron.core's IndexedDataset reads, and `Index`, the same view here without megatron or torch.
+Guarantees: the bytes are those of megatron.core 0.16.1's IndexedDatasetBuilder; every count is checked on reading.
+Cost: reading maps the files; writing an index streams, 20 bytes a one-sequence document on disk, 1 MiB in memory.
+
+Layout of `.idx` (little endian): magic 9 bytes, version u64 = 1, dtype code u8, sequence count S u64,
+document index length D u64 (documents + 1), sequence lengths int32 [S], byte pointers int64 [S], documents int64 [D].
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Iterable, Iterator
+
+import numpy as np
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER_BYTES = 34
+DTYPES: dict[int, type[np.generic]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    6: np.float64,
+    7: np.float32,
+    8: np.uint16,
+}
+CODES = {np.dtype(t): code for code, t in DTYPES.items()}
+_BLOCK = 1 << 17
+
+
+def optimal_dtype(vocab_size: int) -> np.dtype:
+    """uint16 for vocabularies below 65,500, else int32: the rule of megatron.core's DType.optimal_dtype."""
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
+
+
+def bin_path(prefix: str | Path) -> Path:
+    return Path(f"{prefix}.bin")
+
+
+def idx_path(prefix: str | Path) -> Path:
+    return Path(f"{prefix}.idx")
+
+
+def meta_path(prefix: str | Path) -> Path:
+    """The provenance file beside a pair: tokenizer, EOD id, counts, inputs. Megatron does not read it."""
+    return Path(f"{prefix}.meta.json")
+
+
+def _blocks(path: Path, dtype: type[np.generic]) -> Iterator[np.ndarray]:
+    with open(path, "rb") as f:
+        while data := f.read(_BLOCK * np.dtype(dtype).itemsize):
+            yield np.frombuffer(data, dtype)
+
+
+def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file: Path) -> None:
+    """Write an index from two files, in blocks.
+
+    Parameters
+    ----------
+    out : a binary file open for writing
+    dtype : the tokens' dtype
+    lengths_file : int32, the tokens of each sequence
+    counts_file : int32, the sequences of each document (0 for an empty one)
+    """
+    sequences, rest = divmod(lengths_file.stat().st_size, 4)
+    documents, rest2 = divmod(counts_file.stat().st_size, 4)
+    assert not rest and not rest2
+    out.write(MAGIC + struct.pack("<QBQQ", VERSION, CODES[dtype], sequences, documents + 1))
+    for block in _blocks(lengths_file, np.int32):
+        out.write(block.tobytes())
+    pointer = 0
+    for block in _blocks(lengths_file, np.int32):
+        ends = np.cumsum(block, dtype=np.int64)
+        out.write(((ends - block) * dtype.itemsize + pointer).tobytes())
+        pointer += int(ends[-1]) * dtype.itemsize
+    out.write(np.zeros(1, np.int64).tobytes())
+    document = 0
+    for block in _blocks(counts_file, np.int32):
+        ends = np.cumsum(block, dtype=np.int64) + document
+        out.write(ends.tobytes())
+        document = int(ends[-1])
+    assert document == sequences
+
+
+@dataclass(frozen=True)
+class Index:
+    """A mapped pair. `lengths` int32 [S], `pointers` int64 [S] in bytes, `documents` int64 [documents + 1]."""
+
+    prefix: Path
+    version: int
+    dtype: np.dtype
+    lengths: np.ndarray
+    pointers: np.ndarray
+    documents: np.ndarray
+
+    @classmethod
+    def open(cls, prefix: str | Path) -> Index:
+        """Map an index.
+
+        Raises
+        ------
+        FileNotFoundError : one file of the pair is missing
+        ValueError : the file is no index, or its size does not agree with its counts
+        """
+        prefix = Path(prefix)
+        for path in (idx_path(prefix), bin_path(prefix)):
+            if not path.is_file():
+                raise FileNotFoundError(f"a corpus is a .bin and an .idx file; {path} is missing{_near(prefix)}")
+        path = idx_path(prefix)
+        size = path.stat().st_size
+        with open(path, "rb") as f:
+            header = f.read(HEADER_BYTES)
+        if len(header) < HEADER_BYTES or header[:9] != MAGIC:
+            raise ValueError(f"{path} must begin with {MAGIC!r} and a {HEADER_BYTES}-byte header; got {header[:9]!r}")
+        version, code, sequences, documents = struct.unpack("<QBQQ", header[9:])
+        if version != VERSION:
+            raise ValueError(f"{path}: the version must be {VERSION}; got {version}")
+        if code not in DTYPES:
+            raise ValueError(f"{path}: the dtype code must be one of {sorted(DTYPES)}; got {code}")
+        want = HEADER_BYTES + 12 * sequences + 8 * documents
+        if size != want:
+            raise ValueError(
+                f"{path}: {sequences} sequences and {documents} document bounds take {want} bytes; it has {size}; "
+                "copy it again or run preprocess again"
+            )
+        data = np.memmap(path, mode="r")
+        a, b = HEADER_BYTES + 4 * sequences, HEADER_BYTES + 12 * sequences
+        return cls(
+            prefix,
+            version,
+            np.dtype(DTYPES[code]),
+            data[HEADER_BYTES:a].view(np.int32),
+            data[a:b].view(np.int64),
+            data[b:].view(np.int64),
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.documents) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum(dtype=np.int64))
+
+    def tokens(self) -> np.ndarray:
+        """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""
+        size = bin_path(self.prefix).stat().st_size
+        if size < self.dtype.itemsize:
+            return np.zeros(0, self.dtype)
+        return np.memmap(bin_path(self.prefix), self.dtype, "r", shape=(size // self.dtype.itemsize,))
+
+    def sequence(self, i: int) -> np.ndarray:
+        """Tokens of one sequence, shape [lengths[i]]."""
+        start = int(self.pointers[i]) // self.dtype.itemsize
+        return self.tokens()[start : start + int(self.lengths[i])]
+
+    def document_tokens(self) -> np.ndarray:
+        """Tokens of each document, int64 [documents]; an empty document has 0."""
+        ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
+        return np.diff(ends[self.documents])
+
+
+def _near(prefix: Path) -> str:
+    found = sorted({p.with_suffix("").name for p in prefix.parent.glob("*.idx")}) if prefix.parent.is_dir() else []
+    return f"; in {prefix.parent} there are {', '.join(found[:5])}" if found else ""
+
+
+def fsync_replace(source: Path, target: Path) -> None:
+    """Bring `source` to disk, then give it its final name in one step."""
+    fd = os.open(source, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(source, target)
+
+
+def write_pair(prefix: str | Path, documents: Iterable[Iterable[np.ndarray]], dtype: np.dtype | type) -> Index:
+    """Write a pair from arrays in memory: each document is a list of sequences. For small corpora and tests."""
+    dtype, docs = np.dtype(dtype), [list(d) for d in documents]
+    lengths, counts = Path(f"{prefix}.lengths.part"), Path(f"{prefix}.counts.part")
+    np.array([len(s) for d in docs for s in d], np.int32).tofile(lengths)
+    np.array([len(d) for d in docs], np.int32).tofile(counts)
+    binary, index = Path(f"{prefix}.bin.part"), Path(f"{prefix}.idx.part")
+    with open(binary, "wb") as f:
+        for d in docs:
+            for s in d:
+                s = np.asarray(s)
+                if s.size and (s.min() < 0 or s.max() > np.iinfo(dtype).max):
+                    raise ValueError(f"token ids must lie in 0..{np.iinfo(dtype).max} for {dtype}; got {s.max()}")
+                f.write(s.astype(dtype).tobytes())
+    with open(index, "wb") as f:
+        write_index(f, dtype, lengths, counts)
+    fsync_replace(binary, bin_path(prefix))
+    fsync_replace(index, idx_path(prefix))
+    lengths.unlink()
+    counts.unlink()
+    return Index.open(prefix)
