@@ -48,6 +48,9 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
         print(f"error: {text}", file=sys.stderr, flush=True)
         return 2
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 130

@@ -16,7 +16,6 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
     "text": ("dfm_nb.text_cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, blend, merge"),
-    "plan": ("dfm_nb.plan", "main", "parallel layouts that fit, with memory and reasons"),
     "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
@@ -48,6 +47,13 @@ def main(argv: list[str] | None = None) -> int:
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)
         if nproc is not None:
+            if verb == "pretrain":  # a mistake is said once and at once, not by every process
+                from dfm_nb import train_flags
+
+                args = train_flags.parse(rest)
+                resolved = train_flags.resolve(args, nproc)
+                if args.print_config:
+                    return train_flags.show(resolved)
             return run_under_torchrun(module, rest, nproc)
     return getattr(importlib.import_module(module), function)(rest)
 

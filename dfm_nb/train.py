@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from dfm_nb import checkpoint, edm, parallel, sizes
+from dfm_nb import checkpoint, edm, parallel, sizes, train_flags
 from dfm_nb import config as cfg
-from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.argv import guard
 from dfm_nb.dataset import EnergonStore, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings
 from dfm_nb.generate import Pipeline, Request, output_path, save
 from dfm_nb.loggers import Loggers
@@ -305,42 +305,11 @@ class Training:
             self.loggers.scalars(self.iteration, record)
 
 
-def parse(argv: list[str] | None):
-    p = ArgumentParser(
-        prog="dfm pretrain",
-        description="Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value.",
-    )
-    p.add_argument("--dataset-path", help="folder written by dfm prepare")
-    p.add_argument("--config-file", help="YAML with groups and keys")
-    p.add_argument("--recipe", default="default", help=f"one of {', '.join(cfg.recipes())}, or a YAML file")
-    p.add_argument("--model", help="a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
-    p.add_argument("--mock", action="store_true", help="random latents instead of a data set")
-    p.add_argument("--run-dir", default="runs/pretrain", help="where config, metrics, logs and checkpoints go")
-    p.add_argument("--print-config", action="store_true", help="show every value and the layer it came from, and stop")
-    p.add_argument("overrides", nargs="*", metavar="group.key=value", help="highest precedence")
-    return p.parse_intermixed_args(argv)
-
-
-def resolve(args) -> cfg.Resolved:
-    overrides = list(args.overrides)
-    if args.model:
-        overrides.insert(0, f"model.size={args.model}")
-    if args.dataset_path:
-        overrides.insert(0, f"dataset.path={args.dataset_path}")
-    if args.mock:
-        overrides.insert(0, "dataset.mock=true")
-    world = None if args.print_config else parallel.world_size_from_env()
-    return cfg.resolve(
-        args.recipe, args.config_file, overrides, training=not args.print_config, world_size=world
-    )
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    resolved = resolve(args)
+    args = train_flags.parse(argv)
+    resolved = train_flags.resolve(args, parallel.world_size_from_env())
     if args.print_config:
-        print(cfg.print_config(resolved, explain=True))
-        return 0
+        return train_flags.show(resolved)
     config = resolved.config
     parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
     rank = parallel.rank()
