@@ -359,11 +359,17 @@ def fit_tokenizer(args, source: Source, geometry: Geometry, keys: list[str], fol
     items = [i for i, k in enumerate(keys) if split_of(k, args.val_fraction, args.test_fraction) == "train"]
     chosen = [items[i * len(items) // min(FIT_ITEMS, len(items))] for i in range(min(FIT_ITEMS, len(items)))]
 
+    faults: list[SampleError] = []
+
     def pixels():
         with ThreadPoolExecutor(args.workers) as pool:
             for _, read in tqdm(read_ahead(source, chosen, geometry, pool, 8), "fit pca", len(chosen), unit="item"):
-                if not isinstance(read, SampleError):
+                if isinstance(read, SampleError):
+                    faults.append(read)
+                else:
                     yield from (to_pixels(clip.video) for clip, _ in read)
+        if len(faults) == len(chosen):
+            raise ValueError(f"no sample of {args.source} could be used; the first: {faults[0].detail}")
 
     PCATokenizer.fit(pixels()).save(folder / "tokenizer.safetensors")
 

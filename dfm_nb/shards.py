@@ -34,13 +34,30 @@ RECORDS = ".dfm"
 # ---- parts --------------------------------------------------------------------------------------------------------
 
 
+class _StablePickler(pickle.Pickler):
+    """Pickles tensors so that equal ones give equal bytes: torch's own form names a storage by its address."""
+
+    def reducer_override(self, value):
+        if isinstance(value, torch.storage.TypedStorage | torch.UntypedStorage):
+            buffer = io.BytesIO()
+            torch.save(value, buffer)  # the zip form has no addresses; torch.storage._load_from_bytes reads both
+            return torch.storage._load_from_bytes, (buffer.getvalue(),)
+        return NotImplemented
+
+
+def _pickled(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    _StablePickler(buffer, protocol=4).dump(tensor)
+    return buffer.getvalue()
+
+
 def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     """The bytes of a sample's members, by extension."""
     latent = io.BytesIO()
     torch.save(clip.latent.bfloat16().contiguous().clone(), latent)
     return {
         "pth": latent.getvalue(),
-        "pickle": pickle.dumps(clip.text_emb.bfloat16().contiguous().clone(), protocol=4),
+        "pickle": _pickled(clip.text_emb.bfloat16().contiguous().clone()),
         "json": json.dumps(clip.meta, ensure_ascii=False, sort_keys=True).encode(),
     }
 

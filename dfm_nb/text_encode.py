@@ -2,7 +2,7 @@
 
 Enters: documents as str. Leaves: their token ids as the bytes of the output dtype, ready to be appended to `.bin`.
 Guarantees: the ids of `Tokenizer.encode(text, add_special_tokens=False)`. The fast path runs only where that can be
-shown: the pre-tokenizer is one that `split_rule` knows, so a text is tokenized word by word, each word on its own; ASCII
+shown: the pre-tokenizer is one that `split_rule` knows, so a text is tokenized word by word, each word alone; ASCII
 text is cut by the same rule in `re`; a word that the tokenizer itself would cut again sends its document to the plain
 path; and a stretch with other characters is cut out between "letter" and "space letter", where no rule joins words.
 Everything else (other pre-tokenizers, added tokens in the text) goes through `encode_batch_fast`.

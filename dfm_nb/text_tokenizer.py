@@ -1,4 +1,4 @@
-"""Hugging Face tokenizers as the text corpus needs them: loaded as Megatron loads them, sent to worker processes as text.
+"""Hugging Face tokenizers for text corpora: loaded as Megatron loads them, sent to worker processes as text.
 
 Enters: a hub id, a folder, or a tokenizer.json. Leaves: `TokenizerSpec`, plain data: vocabulary size, EOD id, a hash.
 Guarantees: the ids are those of megatron.core's HuggingFaceTokenizer (no special tokens added; sep stands in for a

@@ -1,0 +1,222 @@
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dfm_nb import prepare, shards
+from dfm_nb.argv import guard
+
+SMALL = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--short-side", "32", "--shard-size", "8"]
+
+
+def run(out, *extra, argv=SMALL):
+    return guard(prepare.main, [*argv, "--output-dir", str(out), *extra])
+
+
+def parts(folder: Path) -> dict[str, bytes]:
+    """Every member of every tar by shard and name."""
+    out = {}
+    for tar in sorted(folder.glob("*.tar")):
+        for e in shards.scan_shard(tar):
+            data = tar.read_bytes()
+            out |= {f"{tar.name}/{e.key}.{p}": data[o : o + n] for p, (o, n) in e.parts.items()}
+    return out
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prep") / "data"
+    assert run(folder) == 0
+    return folder
+
+
+def test_reference_split_of_834_over_4():
+    ranges = prepare.balanced_ranges(834, 4)
+    assert ranges == [(0, 208), (208, 416), (416, 625), (625, 834)]
+
+
+def test_plans_of_all_ranks_cover_every_item_once():
+    keys = [f"k{i}" for i in range(101)]
+    plans = [p for r in range(3) for p in prepare.plan_shards(keys, r, 3, 7, 0.1, 0.05)]
+    items = sorted(i for p in plans for i in p.items)
+    assert items == list(range(101)) and len({p.name for p in plans}) == len(plans)
+    assert {p.split for p in plans} == {"train", "val", "test"}
+    one = {i: p.split for p in prepare.plan_shards(keys, 0, 1, 50, 0.1, 0.05) for i in p.items}
+    assert all(one[i] == p.split for p in plans for i in p.items)  # the split does not depend on the ranks
+
+
+def test_folder_holds_what_the_manifest_says(prepared):
+    m = json.loads((prepared / "manifest.json").read_text())
+    assert m["counts"]["samples"] == 40 and m["counts"]["dropped"] == 0 and m["counts"]["val"] >= 1
+    assert m["counts"]["train"] + m["counts"]["val"] == 40
+    for s in m["shards"]:
+        assert shards.sha256(prepared / s["name"]) == s["sha256"]
+    clips = [e.read() for tar in sorted(prepared.glob("*.tar")) for e in shards.scan_shard(tar)]
+    for c in clips:
+        t, h, w = c.meta["num_frames"], c.meta["image_height"], c.meta["image_width"]
+        assert list(c.latent.shape) == [1, 16, 1 + (t - 1) // 4, h // 8, w // 8]
+        assert c.text_emb.shape == (1, c.meta["text_tokens"], 384) and c.meta["fps"] > 0
+    train = np.concatenate([c.latent[0].float().flatten(1) for c in clips], 1)
+    np.testing.assert_allclose(train.mean(1), m["latent_mean"], atol=0.15)
+    assert m["psnr_db"]["images"] > 15
+
+
+def test_energon_reads_the_folder_and_its_splits(prepared):
+    from dfm_nb.dataset import EnergonStore
+
+    m = json.loads((prepared / "manifest.json").read_text())
+    train, val = EnergonStore(prepared), EnergonStore(prepared, "val")
+    assert (len(train), len(val)) == (m["counts"]["train"], m["counts"]["val"])
+    assert not set(train.keys) & set(val.keys)
+    clip = train.read(3)
+    assert clip.key == train.keys[3] and tuple(clip.latent.shape[-3:]) == train.grid(3)
+    assert train.empty_text.shape == (2, 384)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "energon", "info", str(prepared), "--dataset-config", "info.yaml"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "CrudeSample" in done.stdout
+
+
+def test_complete_folder_is_left_alone(prepared):
+    before = (prepared / "manifest.json").stat().st_mtime_ns
+    assert run(prepared) == 0
+    assert (prepared / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_folder_of_another_data_set_is_refused(prepared, capsys):
+    assert run(prepared, "--seed", "5") == 2
+    assert "already holds another data set" in capsys.readouterr().err
+
+
+def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(prepared, tmp_path / "d")
+    for name in ("manifest.json", "rank0-000001.tar"):
+        (tmp_path / "d" / name).unlink()
+    assert run(tmp_path / "d") == 2
+    assert "--resume" in capsys.readouterr().err
+    assert run(tmp_path / "d", "--resume") == 0
+    assert parts(tmp_path / "d") == parts(prepared)
+
+
+def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
+    from dfm_nb.argv import torchrun_argv
+
+    argv = torchrun_argv("dfm_nb.prepare", [*SMALL, "--output-dir", str(tmp_path / "d")], 2)
+    done = subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[INFO] Rank 1 of 2 processing 20 samples, from 20 to 40" in done.stdout
+    keys = lambda f: sorted(k.split("/")[1] for k in parts(f))  # noqa: E731
+    assert keys(tmp_path / "d") == keys(prepared)
+
+
+@pytest.mark.slow
+def test_killed_preparation_resumes_to_the_same_bytes(prepared, tmp_path):
+    rng, kills = random.Random(1), 0
+    argv = [sys.executable, "-m", "dfm_nb.prepare", *SMALL, "--output-dir", str(tmp_path / "d"), "--resume"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    while kills < 4:
+        process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + rng.uniform(3, 9)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    assert kills >= 1 and parts(tmp_path / "d") == parts(prepared)
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------------
+
+
+def picture(path: Path, width=40, height=40):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)).save(path)
+
+
+def test_unusable_files_are_counted_and_named(tmp_path, capsys):
+    source = tmp_path / "in"
+    source.mkdir()
+    for i in range(4):
+        picture(source / f"good_{i}.png")
+    picture(source / "narrow.png", width=12)
+    picture(source / "line.png", width=1, height=10000)
+    (source / "broken.png").write_bytes(b"\x89PNG nothing")
+    picture(source / "latin.png")
+    (source / "latin.txt").write_bytes("größer".encode("latin-1"))
+    picture(source / "silent.png")
+    (source / "silent.txt").write_text("")
+    assert run(tmp_path / "d", argv=["--source", f"folder:{source}", "--short-side", "32", "--val-fraction", "0"]) == 0
+    m = json.loads((tmp_path / "d" / "manifest.json").read_text())
+    assert m["counts"]["samples"] == 4 and m["counts"]["dropped"] == 5
+    named = " ".join(d["detail"] for d in m["drops"])
+    for name in ("broken.png", "latin.txt", "silent.txt"):
+        assert name in named
+    assert {d["key"].split("-")[0] for d in m["drops"]} == {"narrow", "line", "broken", "latin", "silent"}
+    captions = [e.meta["caption"] for t in (tmp_path / "d").glob("*.tar") for e in shards.scan_shard(t)]
+    assert sorted(captions) == ["good 0", "good 1", "good 2", "good 3"]
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--source", "folder:EMPTY"], "has no images or videos"),
+        (["--source", "folder:NOWHERE"], "NOWHERE is not a"),
+        (["--source", "syntetic"], "did you mean 'synthetic'"),
+        (["--source", "synthetic", "--tokenizer", "pcaa"], "did you mean 'pca'"),
+        (["--source", "synthetic", "--short-side", "40"], "multiples of 16"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(tmp_path, capsys, argv, message):
+    (tmp_path / "EMPTY").mkdir()
+    argv = [a.replace("EMPTY", str(tmp_path / "EMPTY")).replace("NOWHERE", str(tmp_path / "NOWHERE")) for a in argv]
+    assert run(tmp_path / "d", argv=argv) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+
+
+def test_source_without_a_usable_sample_is_an_error(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"no")
+    assert run(tmp_path / "d", argv=["--source", f"folder:{tmp_path / 'in'}"]) == 2
+    assert "a.png" in capsys.readouterr().err
+
+
+def test_inspect_shows_and_verify_finds_a_flipped_byte(prepared, tmp_path, capsys):
+    import shutil
+
+    from dfm_nb import inspect
+
+    folder = tmp_path / "d"
+    shutil.copytree(prepared, folder)
+    assert inspect.main([str(folder), "--verify"]) == 0
+    out = capsys.readouterr().out
+    assert "40 samples" in out and "verified" in out and (folder / "contact_sheet.png").stat().st_size > 10_000
+    tar = folder / "rank0-000000.tar"
+    data = bytearray(tar.read_bytes())
+    data[len(data) // 3] ^= 1
+    tar.write_bytes(data)
+    assert inspect.main([str(folder), "--verify", "--json"]) == 1
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert any("rank0-000000.tar does not match its checksum" in f for f in faults)
+
+
+def test_inspect_works_on_shards_from_elsewhere(prepared, tmp_path, capsys):
+    import shutil
+
+    from dfm_nb import inspect
+
+    shutil.copy(prepared / "rank0-000000.tar", tmp_path / "other.tar")
+    assert inspect.main([str(tmp_path)]) == 0
+    assert "tokenizer is unknown" in capsys.readouterr().out
+    assert guard(inspect.main, [str(tmp_path / "none")]) == 2
