@@ -62,12 +62,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         clean, run = Path(folder) / "clean", Path(folder) / "chaos"
         started = time.monotonic()
-        subprocess.run(command(clean, args.iterations), env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command(clean, args.iterations), env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         whole_s = time.monotonic() - started
         log, kills, progress = Path(folder) / "log.txt", 0, []
         while kills < args.kills:
             with log.open("ab") as out:
-                process = subprocess.Popen(command(run, args.iterations), env=env, stdout=out, stderr=out, start_new_session=True)
+                process = subprocess.Popen(
+                    command(run, args.iterations), env=env, stdout=out, stderr=out, start_new_session=True
+                )
             # start-up takes a third of a short run: instants up to a little beyond it hit imports, loading, steps and saves
             deadline = time.monotonic() + rng.uniform(0.3, 1.0) * min(whole_s, 16)
             while time.monotonic() < deadline and process.poll() is None:
@@ -78,7 +82,9 @@ def main() -> int:
             kills += 1
             progress.append(max(losses(run), default=0) if (run / "metrics.jsonl").exists() else 0)
             print(f"kill {kills}: iteration {progress[-1]}", flush=True)
-        subprocess.run(command(run, args.iterations), env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command(run, args.iterations), env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         same = losses(run) == losses(clean)
         result = {
             "kills": kills, "iterations": args.iterations, "identical": same, "iteration_at_each_kill": progress,

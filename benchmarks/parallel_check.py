@@ -28,7 +28,14 @@ def compare(precision: str) -> list[dict]:
         gradient, where = largest_relative_difference(got["gradients"], want["gradients"])
         loss = max(abs(a - b) / abs(b) for a, b in zip(got["losses"], want["losses"]))
         rows.append(
-            {"layout": name, "processes": world, "precision": precision, "loss": loss, "gradient": gradient, "worst": where}
+            {
+                "layout": name,
+                "processes": world,
+                "precision": precision,
+                "loss": loss,
+                "gradient": gradient,
+                "worst": where,
+            }
         )
         print(f"{precision} {name:28s} loss {loss:.1e}  gradient {gradient:.1e}  ({where})", flush=True)
     return rows
@@ -50,7 +57,9 @@ def main() -> int:
     OUT.with_suffix(".json").write_text(json.dumps(rows, indent=1))
     bad = [r for r in rows if r["gradient"] > TOLERANCE[r["precision"]]]
     for r in bad:
-        print(f"FAIL: {r['precision']} {r['layout']}: {r['gradient']:.2e} is more than {TOLERANCE[r['precision']]:g} in {r['worst']}")
+        print(
+            f"FAIL: {r['precision']} {r['layout']}: {r['gradient']:.2e} is more than {TOLERANCE[r['precision']]:g} in {r['worst']}"
+        )
     print(f"{len(rows) - len(bad)} passed, {len(bad)} failed")
     return bool(bad)
 

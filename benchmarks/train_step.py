@@ -28,7 +28,10 @@ from dfm_nb.train import pack_settings
 from dfm_nb.trainer import Trainer
 
 OUT = Path(__file__).parent / "results" / "train_step"
-SIZES = {"equal sizes": [[1, 8, 8]], "mixed sizes": [[1, 8, 8], [1, 8, 12], [3, 8, 8], [1, 12, 8], [5, 8, 8], [1, 6, 6]]}
+SIZES = {
+    "equal sizes": [[1, 8, 8]],
+    "mixed sizes": [[1, 8, 8], [1, 8, 12], [3, 8, 8], [1, 12, 8], [5, 8, 8], [1, 6, 6]],
+}
 TOKENS = 1024
 
 
@@ -65,7 +68,12 @@ class PlainDiT(nn.Module):
         super().__init__()
         h, p = m.hidden_size, m.in_channels * m.patch_temporal * m.patch_spatial**2
         self.h = h
-        self.x, self.text, self.text_norm, self.pool = nn.Linear(p, h), nn.Linear(m.text_dim, h), nn.RMSNorm(h), nn.Linear(h, h)
+        self.x, self.text, self.text_norm, self.pool = (
+            nn.Linear(p, h),
+            nn.Linear(m.text_dim, h),
+            nn.RMSNorm(h),
+            nn.Linear(h, h),
+        )
         self.sigma = nn.Sequential(nn.Linear(256, h), nn.SiLU(), nn.Linear(h, h))
         self.fps = nn.Sequential(nn.Linear(256, h), nn.SiLU(), nn.Linear(h, h))
         self.layers = nn.ModuleList(PlainLayer(h, m.num_attention_heads) for _ in range(m.num_layers))
@@ -79,7 +87,11 @@ class PlainDiT(nn.Module):
     def forward(self, b):
         text = self.text_norm(self.text(b["text"]))
         weight = b["text_valid"][..., None] / b["text_valid"].sum(1)[:, None, None]
-        cond = self.sigma(self.wave(b["c_noise"])) + self.fps(self.wave(b["fps"].log() / 4)) + self.pool((text * weight).sum(1))
+        cond = (
+            self.sigma(self.wave(b["c_noise"]))
+            + self.fps(self.wave(b["fps"].log() / 4))
+            + self.pool((text * weight).sum(1))
+        )
         x = self.x(b["x"]) + b["position"]
         mask, text_mask = b["valid"][:, None, None], b["text_valid"][:, None, None].bool()
         for layer in self.layers:

@@ -148,7 +148,12 @@ def pick_backend(name: str, device: torch.device) -> str:
 
 
 def packed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: SegmentLayout, backend: str = "sdpa", scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: SegmentLayout,
+    backend: str = "sdpa",
+    scale: float | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v within each segment; [t, heads, d]. `scale` defaults to 1 / sqrt(d)."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -171,7 +176,11 @@ def _sdpa(q, k, v, layout, scale):
             kr, vr = k.index_select(0, r.kv_index), v.index_select(0, r.kv_index)
         qr = q[r.q_start : r.q_start + r.count * r.q_len].view(r.count, r.q_len, *q.shape[1:])
         o = F.scaled_dot_product_attention(
-            qr.transpose(1, 2), kr.view(shape_kv).transpose(1, 2), vr.view(shape_kv).transpose(1, 2), r.kv_mask, scale=scale
+            qr.transpose(1, 2),
+            kr.view(shape_kv).transpose(1, 2),
+            vr.view(shape_kv).transpose(1, 2),
+            r.kv_mask,
+            scale=scale,
         )
         outs.append(o.transpose(1, 2).reshape(-1, *q.shape[1:]))
     return outs[0] if len(outs) == 1 else torch.cat(outs)

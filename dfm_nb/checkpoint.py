@@ -200,7 +200,9 @@ def _sharded_state(pieces: Pieces, loading: bool) -> dict:
 class Writer:
     """Saves under one root; asynchronous saves are finished by `poll` (each step) and `finish`."""
 
-    def __init__(self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False, say=print):
+    def __init__(
+        self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False, say=print
+    ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self._queue = AsyncCallsQueue() if asynchronous else None
 
@@ -292,7 +294,9 @@ def seed_optimizer_state(optimizer) -> None:
             for p in group["params"]:
                 if not part.optimizer.state[p]:
                     part.optimizer.state[p].update(
-                        step=torch.zeros((), device=p.device), exp_avg=torch.zeros_like(p.data), exp_avg_sq=torch.zeros_like(p.data)
+                        step=torch.zeros((), device=p.device),
+                        exp_avg=torch.zeros_like(p.data),
+                        exp_avg_sq=torch.zeros_like(p.data),
                     )
 
 
@@ -409,7 +413,9 @@ def gather_whole(chunks, values: Mapping[str, torch.Tensor] | None = None) -> di
     if dist.get_rank() != 0:
         return {}
     return {
-        name: by_rank[0][0] if by_rank[0][1] is None else torch.cat([by_rank[r][0] for r in sorted(by_rank)], by_rank[0][1])
+        name: by_rank[0][0]
+        if by_rank[0][1] is None
+        else torch.cat([by_rank[r][0] for r in sorted(by_rank)], by_rank[0][1])
         for name, by_rank in parts.items()
     }
 

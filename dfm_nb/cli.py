@@ -15,7 +15,6 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
-    "text": ("dfm_nb.text_cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, blend, merge"),
     "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
@@ -42,7 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         import difflib
 
         near = difflib.get_close_matches(verb, VERBS, 1)
-        raise ValueError(f"there is no verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else "; see dfm --help"))
+        raise ValueError(
+            f"there is no verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else "; see dfm --help")
+        )
     module, function, _ = VERBS[verb]
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)

@@ -357,7 +357,12 @@ class MockStore:
     """
 
     def __init__(self, sizes, text_tokens: int = 12, channels: int = 16, text_dim: int = 384, length: int = 1 << 16):
-        self.sizes, self.text_tokens, self.channels, self.text_dim = [tuple(s) for s in sizes], text_tokens, channels, text_dim
+        self.sizes, self.text_tokens, self.channels, self.text_dim = (
+            [tuple(s) for s in sizes],
+            text_tokens,
+            channels,
+            text_dim,
+        )
         self._length = length
         self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
@@ -379,7 +384,9 @@ class MockStore:
 class PackPlan:
     """The endless global sequence of packs, as lists of (epoch, sample index); see the module's guarantees."""
 
-    def __init__(self, store: SampleStore, settings: PackSettings, capacity: int, buffer_size: int, shuffle: bool = True):
+    def __init__(
+        self, store: SampleStore, settings: PackSettings, capacity: int, buffer_size: int, shuffle: bool = True
+    ):
         self.store, self.settings, self.shuffle = store, settings, shuffle
         volume = settings.patch_temporal * settings.patch_spatial**2
         self._tokens = [t * h * w // volume for t, h, w in (store.grid(i) for i in range(len(store)))]
@@ -469,7 +476,13 @@ class PackedLoader:
     """
 
     def __init__(
-        self, plan: PackPlan, packs_per_step: int, dp_rank: int = 0, dp_size: int = 1, num_workers: int = 1, prefetch_steps: int = 2
+        self,
+        plan: PackPlan,
+        packs_per_step: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        num_workers: int = 1,
+        prefetch_steps: int = 2,
     ):
         assert packs_per_step % dp_size == 0, (packs_per_step, dp_size)
         self.plan, self.builder = plan, PackBuilder(plan.store, plan.settings)

@@ -167,7 +167,9 @@ class TextCrossAttention(CrossAttention):
 class DiTLayer(TransformerLayer):
     """Self attention, text cross attention and MLP, each normalised, shifted, scaled and gated by adaLN-zero."""
 
-    def __init__(self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs):
+    def __init__(
+        self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
+    ):
         super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
         self.adaln = AdaLN(config, 9, config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
@@ -240,7 +242,9 @@ class DiT(MegatronModule):
     model_type = ModelType.encoder_or_decoder
     share_embeddings_and_output_weights = False
 
-    def __init__(self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None):
+    def __init__(
+        self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
+    ):
         super().__init__(config)
         self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
         h, dtype = config.hidden_size, config.params_dtype

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from dfm_nb.argv import ArgumentParser, guard
 
-NEEDED = ("torch", "megatron-core", "megatron-energon", "webdataset", "transformers", "safetensors", "av", "skia-python", "omegaconf")
+NEEDED = (
+    "torch",
+    "megatron-core",
+    "megatron-energon",
+    "webdataset",
+    "transformers",
+    "safetensors",
+    "av",
+    "skia-python",
+    "omegaconf",
+)
 OPTIONAL = {
     "flash-attn": "faster packed attention on CUDA (otherwise torch's varlen attention)",
     "transformer-engine": "fused optimizer kernels on CUDA",
@@ -48,7 +58,10 @@ def devices() -> list[Finding]:
 
     if torch.cuda.is_available():
         return [
-            Finding("ok", f"{torch.cuda.get_device_name(i)}, {torch.cuda.get_device_properties(i).total_memory / 2**30:.0f} GiB")
+            Finding(
+                "ok",
+                f"{torch.cuda.get_device_name(i)}, {torch.cuda.get_device_properties(i).total_memory / 2**30:.0f} GiB",
+            )
             for i in range(torch.cuda.device_count())
         ]
     fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
@@ -85,7 +98,12 @@ def room() -> list[Finding]:
 
     disk, memory = shutil.disk_usage("."), psutil.virtual_memory()
     level = "ok" if disk.free > 5 * 2**30 else "note"
-    return [Finding(level, f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available")]
+    return [
+        Finding(
+            level,
+            f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available",
+        )
+    ]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -73,9 +73,7 @@ def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float
     return (gamma_a + 1) * (gamma_b + 1) / ((gamma_a + gamma_b + 1) * t_max) * (t_min / t_max) ** gamma_of_later
 
 
-def combine_weights(
-    stored: Sequence[tuple[float, float]], target: tuple[float, float]
-) -> np.ndarray:
+def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, float]) -> np.ndarray:
     """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (Algorithm 3), made to sum to 1."""
     pairs = [(t, sigma_rel_to_gamma(s)) for t, s in stored]
     goal = (target[0], sigma_rel_to_gamma(target[1]))

@@ -54,7 +54,9 @@ def unseen_attributes(count: int, motion: str) -> list[dict[str, str]]:
     triples, out = synthetic.unseen_combinations(), []
     most = len(triples) * len(synthetic.SPECIES)
     if not 0 < count <= most:
-        raise ValueError(f"there are {most} unseen combinations to draw; got {count}; use --num-prompts {most} or fewer")
+        raise ValueError(
+            f"there are {most} unseen combinations to draw; got {count}; use --num-prompts {most} or fewer"
+        )
     for i in range(count):
         turn = i // len(triples)
         species = synthetic.SPECIES[(i + turn) % len(synthetic.SPECIES)]
@@ -87,7 +89,10 @@ def score(videos: list[np.ndarray], wanted: list[dict[str, str]], classifier: At
         out[name] = {"accuracy": hits / n, "low": low, "high": high, "chance": at_random[name]}
     if len(videos[0]) > 1:
         motions = [wing_motion(v) for v in videos]
-        real = [wing_motion(synthetic.render(w, i, *videos[0].shape[1:3], len(videos[0]))) for i, w in enumerate(wanted[:16])]
+        real = [
+            wing_motion(synthetic.render(w, i, *videos[0].shape[1:3], len(videos[0])))
+            for i, w in enumerate(wanted[:16])
+        ]
         out["wing_motion"] = {"mean": float(np.mean(motions)), "real_clips": float(np.mean(real))}
     return out
 
@@ -127,7 +132,9 @@ def main(argv: list[str] | None = None) -> int:
         result[kind] = score(videos, wanted, classifier)
         sheet += [(v, r.prompt) for v, r in zip(videos, drawn)][: 24 if frames == 1 else 6]
     if args.contact_sheet:
-        video.write_png(args.contact_sheet, video.contact_sheet([v for v, _ in sheet], [c for _, c in sheet], columns=8))
+        video.write_png(
+            args.contact_sheet, video.contact_sheet([v for v, _ in sheet], [c for _, c in sheet], columns=8)
+        )
     if args.output:
         write_atomically(Path(args.output), json.dumps(result, indent=1).encode())
     print(table(result))
@@ -138,7 +145,10 @@ def main(argv: list[str] | None = None) -> int:
 def table(result: dict) -> str:
     """Markdown: what was found against what was asked."""
     real = result["classifier_on_real_renders"]
-    lines = ["| what | attribute | found as asked | 95 % interval | chance | classifier on real renders |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| what | attribute | found as asked | 95 % interval | chance | classifier on real renders |",
+        "|---|---|---|---|---|---|",
+    ]
     for kind in ("images", "clips"):
         for name in MEASURED if kind in result else ():
             r = result[kind][name]

@@ -23,7 +23,9 @@ def parse(argv: list[str] | None):
     p = ArgumentParser(prog="dfm export", description="Write consolidated weights.")
     p.add_argument("source", help="run folder or iter_* folder")
     p.add_argument("--output", required=True, help="FILE.safetensors or FILE.pth")
-    p.add_argument("--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones")
+    p.add_argument(
+        "--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones"
+    )
     p.add_argument("--raw", action="store_true", help="the weights themselves instead of an average")
     return p.parse_args(argv)
 

@@ -124,7 +124,9 @@ class Pipeline:
     >>> clips = pipe(["a blue morpho on a meadow"], num_steps=20, guidance=3.0)   # doctest: +SKIP
     """
 
-    def __init__(self, config: cfg.Config, chunks, folder: Path, tokenizer_path=None, text_encoder_path=None, guide=None):
+    def __init__(
+        self, config: cfg.Config, chunks, folder: Path, tokenizer_path=None, text_encoder_path=None, guide=None
+    ):
         self.config, self.chunks, self.folder = config, chunks, folder
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
@@ -195,7 +197,9 @@ class Pipeline:
             self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
         return [self._texts[t] if t else self.empty_text for t in texts]
 
-    def __call__(self, prompts: Sequence[str] | str, batch_size: int = 16, callback=None, progress=False, **settings) -> Clips:
+    def __call__(
+        self, prompts: Sequence[str] | str, batch_size: int = 16, callback=None, progress=False, **settings
+    ) -> Clips:
         """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         requests = [Request(prompt=p, index=i, **settings) for i, p in enumerate(prompts)]
@@ -228,7 +232,10 @@ class Pipeline:
         start = self._start_latents(requests)
         given = self._given_frames(requests)
         noise = torch.stack(
-            [torch.randn(c, t, h, w, generator=generator_for("sample", r.seed, r.index), dtype=torch.float64) for r in requests]
+            [
+                torch.randn(c, t, h, w, generator=generator_for("sample", r.seed, r.index), dtype=torch.float64)
+                for r in requests
+            ]
         )
         x = (start + sigmas[0] * noise).to(self.device)
         guided = _Guided(self, requests, given)
@@ -236,7 +243,9 @@ class Pipeline:
         if first.sampler in samplers.STOCHASTIC:
             options["noise"] = [generator_for("churn", r.seed, r.index) for r in requests]
         try:
-            x = samplers.get_sampler(first.sampler)(guided, x, sigmas, callback=self._preview(callback, requests), **options)
+            x = samplers.get_sampler(first.sampler)(
+                guided, x, sigmas, callback=self._preview(callback, requests), **options
+            )
         except torch.cuda.OutOfMemoryError as error:
             raise ValueError(_out_of_memory(first, len(requests))) from error
         return guided.with_given(x)
@@ -260,7 +269,9 @@ class Pipeline:
             return torch.zeros(len(requests), c, t, h, w, dtype=torch.float64)
         frames, _ = video.read_video(r.init_video)
         if len(frames) < r.num_video_frames:
-            raise ValueError(f"{r.init_video} has {len(frames)} frames; --num-video-frames asks for {r.num_video_frames}")
+            raise ValueError(
+                f"{r.init_video} has {len(frames)} frames; --num-video-frames asks for {r.num_video_frames}"
+            )
         frames = video.resize(frames[: r.num_video_frames], r.height, r.width)
         return self._encode_pixels(frames)[None].expand(len(requests), -1, -1, -1, -1)
 
@@ -312,9 +323,7 @@ class _Guided:
             )  # fmt: skip
             pack: Pack = pack_draws(draws, settings)
             assert abs(float(pack.sigma[0]) - (CLEAN_SIGMA if given else 1.0)) < 1e-6
-            denoiser = PackDenoiser(
-                self.pipe.chunks, pack, self.pipe.config.model.sigma_data, self.pipe.device
-            )
+            denoiser = PackDenoiser(self.pipe.chunks, pack, self.pipe.config.model.sigma_data, self.pipe.device)
             self._packs[both] = denoiser, [int(k) for k in pack.keys]
         return self._packs[both]
 
@@ -382,8 +391,12 @@ def parse(argv: list[str] | None):
     p.add_argument("--num-steps", type=int, default=35)
     p.add_argument("--guidance", type=float, default=7.0,
                    help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt")  # fmt: skip
-    p.add_argument("--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts")
-    p.add_argument("--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance")
+    p.add_argument(
+        "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts"
+    )
+    p.add_argument(
+        "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
+    )
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
     p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
     p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES))
@@ -447,7 +460,9 @@ def _read_prompts(path: Path) -> list[dict]:
         unknown = set(record) - known
         if unknown or "prompt" not in record:
             what = f"unknown {', '.join(sorted(unknown))}" if unknown else "no prompt"
-            raise ValueError(f"{path}, line {number}: {what}; a line has a prompt and may set {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{path}, line {number}: {what}; a line has a prompt and may set {', '.join(sorted(known))}"
+            )
         if record.get("guidance_interval"):
             record["guidance_interval"] = tuple(record["guidance_interval"])
         out.append(record)

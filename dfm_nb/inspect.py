@@ -23,7 +23,9 @@ def parse(argv: list[str] | None):
     p.add_argument("folder")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
     p.add_argument("--verify", action="store_true", help="decode every sample and recheck every checksum")
-    p.add_argument("--contact-sheet", help="PNG to write; default contact_sheet.png in the folder, when latents can be decoded")
+    p.add_argument(
+        "--contact-sheet", help="PNG to write; default contact_sheet.png in the folder, when latents can be decoded"
+    )
     p.add_argument("--samples", type=int, default=24, help="pictures on the contact sheet")
     p.add_argument("--tokenizer-path", help="tokenizer file or folder, when it is not beside the shards")
     return p.parse_args(argv)
@@ -38,7 +40,8 @@ def describe(folder: Path) -> dict:
     manifest_path = folder / "manifest.json"
     manifest = json.loads(manifest_path.read_text()) if manifest_path.is_file() else None
     sizes = Counter(
-        f"{e.meta.get('num_frames', '?')}x{e.meta.get('image_height', '?')}x{e.meta.get('image_width', '?')}" for e in entries
+        f"{e.meta.get('num_frames', '?')}x{e.meta.get('image_height', '?')}x{e.meta.get('image_width', '?')}"
+        for e in entries
     )
     text = [e.meta["text_tokens"] for e in entries if "text_tokens" in e.meta]
     out: dict = {
@@ -120,7 +123,9 @@ def table(d: dict) -> str:
         c = d["counts"]
         lines.append(f"  splits: train {c['train']}, val {c['val']}, test {c['test']}; dropped {c['dropped']}")
         lines += [f"    {reason}: {n}" for reason, n in c["dropped_by_reason"].items()]
-        lines.append(f"  source {d['source']['name']}, tokenizer {d['tokenizer']['name']}, text encoder {d['text_encoder']['name']}")
+        lines.append(
+            f"  source {d['source']['name']}, tokenizer {d['tokenizer']['name']}, text encoder {d['text_encoder']['name']}"
+        )
         psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in d["psnr_db"].items() if k != "split")
         lines.append(f"  tokenizer PSNR on {d['psnr_db']['split']}: {psnr}")
     if d["duplicate_keys"]:
@@ -147,7 +152,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"  FAULT: {fault}")
         if args.verify and not found["faults"]:
             print("  verified: every checksum and every sample is good")
-        print(f"  contact sheet: {found['contact_sheet']}" if picture is not None else "  no contact sheet: the tokenizer is unknown")
+        print(
+            f"  contact sheet: {found['contact_sheet']}"
+            if picture is not None
+            else "  no contact sheet: the tokenizer is unknown"
+        )
     return 1 if found.get("faults") else 0
 
 

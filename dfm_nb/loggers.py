@@ -27,7 +27,9 @@ class Loggers:
             self._tensorboard = SummaryWriter(str(run.path / "tensorboard"))
         if config.wandb_project and config.wandb_mode != "disabled":
             if importlib.util.find_spec("wandb") is None:
-                raise ValueError("logger.wandb_project is set but wandb is not installed; pip install wandb, or unset it")
+                raise ValueError(
+                    "logger.wandb_project is set but wandb is not installed; pip install wandb, or unset it"
+                )
             import wandb
 
             self._wandb = wandb.init(
@@ -37,7 +39,9 @@ class Loggers:
 
     def scalars(self, iteration: int, record: Mapping[str, object]) -> None:
         """Every finite number of a metrics record."""
-        numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and math.isfinite(v) and k != "iteration"}
+        numbers = {
+            k: v for k, v in record.items() if isinstance(v, (int, float)) and math.isfinite(v) and k != "iteration"
+        }
         if self._tensorboard is not None:
             for name, value in numbers.items():
                 self._tensorboard.add_scalar(name, value, iteration)
@@ -51,7 +55,9 @@ class Loggers:
         if self._wandb is not None:
             import wandb
 
-            media = wandb.Image(str(path), caption=caption) if len(frames) == 1 else wandb.Video(str(path), caption=caption)
+            media = (
+                wandb.Image(str(path), caption=caption) if len(frames) == 1 else wandb.Video(str(path), caption=caption)
+            )
             self._wandb.log({"sample": media}, step=iteration)
 
     def close(self) -> None:

@@ -117,7 +117,9 @@ def read_item(source: Source, index: int, geometry: Geometry) -> Read:
         return error
 
 
-def read_ahead(source: Source, items, geometry: Geometry, pool: ThreadPoolExecutor, window: int) -> Iterator[tuple[int, Read]]:
+def read_ahead(
+    source: Source, items, geometry: Geometry, pool: ThreadPoolExecutor, window: int
+) -> Iterator[tuple[int, Read]]:
     """`read_item` of each item in order, `window` of them in flight."""
     waiting: deque[tuple[int, Future]] = deque()
     for index in items:
@@ -225,9 +227,13 @@ def parse(argv: list[str] | None):
     p.add_argument("--output-dir", required=True)
     p.add_argument("--tokenizer", default="pca", help=", ".join(plugins.names("tokenizers")))
     p.add_argument("--text-encoder", default="minilm", help=", ".join(plugins.names("text_encoders")))
-    p.add_argument("--tokenizer-cache-dir", "--tokenizer-path", dest="tokenizer_path", help="its file, folder or hub cache")
+    p.add_argument(
+        "--tokenizer-cache-dir", "--tokenizer-path", dest="tokenizer_path", help="its file, folder or hub cache"
+    )
     p.add_argument("--t5-cache-dir", "--text-encoder-path", dest="text_encoder_path", help="folder or hub cache")
-    p.add_argument("--short-side", type=int, help="px; default 512 with cosmos_cv, else 64; synthetic draws at this size")
+    p.add_argument(
+        "--short-side", type=int, help="px; default 512 with cosmos_cv, else 64; synthetic draws at this size"
+    )
     p.add_argument("--upscale", action="store_true", help="also enlarge smaller images")
     p.add_argument("--limit", type=int, help="only the first N items")
     p.add_argument("--num-images", type=int, help="synthetic: images to draw")
@@ -331,7 +337,9 @@ def claim_folder(folder: Path, wanted: dict, args) -> bool:
         if manifest.is_file():
             return True
         if not args.resume:
-            raise FileExistsError(f"{folder} holds an unfinished preparation; pass --resume to go on or --overwrite to start anew")
+            raise FileExistsError(
+                f"{folder} holds an unfinished preparation; pass --resume to go on or --overwrite to start anew"
+            )
         for leftover in folder.glob("*.tmp"):
             leftover.unlink()
         return False
@@ -343,7 +351,14 @@ def claim_folder(folder: Path, wanted: dict, args) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    names = {".nv-meta", shards.RECORDS, "manifest.json", "tokenizer.safetensors", "text_empty.safetensors", "contact_sheet.png"}
+    names = {
+        ".nv-meta",
+        shards.RECORDS,
+        "manifest.json",
+        "tokenizer.safetensors",
+        "text_empty.safetensors",
+        "contact_sheet.png",
+    }
     return path.name in names or path.suffix in (".tar", ".tmp", ".idx")
 
 
@@ -400,11 +415,24 @@ def main(argv: list[str] | None = None) -> int:
     geometry = Geometry(None if args.source == "synthetic" else short_side(args), args.upscale)
     text_module = plugins.load("text_encoders", args.text_encoder)
     text_encoder = text_module.build(args.text_encoder_path, device=device, max_tokens=args.max_text_tokens)
-    if me.rank == 0 and args.tokenizer == "pca" and not args.tokenizer_path and not (folder / "tokenizer.safetensors").exists():
+    if (
+        me.rank == 0
+        and args.tokenizer == "pca"
+        and not args.tokenizer_path
+        and not (folder / "tokenizer.safetensors").exists()
+    ):
         fit_tokenizer(args, source, geometry, keys, folder)
     me.barrier()
     tokenizer = build_tokenizer(args, folder, device)
-    encode_rank(args, me, source, keys, folder, geometry, Encoder(tokenizer, text_encoder, 1 << 24, device, args.pad_text_tokens))
+    encode_rank(
+        args,
+        me,
+        source,
+        keys,
+        folder,
+        geometry,
+        Encoder(tokenizer, text_encoder, 1 << 24, device, args.pad_text_tokens),
+    )
     me.barrier()
     if me.rank == 0:
         complete_folder(args, me, source, keys, folder, geometry, tokenizer, text_encoder)
@@ -474,7 +502,9 @@ def complete_folder(args, me: Rank, source, keys, folder: Path, geometry, tokeni
         example = next(d for d in drops if d["reason"] == reason)
         log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
     psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
-    log.info("%d samples in %d shards; tokenizer PSNR on %s: %s", manifest["counts"]["samples"], len(full), held_out, psnr)
+    log.info(
+        "%d samples in %d shards; tokenizer PSNR on %s: %s", manifest["counts"]["samples"], len(full), held_out, psnr
+    )
     log.info("Webdataset shards saved to %s/", folder)
 
 
@@ -493,8 +523,6 @@ def reconstruction_psnr(source, keys, args, geometry: Geometry, tokenizer, split
             kind = "images" if clip.video.shape[0] == 1 else "clips"
             by_kind.setdefault(kind, []).append(10 * math.log10(255**2 / max(error, 1e-8)))
     return {kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}
-
-
 
 
 if __name__ == "__main__":

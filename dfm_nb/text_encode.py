@@ -33,9 +33,14 @@ _CL100K = (
 )
 _SPLITS = {_CL100K % "{1,3}", _CL100K % "", _GPT2}  # Llama 3 and GPT-4; Qwen 2 to 3; GPT-2 written out
 _WHITESPACE = r"\w+|[^\w\s]+"
-# BertNormalizer deletes control characters (vertical tab and form feed too): they must reach `_is_word`, so no \s here.
+# BertNormalizer deletes control characters (vertical tab and form feed too): they must reach `_word`, so no \s here.
 _CLEANED_WHITESPACE = r"\w+|[^\w \t\n\r]+"
 _CLEANED_BERT = r"[A-Za-z0-9]+|[^ \t\n\rA-Za-z0-9]"
+
+
+# What most words match, tried first. It changes nothing: in these patterns a text that begins with a letter, or with a
+# space and a letter, can only match the letters' alternative, since contractions begin with an apostrophe.
+_FIRST = r" ?[A-Za-z]+|"
 
 
 class Fallback(Exception):
@@ -49,7 +54,8 @@ class DocumentTooLong(ValueError):
 def _ascii(pattern: str) -> re.Pattern[str]:
     r"""The pattern restricted to ASCII text: \p{L} and \p{N} become ranges, \s and \w are ASCII's."""
     inside = re.sub(r"\[\^[^\]]*\]", lambda m: m[0].replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9"), pattern)
-    return re.compile(inside.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]"), re.ASCII)
+    body = inside.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]")
+    return re.compile(_FIRST + body if "A-Za-z" in inside and " ?" in inside else body, re.ASCII)
 
 
 def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
@@ -81,21 +87,19 @@ def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
     return None
 
 
-class _Words(dict):
-    """word -> token bytes, filled on the first sight of a word."""
+class _Memo(dict):
+    """text -> token bytes, filled on the first sight of a text."""
 
-    def __init__(self, encode: Callable[[str], bytes], check: Callable[[str], bool]):
+    def __init__(self, encode: Callable[[str], bytes]):
         super().__init__()
-        self._encode, self._check = encode, check
+        self._encode = encode
 
-    def __missing__(self, word: str) -> bytes:
-        if not self._check(word):
-            raise Fallback(word)
-        value = self._encode(word)
-        if len(word) <= 64:
+    def __missing__(self, text: str) -> bytes:
+        value = self._encode(text)
+        if len(text) <= 64:
             if len(self) >= MAX_WORDS:
                 self.clear()
-            self[word] = value
+            self[text] = value
         return value
 
 
@@ -120,21 +124,18 @@ class TextEncoder:
         self._findall = rule.findall
         self._added = [t["content"] for t in json.loads(description)["added_tokens"]]
         self._heads = sorted({t[:2] if t[:1] == "<" else t[:1] for t in self._added})
-        self._words = _Words(self._encode, self._is_word)
-        self._stretches = _Words(self._encode, lambda text: True)
+        self._parts = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model
+        self._words = _Memo(self._word)
+        self._stretches = _Memo(lambda text: self._tokens([text])[0])
 
-    def _encode(self, text: str) -> bytes:
-        return self._tokens([text])[0]
-
-    def _is_word(self, word: str) -> bool:
-        normalizer, pre = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        if normalizer is not None:
-            normal = normalizer.normalize_str(word)
-            if len(normal) != len(word):
-                return False
-            word = normal
-        pieces = pre.pre_tokenize_str(word)
-        return len(pieces) == 1 and pieces[0][1] == (0, len(word))
+    def _word(self, word: str) -> bytes:
+        """Token bytes of one word; Fallback unless normaliser and pre-tokenizer keep it in one piece."""
+        normalizer, pre_tokenizer, model = self._parts
+        normal = word if normalizer is None else normalizer.normalize_str(word)
+        pieces = pre_tokenizer.pre_tokenize_str(normal)
+        if len(normal) != len(word) or len(pieces) != 1 or pieces[0][1] != (0, len(word)):
+            raise Fallback
+        return np.array([t.id for t in model.tokenize(pieces[0][0])], self.dtype).tobytes()
 
     def encode_batch(self, texts: list[str]) -> list[bytes]:
         """Token bytes of each text, in order."""

@@ -273,9 +273,7 @@ class Training:
         self.skipped += 1
         self.skipped_in_a_row += 1
         keys = [k for p in packs for k in p.keys]
-        log.warning(
-            "Iteration %d skipped: loss %s, gradient norm %s", self.iteration, result.loss, result.grad_norm
-        )
+        log.warning("Iteration %d skipped: loss %s, gradient norm %s", self.iteration, result.loss, result.grad_norm)
         with (self.run.path / "skipped.jsonl").open("a") as f:
             f.write(json.dumps({"iteration": self.iteration, "rank": self.rank, "keys": keys}) + "\n")
 

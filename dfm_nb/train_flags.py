@@ -32,9 +32,7 @@ def resolve(args, world_size: int) -> cfg.Resolved:
     if args.mock:
         overrides.insert(0, "dataset.mock=true")
     world = None if args.print_config else world_size
-    return cfg.resolve(
-        args.recipe, args.config_file, overrides, training=not args.print_config, world_size=world
-    )
+    return cfg.resolve(args.recipe, args.config_file, overrides, training=not args.print_config, world_size=world)
 
 
 def show(resolved: cfg.Resolved) -> int:

@@ -1,6 +1,6 @@
 """The demo: prepare, train on two processes, measure, generate; finished stages are skipped, so it can be run again.
 
-    python scripts/demo.py [--run-dir runs/demo]
+python scripts/demo.py [--run-dir runs/demo]
 """
 
 from __future__ import annotations
@@ -52,18 +52,38 @@ class Demo:
 
     def main(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
-        print("dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 min, measure and draw 1.5 min.")
+        print(
+            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 min, measure and draw 1.5 min."
+        )
         prepare = dfm("prepare", "--source", "synthetic", "--num-images", IMAGES, "--num-clips", CLIPS, "--output-dir",
                       self.data, "--nproc-per-node", 2, "--resume")  # fmt: skip
         self.stage("prepare", "procedural butterflies -> latents -> shards", self.data / "manifest.json", prepare)
-        train = dfm("pretrain", "--nproc-per-node", 2, "--recipe", "demo", "--dataset-path", self.data, "--run-dir", self.train)
-        self.stage("train", "a small DiT with torchrun", self.train / "checkpoints" / "done", train, ["touch", str(self.train / "checkpoints" / "done")])
+        train = dfm(
+            "pretrain", "--nproc-per-node", 2, "--recipe", "demo", "--dataset-path", self.data, "--run-dir", self.train
+        )
+        self.stage(
+            "train",
+            "a small DiT with torchrun",
+            self.train / "checkpoints" / "done",
+            train,
+            ["touch", str(self.train / "checkpoints" / "done")],
+        )
         evaluate = dfm("evaluate", "--checkpoint-path", self.train, "--classifier-cache", self.run / "classifier.safetensors",
                        "--output", self.run / "evaluation.json", "--contact-sheet", self.run / "contact_sheet.png")  # fmt: skip
         self.stage("measure", "64 unseen attribute combinations", self.run / "evaluation.json", evaluate)
         self.out.mkdir(exist_ok=True)
         draw = [
-            dfm("generate", "--checkpoint-path", self.train, "--prompt", p, *DRAW, "--overwrite", "--video-save-path", self.out / f"{i}.mp4")
+            dfm(
+                "generate",
+                "--checkpoint-path",
+                self.train,
+                "--prompt",
+                p,
+                *DRAW,
+                "--overwrite",
+                "--video-save-path",
+                self.out / f"{i}.mp4",
+            )
             for i, p in enumerate(PROMPTS)
         ]
         self.stage("generate", "one mp4 per prompt", self.out / f"{len(PROMPTS) - 1}.mp4.json", *draw)

@@ -49,9 +49,7 @@ def run_ranks(world: int, function, *args, timeout_s: float = 120) -> list:
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
-        ranks = [
-            context.Process(target=_child, args=(r, world, store, function, args, results)) for r in range(world)
-        ]
+        ranks = [context.Process(target=_child, args=(r, world, store, function, args, results)) for r in range(world)]
         for p in ranks:
             p.start()
         out = {}

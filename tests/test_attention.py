@@ -54,7 +54,8 @@ def test_context_parallel_slices_put_together_are_the_whole(size, backend):
     layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
     q, k, v = tensors(q_lens, kv_lens)
     parts = [
-        packed_attention(q[r * 16 // size : (r + 1) * 16 // size], k, v, layout.local(r, size), backend) for r in range(size)
+        packed_attention(q[r * 16 // size : (r + 1) * 16 // size], k, v, layout.local(r, size), backend)
+        for r in range(size)
     ]
     torch.testing.assert_close(torch.cat(parts), reference(q, k, v, layout))
 

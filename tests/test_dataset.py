@@ -5,7 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dfm_nb.dataset import CLEAN_SIGMA, LatentStatistics, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings, draw_sample, pack_draws
+from dfm_nb.dataset import (
+    CLEAN_SIGMA,
+    LatentStatistics,
+    MockStore,
+    PackBuilder,
+    PackedLoader,
+    PackPlan,
+    PackSettings,
+    draw_sample,
+    pack_draws,
+)
 from dfm_nb.packing import unpatchify
 
 SETTINGS = PackSettings(seed=3)
@@ -140,7 +150,9 @@ def test_unreadable_sample_is_left_out_by_name():
 
     store = MockStore(SIZES, channels=4, text_dim=6)
     good = store.read
-    store.read = lambda i: good(i) if i != 2 else (_ for _ in ()).throw(SampleError("damaged", "sample mock000002: torn"))
+    store.read = lambda i: (
+        good(i) if i != 2 else (_ for _ in ()).throw(SampleError("damaged", "sample mock000002: torn"))
+    )
     pack = PackBuilder(store, SETTINGS).build([(0, 1), (0, 2), (0, 3)], 200)
     assert pack.dropped == [("damaged", "sample mock000002: torn")]
     assert len(pack.keys) == 2

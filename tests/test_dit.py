@@ -10,7 +10,13 @@ from dfm_nb.denoiser import forward, slice_pack
 from dfm_nb.trainer import build_chunks
 
 SETTINGS = PackSettings(seed=5, caption_dropout=0.0)
-SMALL = ["model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "model.in_channels=4", "model.text_dim=6"]
+SMALL = [
+    "model.num_layers=2",
+    "model.hidden_size=48",
+    "model.num_attention_heads=4",
+    "model.in_channels=4",
+    "model.text_dim=6",
+]
 
 
 def model_config(*overrides):
@@ -56,7 +62,9 @@ def test_parameter_count_is_the_closed_form(one_rank, lora, pooled):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["DiT-S", "DiT-B", "DiT-L", "DiT-XL"])
 def test_named_sizes_have_the_counted_parameters(one_rank, size):
-    model = cfg.resolve(None, overrides=[f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]).config.model
+    model = cfg.resolve(
+        None, overrides=[f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
+    ).config.model
     _, (chunk,) = build_chunks(model, "bf16", seed=1)
     assert sum(p.numel() for p in chunk.parameters()) == sizes.parameter_count(model)
 

@@ -7,7 +7,6 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-
 from safetensors.torch import load_file
 
 from dfm_nb.argv import guard, torchrun_argv
@@ -22,7 +21,18 @@ def trained(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("gen")
     data, run = folder / "data", folder / "run"
-    argv = ["--source", "synthetic", "--num-images", "30", "--num-clips", "4", "--short-side", "32", "--output-dir", str(data)]
+    argv = [
+        "--source",
+        "synthetic",
+        "--num-images",
+        "30",
+        "--num-clips",
+        "4",
+        "--short-side",
+        "32",
+        "--output-dir",
+        str(data),
+    ]
     assert prepare(argv) == 0
     argv = [
         "--recipe", "demo", "--dataset-path", str(data), "--run-dir", str(run), "model.num_layers=2", "model.hidden_size=48",
@@ -30,7 +40,10 @@ def trained(tmp_path_factory):
         "scheduler.lr_warmup_iters=1", "train.eval_interval=0",
     ]  # fmt: skip
     done = subprocess.run(
-        torchrun_argv("dfm_nb.train", argv, 1), env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        torchrun_argv("dfm_nb.train", argv, 1),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return run
@@ -100,7 +113,9 @@ def test_sizes_beyond_training_are_drawn(pipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--cp-size", "2"], ["--tp-size", "2"], ["--pp-size", "2"]], ids=["DP2", "CP2", "TP2", "PP2"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--cp-size", "2"], ["--tp-size", "2"], ["--pp-size", "2"]], ids=["DP2", "CP2", "TP2", "PP2"]
+)
 def test_two_processes_give_the_latents_of_one(pipe, trained, tmp_path, flags):
     argv = [
         "--checkpoint-path", str(trained), "--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2", "--num-video-frames", "5",
@@ -109,7 +124,10 @@ def test_two_processes_give_the_latents_of_one(pipe, trained, tmp_path, flags):
     for p in PROMPTS:
         argv += ["--prompt", p]
     done = subprocess.run(
-        torchrun_argv("dfm_nb.generate", argv, 2), env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+        torchrun_argv("dfm_nb.generate", argv, 2),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     names = sorted(p.name for p in tmp_path.glob("*.mp4"))
@@ -130,7 +148,16 @@ def test_finished_files_are_kept_unless_asked(trained, tmp_path, capsys):
 
     out = tmp_path / "a.mp4"
     out.write_bytes(b"mine")
-    argv = ["--checkpoint-path", str(trained), "--prompt", "x", "--num-video-frames", "5", "--video-save-path", str(out)]
+    argv = [
+        "--checkpoint-path",
+        str(trained),
+        "--prompt",
+        "x",
+        "--num-video-frames",
+        "5",
+        "--video-save-path",
+        str(out),
+    ]
     assert guard(main, argv) == 2
     assert "--overwrite" in capsys.readouterr().err and out.read_bytes() == b"mine"
 
@@ -161,7 +188,10 @@ def test_prompts_file_lines_may_set_fields(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a", "seed": 5}\n\n{"prompt": "b", "num_video_frames": 9}\n')
     r = requests_of(parse(["--checkpoint-path", "x", "--prompts-file", str(file), "--guidance", "2"]))
-    assert [(q.prompt, q.seed, q.num_video_frames, q.guidance, q.index) for q in r] == [("a", 5, 1, 2.0, 0), ("b", 1, 9, 2.0, 1)]
+    assert [(q.prompt, q.seed, q.num_video_frames, q.guidance, q.index) for q in r] == [
+        ("a", 5, 1, 2.0, 0),
+        ("b", 1, 9, 2.0, 1),
+    ]
     file.write_text('{"prompt": "a", "sede": 5}\n')
     with pytest.raises(ValueError, match="line 1: unknown sede"):
         requests_of(parse(["--checkpoint-path", "x", "--prompts-file", str(file)]))

@@ -79,7 +79,9 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
     assert clip.key == train.keys[3] and tuple(clip.latent.shape[-3:]) == train.grid(3)
     assert train.empty_text.shape == (2, 384)
     done = subprocess.run(
-        [Path(sys.executable).parent / "energon", "info", str(prepared), "--dataset-config", "info.yaml"], capture_output=True, text=True
+        [Path(sys.executable).parent / "energon", "info", str(prepared), "--dataset-config", "info.yaml"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0 and "CrudeSample" in done.stdout
 

@@ -12,7 +12,9 @@ from dfm_nb.records import EncodedClip, SampleError
 def clip(key="a-1", seed=0):
     g = torch.Generator().manual_seed(seed)
     latent = torch.randn(1, 16, 2, 4, 4, generator=g).bfloat16()
-    return EncodedClip(key, latent, torch.randn(1, 5, 8, generator=g).bfloat16(), {"caption": "grün", "fps": 12, "key": key})
+    return EncodedClip(
+        key, latent, torch.randn(1, 5, 8, generator=g).bfloat16(), {"caption": "grün", "fps": 12, "key": key}
+    )
 
 
 def test_shard_gives_back_what_was_written(tmp_path):
@@ -24,7 +26,10 @@ def test_shard_gives_back_what_was_written(tmp_path):
         got = entry.read()
         assert torch.equal(got.latent, want.latent) and torch.equal(got.text_emb, want.text_emb)
         assert got.latent.dtype == torch.bfloat16 and got.meta == want.meta
-    assert shards.sha256(tmp_path / "rank0-000000.tar") == digest and (tmp_path / "rank0-000000.tar").stat().st_size == size
+    assert (
+        shards.sha256(tmp_path / "rank0-000000.tar") == digest
+        and (tmp_path / "rank0-000000.tar").stat().st_size == size
+    )
 
 
 def test_equal_samples_give_equal_bytes(tmp_path):

@@ -58,7 +58,7 @@ def test_captions_come_from_csv_then_txt_then_json_then_name(tmp_path):
 
 def test_captions_csv_takes_paths_in_subfolders_and_a_byte_order_mark(tmp_path):
     picture(tmp_path / "sub" / "x.png")
-    (tmp_path / "captions.csv").write_bytes("\ufefffile_name,caption\n./sub\\x.png,\"ä, b\"\n".encode())
+    (tmp_path / "captions.csv").write_bytes('\ufefffile_name,caption\n./sub\\x.png,"ä, b"\n'.encode())
     source = folder.build(str(tmp_path))
     assert len(source) == 1 and read(source)[0].caption == "ä, b"
 

@@ -26,7 +26,9 @@ def command(run_dir, *extra, processes=2):
 
 def pretrain(run_dir, *extra, processes=2, ok=True):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command(run_dir, *extra, processes=processes), env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command(run_dir, *extra, processes=processes), env=env, capture_output=True, text=True, timeout=300
+    )
     assert (done.returncode == 0) == ok, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -59,7 +61,9 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     """SIGKILL of everything at some instant after the first checkpoint; the same command goes on."""
     run = tmp_path / "run"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command(run), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(run), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not checkpoint.whole_checkpoints(run / "checkpoints"):
         time.sleep(0.05)

@@ -85,9 +85,11 @@ class PCATokenizer:
         if clip.count:
             parts = clip.principal()
         else:
-            still = lambda x: rearrange(  # noqa: E731
-                rearrange(x, "... (c p) -> ... c 1 p", c=3).expand(*x.shape[:-1], 3, TEMPORAL, SPATIAL**2),
-                "... c s p -> ... (c s p)",
+            still = (
+                lambda x: rearrange(  # noqa: E731
+                    rearrange(x, "... (c p) -> ... c 1 p", c=3).expand(*x.shape[:-1], 3, TEMPORAL, SPATIAL**2),
+                    "... c s p -> ... (c s p)",
+                )
             )
             parts = (
                 still(tensors["image.mean"]),
@@ -123,9 +125,7 @@ class PCATokenizer:
         def lift(kind, codes):
             return (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
 
-        first = rearrange(
-            lift("image", z[:, :1]), "b 1 h w (c p q) -> b c 1 (h p) (w q)", c=3, p=SPATIAL, q=SPATIAL
-        )
+        first = rearrange(lift("image", z[:, :1]), "b 1 h w (c p q) -> b c 1 (h p) (w q)", c=3, p=SPATIAL, q=SPATIAL)
         if z.shape[1] == 1:
             return first
         rest = rearrange(
@@ -153,11 +153,15 @@ class PCATokenizer:
 def build(path: str | Path | None = None, device: str = "cpu", dtype=None) -> PCATokenizer:
     """Load from a file, or from a data set or checkpoint folder that holds `tokenizer.safetensors`."""
     if path is None:
-        raise ValueError("the pca tokenizer is fitted to data: name the data set (or tokenizer.safetensors) it belongs to")
+        raise ValueError(
+            "the pca tokenizer is fitted to data: name the data set (or tokenizer.safetensors) it belongs to"
+        )
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one beside the shards")
+        raise FileNotFoundError(
+            f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one beside the shards"
+        )
     tensors = load_file(file)
     wanted = {f"{k}.{part}" for k in ("image", "video") for part in ("mean", "basis", "scale")}
     if set(tensors) != wanted:
