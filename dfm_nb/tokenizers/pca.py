@@ -85,12 +85,12 @@ class PCATokenizer:
         if clip.count:
             parts = clip.principal()
         else:
-            still = (
-                lambda x: rearrange(  # noqa: E731
-                    rearrange(x, "... (c p) -> ... c 1 p", c=3).expand(*x.shape[:-1], 3, TEMPORAL, SPATIAL**2),
-                    "... c s p -> ... (c s p)",
-                )
-            )
+
+            def still(x: torch.Tensor) -> torch.Tensor:
+                pixels = rearrange(x, "... (c p) -> ... c 1 p", c=3)
+                held = pixels.expand(*x.shape[:-1], 3, TEMPORAL, SPATIAL**2)
+                return rearrange(held, "... c s p -> ... (c s p)")
+
             parts = (
                 still(tensors["image.mean"]),
                 still(tensors["image.basis"]) / TEMPORAL**0.5,
