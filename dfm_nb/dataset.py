@@ -9,8 +9,8 @@ Guarantees
 - Reading runs no code from the data. A sample that cannot be decoded is left out, named and counted in `Pack.dropped`.
 Cost: planning about 0.1 ms a pack; decoding about 1 ms a sample, once if it fits the cache.
 
-Energon's own loader keeps its place inside worker processes and is not exact with packing (docs/decisions/0002); its readers, splits and
-task encoder are used here, and `DiffusionTaskEncoder` works with `energon.get_savable_loader` as well.
+Energon's own loader keeps its place inside worker processes and is not exact with packing (docs/decisions/0002); its readers and splits are
+used here, and `energon_encoder.DiffusionTaskEncoder` gives the same samples and packs to that loader.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ documents, as Megatron-LM's tool does; a list of strings is a document of severa
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -15,9 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import orjson
 
-from dfm_nb.text_encode import TextEncoder
+from dfm_nb.text_encode import DocumentTooLong, TextEncoder
 from dfm_nb.text_input import Chunk
 from dfm_nb.text_tokenizer import TokenizerSpec
+
+Row = dict[str, "str | list[str]"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,11 @@ class BadLine:
 class Encoded:
     """Per key: `tokens` bytes, `lengths` int32 bytes [sequences], `counts` int32 bytes [documents]."""
 
-    tokens: dict[str, list[bytes]] = field(default_factory=dict)
+    tokens: dict[str, bytes] = field(default_factory=dict)
     lengths: dict[str, bytes] = field(default_factory=dict)
     counts: dict[str, bytes] = field(default_factory=dict)
     documents: int = 0
-    empty_documents: int = 0
+    empty_documents: dict[str, int] = field(default_factory=dict)
     blank_lines: int = 0
     bad: list[BadLine] = field(default_factory=list)
 
@@ -72,13 +75,27 @@ class ChunkEncoder:
             out.bad.append(BadLine(chunk.first_line, reason, _excerpt(chunk.data)))
             return out
         rows = self._parse(chunk, out)
-        lines = [line for line, _ in rows]
-        for key in self.settings.keys:
-            self._encode_key(key, [row[key] for _, row in rows], lines, out)
+        try:
+            self._encode_keys([row for _, row in rows], out)
+        except DocumentTooLong:
+            rows = [r for r in rows if self._fits(*r, out)]
+            self._encode_keys([row for _, row in rows], out)
         out.documents = len(rows)
         return out
 
-    def _parse(self, chunk: Chunk, out: Encoded) -> list[tuple[int, dict[str, str | list[str]]]]:
+    def _fits(self, line: int, row: Row, out: Encoded) -> bool:
+        try:
+            self._encode_keys([row], Encoded())
+        except DocumentTooLong as error:
+            out.bad.append(BadLine(line, str(error), _excerpt(str(row)[:100].encode("utf-8", "replace"))))
+            return False
+        return True
+
+    def _encode_keys(self, rows: list[Row], out: Encoded) -> None:
+        for key in self.settings.keys:
+            self._encode_key(key, [row[key] for row in rows], out)
+
+    def _parse(self, chunk: Chunk, out: Encoded) -> list[tuple[int, Row]]:
         rows, keys = [], self.settings.keys
         lines = chunk.data.split(b"\n")
         if lines and not lines[-1]:
@@ -96,7 +113,7 @@ class ChunkEncoder:
                     break
         return rows
 
-    def _check(self, row: object, line: bytes, keys: tuple[str, ...]) -> dict[str, str | list[str]]:
+    def _check(self, row: object, line: bytes, keys: tuple[str, ...]) -> Row:
         if not isinstance(row, dict):
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
         for key in keys:
@@ -106,17 +123,18 @@ class ChunkEncoder:
             if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(t, str) for t in text)):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(text).__name__}")
         if len(line) > self.settings.max_document_bytes:
-            raise ValueError(f"the line has {len(line)} bytes; --max-document-bytes is {self.settings.max_document_bytes}")
+            limit = self.settings.max_document_bytes
+            raise ValueError(f"the line has {len(line)} bytes; --max-document-bytes is {limit}")
         return row
 
-    def _encode_key(self, key: str, texts: list, lines: list[int], out: Encoded) -> None:
+    def _encode_key(self, key: str, texts: list[str | list[str]], out: Encoded) -> None:
         if any(isinstance(t, list) for t in texts):
             documents = [t if isinstance(t, list) else [t] for t in texts]
-            flat = self._batch([s for d in documents for s in d])
+            flat = self._text.encode_batch([s for d in documents for s in d])
             pieces = iter(flat)
-            sequences = [[s for s in (next(pieces) for _ in d) if s] for d in documents]
+            sequences = [[s for s in itertools.islice(pieces, len(d)) if s] for d in documents]
         else:
-            sequences = [[s] if s else [] for s in self._batch(texts)]
+            sequences = [[s] if s else [] for s in self._text.encode_batch(texts)]
         tokens: list[bytes] = []
         for document in sequences:
             if document and self._eod:
@@ -124,13 +142,10 @@ class ChunkEncoder:
             tokens += document
         counts = np.fromiter(map(len, sequences), np.int32, len(sequences))
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens)) // self._itemsize
-        out.tokens[key] = [b"".join(tokens)]
+        out.tokens[key] = b"".join(tokens)
         out.counts[key] = counts.tobytes()
         out.lengths[key] = lengths.astype(np.int32).tobytes()
-        out.empty_documents += int((counts == 0).sum())
-
-    def _batch(self, texts: list[str]) -> list[bytes]:
-        return self._text.encode_batch(texts)
+        out.empty_documents[key] = int((counts == 0).sum())
 
 
 def _loads(line: bytes) -> object:
@@ -144,12 +159,11 @@ def _loads(line: bytes) -> object:
             raise ValueError(f"a line must be valid UTF-8; {byte} is not; convert the file to UTF-8") from None
         try:
             row = json.loads(text)  # NaN and Infinity, which Python's json writes and orjson refuses
-            text_ok = json.dumps(row, ensure_ascii=False).encode("utf-8")
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise ValueError("a string holds half of a surrogate pair, which is no character") from None
         except (ValueError, RecursionError):
             raise ValueError(f"a line must be JSON; {error}") from None
-        assert text_ok
         return row
 
 
