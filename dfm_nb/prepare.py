@@ -412,7 +412,8 @@ def main(argv: list[str] | None = None) -> int:
         log.info("%s is already complete", folder)
         return 0
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    geometry = Geometry(None if args.source == "synthetic" else short_side(args), args.upscale)
+    drawn_to_size = args.source.partition(":")[0] == "synthetic"
+    geometry = Geometry(None if drawn_to_size else short_side(args), args.upscale)
     text_module = plugins.load("text_encoders", args.text_encoder)
     text_encoder = text_module.build(args.text_encoder_path, device=device, max_tokens=args.max_text_tokens)
     if (

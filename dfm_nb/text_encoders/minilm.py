@@ -87,6 +87,8 @@ class MiniLM:
         return {"name": self.name, "version": HUB_ID, "sha256": SHA256, "dim": self.dim, "max_tokens": self.max_tokens}
 
 
-def build(path: str | Path | None = None, cache_dir: str | None = None, device: str = "cpu", max_tokens: int = 512) -> MiniLM:
+def build(
+    path: str | Path | None = None, cache_dir: str | None = None, device: str = "cpu", max_tokens: int = 512
+) -> MiniLM:
     """See the module; FileNotFoundError gives the command that fetches the weights."""
     return MiniLM(_find(path, cache_dir), device, max_tokens)

@@ -1,0 +1,94 @@
+"""`t5`: token states of a T5 encoder (google-t5/t5-11b by default, any other by hub id or folder), encoder half only, in bfloat16.
+
+Enters: captions. Leaves: last hidden states, bfloat16 [L, D], L the caption's true number of tokens with its end token, at most `max_tokens`.
+Guarantees: equal captions are encoded once; batches are of similar length and padding is masked, so a caption's states do not depend on its batch
+(to rounding). A model that does not fit the GPU is spread over devices and host memory when `accelerate` is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+DEFAULT = "google-t5/t5-11b"
+BATCH_TOKENS = 4096  # padded tokens of a batch
+
+
+class T5:
+    """See the module. folder : a local folder or a hub id."""
+
+    name = "t5"
+
+    def __init__(self, folder: str, cache_dir: str | None, device: str, max_tokens: int):
+        from transformers import AutoTokenizer, T5EncoderModel
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.folder, self.device, self.max_tokens = folder, device, max_tokens
+        options: dict = {"cache_dir": cache_dir, "dtype": torch.bfloat16}
+        spread = device.startswith("cuda") and importlib.util.find_spec("accelerate") is not None
+        if spread:
+            options["device_map"] = "auto"
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir)
+            model = T5EncoderModel.from_pretrained(folder, **options)
+        except OSError as error:
+            raise FileNotFoundError(
+                f"the T5 encoder {folder} cannot be had ({str(error).splitlines()[0]}); fetch it where there is a network with "
+                f"`huggingface-cli download {folder}` and pass its folder or cache with --t5-cache-dir"
+            ) from None
+        self.model = (model if spread else model.to(device)).eval()
+        self.dim = self.model.config.d_model
+
+    @torch.no_grad()
+    def encode(self, captions: list[str]) -> list[torch.Tensor]:
+        """bfloat16 [L, D] per caption, in the order given."""
+        distinct = sorted(set(captions))
+        ids = self.tokenizer(distinct, truncation=True, max_length=self.max_tokens)["input_ids"] if distinct else []
+        order = sorted(range(len(distinct)), key=lambda i: (len(ids[i]), distinct[i]))
+        states: dict[str, torch.Tensor] = {}
+        while order:
+            longest = len(ids[order[-1]])
+            rows = max(1, BATCH_TOKENS // max(longest, 1))
+            batch, order = order[-rows:], order[:-rows]
+            padded = torch.full((len(batch), longest), self.tokenizer.pad_token_id or 0)
+            mask = torch.zeros_like(padded)
+            for row, i in enumerate(batch):
+                padded[row, : len(ids[i])], mask[row, : len(ids[i])] = torch.tensor(ids[i]), 1
+            hidden = self.model(
+                input_ids=padded.to(self.model.device), attention_mask=mask.to(self.model.device)
+            ).last_hidden_state
+            for row, i in enumerate(batch):
+                states[distinct[i]] = hidden[row, : len(ids[i])].bfloat16().cpu().clone()
+        return [states[c] for c in captions]
+
+    def identity(self) -> dict:
+        version = getattr(self.model.config, "_commit_hash", None) or Path(self.folder).name
+        return {
+            "name": self.name,
+            "version": f"{Path(self.folder).name}@{version}",
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+        }
+
+
+def build(
+    path: str | Path | None = None, cache_dir: str | None = None, device: str = "cpu", max_tokens: int = 512
+) -> T5:
+    """Load the encoder.
+
+    Parameters
+    ----------
+    path : a hub id, a folder with config.json, or a cache folder of `google-t5/t5-11b`; None takes the hub's default cache.
+    max_tokens : longer captions are cut.
+    """
+    if max_tokens < 1:
+        raise ValueError(f"--max-text-tokens must be at least 1; got {max_tokens}")
+    if path is None:
+        return T5(DEFAULT, cache_dir, device, max_tokens)
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        return T5(DEFAULT, str(folder), device, max_tokens)
+    return T5(str(path), cache_dir, device, max_tokens)

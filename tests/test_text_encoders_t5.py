@@ -1,0 +1,47 @@
+"""The real loading code on a tiny random T5 with a tokenizer made on the spot."""
+
+import pytest
+import torch
+
+from dfm_nb.text_encoders import t5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+    path = tmp_path_factory.mktemp("t5")
+    words = ["<pad>", "</s>", "<unk>", "a", "blue", "red", "butterfly", "over", "meadow"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(path)
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
+    T5EncoderModel(config).save_pretrained(path)
+    return path
+
+
+def test_states_have_true_lengths_and_do_not_depend_on_the_batch(folder):
+    encoder = t5.build(folder)
+    captions = ["a blue butterfly", "a red butterfly over a meadow", "", "a blue butterfly"]
+    states = encoder.encode(captions)
+    assert [len(s) for s in states] == [4, 7, 1, 4] and encoder.dim == 16
+    assert all(s.dtype == torch.bfloat16 for s in states) and torch.equal(states[0], states[3])
+    for caption, state in zip(captions, states):
+        torch.testing.assert_close(encoder.encode([caption])[0].float(), state.float(), atol=0.05, rtol=0.05)
+
+
+def test_long_captions_are_cut(folder):
+    assert len(t5.build(folder, max_tokens=3).encode(["a red butterfly over a meadow"])[0]) == 3
+
+
+def test_missing_weights_name_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="huggingface-cli download google-t5/t5-11b"):
+        t5.build(tmp_path)
+    with pytest.raises(FileNotFoundError, match="--t5-cache-dir"):
+        t5.build(str(tmp_path / "nowhere"))
