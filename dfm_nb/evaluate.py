@@ -104,7 +104,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--num-clips", type=int, default=16, help="clips of 9 frames, drawn as well; 0 for none")
     p.add_argument("--size-px", type=int, default=64)
     p.add_argument("--num-steps", type=int, default=18)
-    p.add_argument("--guidance", type=float, default=3.0)
+    p.add_argument("--guidance", type=float, default=2.0)
     p.add_argument("--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"))
     p.add_argument("--negative-prompt", default="")
     p.add_argument("--sampler", default="heun")

@@ -97,6 +97,11 @@ def _from_transformers(model: str):
         if not (folder / "tokenizer_config.json").exists():
             return PreTrainedTokenizerFast(tokenizer_file=model, eos_token=_likely_eos(model))
         model = str(folder)
+    if not local and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
+        raise ValueError(
+            f"--tokenizer-model must be a hub id, a folder or a tokenizer.json; nothing is at {model}; get a tokenizer "
+            f"with: hf download MODEL --include 'tokenizer*' 'special_tokens_map.json' --local-dir {model}"
+        )
     if local and not any(Path(model).glob("*token*")) and not any(Path(model).glob("vocab*")):
         raise ValueError(
             f"--tokenizer-model must hold tokenizer.json or a vocabulary; {model} holds "

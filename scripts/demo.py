@@ -20,7 +20,7 @@ PROMPTS = (
     "A striped pink longwing flapping its wings over sand, tilted to the left.",
     "An eyespotted yellow morpho flapping its wings at night, seen from above.",
 )
-DRAW = ["--num-steps", "18", "--guidance", "3", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
+DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
 IMAGES, CLIPS = 5000, 700
 
 

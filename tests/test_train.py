@@ -149,6 +149,29 @@ def test_validation_changes_no_training_loss(clean, tmp_path):
 
 
 @pytest.mark.slow
+def test_two_nodes_give_the_losses_of_one(clean, tmp_path):
+    """The documented two-node commands, as two torchrun agents on the loopback address."""
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = tmp_path / "run"
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1",
+             "--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "dfm_nb.train", *SMALL, "--run-dir", str(run)],
+            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    outputs = [a.communicate(timeout=240)[0] for a in agents]
+    assert [a.returncode for a in agents] == [0, 0], outputs
+    assert losses(run) == losses(clean[0])
+
+
+@pytest.mark.slow
 def test_export_holds_the_average_in_global_names(clean, tmp_path):
     from safetensors.torch import load_file
 
