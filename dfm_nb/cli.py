@@ -15,6 +15,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
+    "text": ("dfm_nb.text_cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
     "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
