@@ -143,9 +143,9 @@ def build_datasets(
     return dict(zip(SPLITS, _build(chosen, blend, config, tokenizer)))
 
 
-def _pair(sources) -> tuple[list[str], list[float]]:
+def _pair(sources) -> tuple[list[str], list[float] | None]:
     kept = [s for s in sources if s.weight]
-    return [s.prefix for s in kept], [s.weight for s in kept]
+    return [s.prefix for s in kept], [s.weight for s in kept] if len(kept) > 1 else None
 
 
 def _per_split(blend: Blend, splits) -> dict:
