@@ -143,6 +143,49 @@ def test_two_processes_give_the_latents_of_one(pipe, trained, tmp_path, flags):
 
 
 @pytest.mark.slow
+def test_a_model_cannot_guide_itself(pipe, trained):
+    """Autoguidance moves away from a worse model; with the model itself as guide nothing is left to move along."""
+    from dfm_nb.generate import Pipeline
+
+    guided = Pipeline.from_checkpoint(trained, guide=trained)
+    request = Request(PROMPTS[0], **{**FAST, "guidance": 4.0})
+    plain = pipe.sample_latents([Request(PROMPTS[0], **{**FAST, "guidance": 1.0})])
+    torch.testing.assert_close(guided.sample_latents([request]), plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_little_strength_stays_near_the_given_video(pipe, tmp_path):
+    from dfm_nb.video import write_mp4
+
+    y, x = np.mgrid[0:32, 0:48]
+    frame = np.stack([y * 8, x * 5, np.full_like(x, 90)], -1).astype(np.uint8)
+    write_mp4(tmp_path / "in.mp4", np.repeat(frame[None], 5, 0), 12, crf=1)
+    settings = {**FAST, "num_steps": 40, "sampler": "euler", "guidance": 1.0, "num_video_frames": 5, "init_video": str(tmp_path / "in.mp4")}
+    start = pipe.decode(pipe._encode_pixels(np.repeat(frame[None], 5, 0)))  # the tokenizer's loss is not the sampler's
+    distance = {}
+    for strength in (0.05, 1.0):
+        frames = pipe(PROMPTS[:1], strength=strength, **settings).array()[0]
+        distance[strength] = np.abs(frames.astype(int) - start).mean()
+    assert distance[0.05] < 5 and distance[1.0] > 30, distance
+
+
+@pytest.mark.slow
+def test_first_frame_needs_a_model_trained_for_it(pipe, tmp_path):
+    from dfm_nb.video import write_png
+
+    write_png(tmp_path / "a.png", np.zeros((32, 48, 3), np.uint8))
+    with pytest.raises(ValueError, match="dataset.condition_frames_prob"):
+        pipe.sample_latents([Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)])
+    pipe.config.dataset.condition_frames_prob = 0.5  # the sampler's part, on a model that was not trained for it
+    try:
+        latent = pipe.sample_latents([Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)])
+    finally:
+        pipe.config.dataset.condition_frames_prob = 0.0
+    given = pipe._encode_pixels(np.zeros((1, 32, 48, 3), np.uint8))
+    torch.testing.assert_close(latent[0][:, :1], given)
+
+
+@pytest.mark.slow
 def test_finished_files_are_kept_unless_asked(trained, tmp_path, capsys):
     from dfm_nb.generate import main
 
