@@ -162,7 +162,18 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
 
 
 def measure(kind: str, source: Path, prefix: Path, folder: Path, workers: int) -> dict:
-    command = [sys.executable, "-W", "ignore", __file__, "--run", kind, str(source), str(prefix), str(folder), str(workers)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        __file__,
+        "--run",
+        kind,
+        str(source),
+        str(prefix),
+        str(folder),
+        str(workers),
+    ]
     env = dict(os.environ, OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
     peak, done = [0], threading.Event()
@@ -212,7 +223,9 @@ def speed(work: Path, corpus: Path, folder: Path, rounds: int) -> tuple[list[dic
             want, tokens = want or got, tokens or tokens_of(work / "out")
             if got != want:
                 raise RuntimeError(f"{name} wrote other bytes than {BASELINE}")
-            print(f"round {number + 1}: {name}: {tokens / run['wall_s'] / 1e6:.2f} M tokens/s, {run['cpu_s']:.1f} CPU s")
+            print(
+                f"round {number + 1}: {name}: {tokens / run['wall_s'] / 1e6:.2f} M tokens/s, {run['cpu_s']:.1f} CPU s"
+            )
     for row in rows.values():
         for key in ("wall_s", "cpu_s", "peak_mb"):
             row[key] = statistics.median(r[key] for r in row["runs"])
@@ -253,7 +266,9 @@ def plot(result: dict, path: Path) -> None:
     bars = left.barh([r["name"] for r in rows], rates, color=colors)
     left.bar_label(bars, [f"{v:.2f}" for v in rates], padding=3, fontsize=9)
     for y, row in enumerate(rows):
-        left.plot([result["tokens"] / r["wall_s"] / 1e6 for r in row["runs"]], [y] * len(row["runs"]), "k|", markersize=9)
+        left.plot(
+            [result["tokens"] / r["wall_s"] / 1e6 for r in row["runs"]], [y] * len(row["runs"]), "k|", markersize=9
+        )
     left.set_xlabel("million tokens a second (bar: median; marks: runs)")
     left.set_xlim(0, max(rates) * 1.18)
     for workers, style in ((1, "o-"), (2, "s--")):
@@ -286,7 +301,9 @@ def markdown(result: dict) -> str:
             f"{r['cpu_ratio']:.1f}x | {r['peak_mb']:.0f} |"
         )
     lines += ["", "| input MB | workers | peak MB | s |", "|---|---|---|---|"]
-    lines += [f"| {r['input_mb']} | {r['workers']} | {r['peak_mb']:.0f} | {r['wall_s']:.1f} |" for r in result["memory"]]
+    lines += [
+        f"| {r['input_mb']} | {r['workers']} | {r['peak_mb']:.0f} | {r['wall_s']:.1f} |" for r in result["memory"]
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -95,7 +95,9 @@ def _content_key(blend: Blend) -> str:
 
 
 def _cache(blend: Blend, config: BlendConfig) -> str:
-    base = Path(config.cache_dir) if config.cache_dir else Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    base = (
+        Path(config.cache_dir) if config.cache_dir else Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    )
     path = base / _content_key(blend)
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(path)
@@ -106,7 +108,9 @@ def _check_corpora(blend: Blend, config: BlendConfig) -> None:
         index = Index.open(prefix)
         want, have = index.num_tokens * index.dtype.itemsize, bin_path(prefix).stat().st_size
         if want != have:
-            raise ValueError(f"{prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify")
+            raise ValueError(
+                f"{prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
+            )
         if index.num_tokens <= config.seq_length:
             raise ValueError(
                 f"a corpus must hold more than seq_length + 1 = {config.seq_length + 1} tokens; {prefix} has "
@@ -219,7 +223,9 @@ class BatchSampler:
     A last global batch that is not full is left out.
     """
 
-    def __init__(self, total: int, micro_batch_size: int, consumed_samples: int = 0, dp_rank: int = 0, dp_size: int = 1):
+    def __init__(
+        self, total: int, micro_batch_size: int, consumed_samples: int = 0, dp_rank: int = 0, dp_size: int = 1
+    ):
         if not 0 <= dp_rank < dp_size:
             raise ValueError(f"dp_rank must be 0 to dp_size - 1 = {dp_size - 1}; got {dp_rank}")
         self._step = micro_batch_size * dp_size

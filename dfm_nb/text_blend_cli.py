@@ -27,7 +27,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if bool(args.blend) == bool(args.config):
         raise ValueError("dfm text blend takes either WEIGHT PREFIX ... or --config YAML")
-    blend = tw.read_yaml(args.config, args.normalize) if args.config else tw.parse_list(args.blend, None, args.normalize)
+    blend = (
+        tw.read_yaml(args.config, args.normalize) if args.config else tw.parse_list(args.blend, None, args.normalize)
+    )
     counts = tw.token_counts(blend)
     if args.strategy or (blend.train[0].weight is None and not blend.phases):
         blend = tw.apply_strategy(blend, args.strategy or "proportional", counts)
@@ -56,7 +58,10 @@ def main(argv: list[str] | None = None) -> int:
     for row in rows:
         print(f"  {row.name:<{width}}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
     for phase in blend.phases:
-        print(f"  from {100 * phase.start:g} %: " + ", ".join(f"{s.name} {w:g}" for s, w in zip(blend.train, phase.weights)))
+        print(
+            f"  from {100 * phase.start:g} %: "
+            + ", ".join(f"{s.name} {w:g}" for s, w in zip(blend.train, phase.weights))
+        )
     for split in tw.SPLITS[1:]:
         for source in blend.sources(split):
             print(f"  {split}: {source.name} {source.weight:g}, {counts[source.prefix]:,} tokens")

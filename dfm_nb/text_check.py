@@ -178,7 +178,9 @@ def verify(
     checks += _tokens(index, vocab, eod, meta.get("append_eod") if append_eod is None else append_eod, progress)
     if tokenizer_model is not None and meta:
         same = spec is not None and spec.sha256 == meta["tokenizer_sha256"]
-        checks.append(Check("made with this tokenizer", same, f"recorded: {meta['tokenizer']}; given: {tokenizer_model}"))
+        checks.append(
+            Check("made with this tokenizer", same, f"recorded: {meta['tokenizer']}; given: {tokenizer_model}")
+        )
     checks.append(_count(index, meta, inputs))
     return checks
 
@@ -198,9 +200,15 @@ def _structure(index: Index) -> list[Check]:
     last = int(bounds[-1]) if len(bounds) else -1
     return [
         Check("the sizes agree", size == want, f".bin has {size:,} bytes, the index says {want:,}"),
-        Check("every sequence holds tokens", bool((lengths > 0).all()), f"shortest: {lengths.min() if len(lengths) else 0}"),
+        Check(
+            "every sequence holds tokens",
+            bool((lengths > 0).all()),
+            f"shortest: {lengths.min() if len(lengths) else 0}",
+        ),
         Check("the pointers follow the lengths", not len(wrong), at),
-        Check("the document bounds rise", rising and last == index.num_sequences, f"0 to {last} of {index.num_sequences}"),
+        Check(
+            "the document bounds rise", rising and last == index.num_sequences, f"0 to {last} of {index.num_sequences}"
+        ),
     ]
 
 
@@ -257,5 +265,7 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
     if len(dtypes) > 1:
         return Check(name, False, f"the corpora have dtypes {', '.join(sorted(dtypes))}")
     if unknown:
-        return Check(name, None, f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared")
+        return Check(
+            name, None, f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared"
+        )
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")

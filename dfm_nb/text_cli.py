@@ -92,7 +92,9 @@ def _preprocess(argv: list[str]) -> int:
 def _merge(argv: list[str]) -> int:
     parser = ArgumentParser(prog="dfm text merge", description="join corpora by streaming")
     parser.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
-    parser.add_argument("--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts")
+    parser.add_argument(
+        "--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts"
+    )
     parser.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
     args = parser.parse_args(argv)
     from dfm_nb.text_corpus import find_parts, merge
@@ -102,7 +104,9 @@ def _merge(argv: list[str]) -> int:
         jobs = [(find_parts(args.output_prefix, k), f"{args.output_prefix}_{k}_document") for k in args.json_keys]
     for prefixes, output in jobs:
         index = merge(prefixes, output, progress=sys.stderr.isatty())
-        print(f"{output}.bin .idx: {index.num_documents:,} documents, {index.num_tokens:,} tokens of {len(prefixes)} parts")
+        print(
+            f"{output}.bin .idx: {index.num_documents:,} documents, {index.num_tokens:,} tokens of {len(prefixes)} parts"
+        )
     return 0
 
 

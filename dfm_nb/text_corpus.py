@@ -121,7 +121,12 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         spec.require_eod()
     Path(config.prefix).absolute().parent.mkdir(parents=True, exist_ok=True)
     settings = ChunkSettings(
-        config.json_keys, dtype.name, config.append_eod, config.max_document_bytes, config.on_error == "stop", config.fast
+        config.json_keys,
+        dtype.name,
+        config.append_eod,
+        config.max_document_bytes,
+        config.on_error == "stop",
+        config.fast,
     )
     signature = {
         "inputs": fingerprint(spans),
@@ -175,7 +180,9 @@ def _require_documents(paths: list[str], config: PreprocessConfig, parts: Parts)
         return
     skipped = f" ({parts.progress.skipped} lines were skipped)" if parts.progress.skipped else ""
     parts.discard()
-    raise ValueError(f"--input must hold at least one document; {', '.join(paths)} holds none{skipped}; nothing is written")
+    raise ValueError(
+        f"--input must hold at least one document; {', '.join(paths)} holds none{skipped}; nothing is written"
+    )
 
 
 @contextlib.contextmanager
@@ -271,10 +278,14 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     """
     found = sorted(glob.glob(f"{glob.escape(prefix)}_part*-of-*_{key}_document.idx"))
     if not found:
-        raise FileNotFoundError(f"parts of {prefix} are named {prefix}_part00000-of-0000n_{key}_document; none is there")
+        raise FileNotFoundError(
+            f"parts of {prefix} are named {prefix}_part00000-of-0000n_{key}_document; none is there"
+        )
     counts = {int(p[len(prefix) :].split("-of-")[1][:5]) for p in found}
     if len(counts) > 1:
-        raise ValueError(f"the parts of {prefix} must be of one run; there are runs of {sorted(counts)} parts; delete one")
+        raise ValueError(
+            f"the parts of {prefix} must be of one run; there are runs of {sorted(counts)} parts; delete one"
+        )
     count = counts.pop()
     wanted = [f"{part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
     missing = [w for w in wanted if not idx_path(w).exists()]
@@ -298,7 +309,9 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     indices = [Index.open(p) for p in prefixes]
     kinds = {i.dtype.name for i in indices}
     if len(kinds) > 1:
-        raise ValueError(f"corpora to merge must have one dtype; got {', '.join(sorted(kinds))}; preprocess with --dtype")
+        raise ValueError(
+            f"corpora to merge must have one dtype; got {', '.join(sorted(kinds))}; preprocess with --dtype"
+        )
     metas = [json.loads(meta_path(p).read_text()) if meta_path(p).exists() else {} for p in prefixes]
     hashes = {m["tokenizer_sha256"]: p for m, p in zip(metas, prefixes) if "tokenizer_sha256" in m}
     if len(hashes) > 1:
@@ -317,7 +330,9 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
             for path in parts:
                 path.unlink(missing_ok=True)
     if all(metas):
-        total = {k: sum(m[k] for m in metas) for k in ("documents", "blank_lines", "skipped", "empty_documents", "tokens")}
+        total = {
+            k: sum(m[k] for m in metas) for k in ("documents", "blank_lines", "skipped", "empty_documents", "tokens")
+        }
         meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
         meta_path(output).write_text(json.dumps(meta, indent=1) + "\n")
     return Index.open(output)

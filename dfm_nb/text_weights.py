@@ -150,7 +150,9 @@ def check(blend: Blend, normalize: bool = False) -> Blend:
         sources = blend.sources(split)
         names = [s.prefix for s in sources]
         for prefix in {n for n in names if names.count(n) > 1}:
-            raise ValueError(f"a corpus may stand once in a split; {prefix} stands {names.count(prefix)} times in {split}")
+            raise ValueError(
+                f"a corpus may stand once in a split; {prefix} stands {names.count(prefix)} times in {split}"
+            )
         given = [s for s in sources if s.weight is not None]
         if given and len(given) < len(sources):
             missing = next(s for s in sources if s.weight is None)
@@ -164,7 +166,9 @@ def check(blend: Blend, normalize: bool = False) -> Blend:
         raise ValueError(f"the starts of a curriculum must rise from 0 and stay below 1; got {starts}")
     train = {s.prefix for s in blend.train}
     twice = [s.prefix for split in SPLITS[1:] for s in blend.sources(split) if s.prefix in train]
-    warnings = tuple(f"{p} is both trained on and evaluated on: its loss will be too good" for p in dict.fromkeys(twice))
+    warnings = tuple(
+        f"{p} is both trained on and evaluated on: its loss will be too good" for p in dict.fromkeys(twice)
+    )
     return replace(blend, phases=tuple(phases), warnings=warnings)
 
 
@@ -240,7 +244,9 @@ def _upweight(sources: Sequence[Source], tokens: list[int], argument: str) -> li
     share = math.fsum(chosen.values())
     rest = sum(t for i, t in enumerate(tokens) if i not in chosen)
     if not chosen or not 0 < share < 1 or not rest or min(chosen.values()) <= 0:
-        raise ValueError(f"--strategy upweight:NAME=0.6 needs shares between 0 and 1 and a corpus left; got {argument!r}")
+        raise ValueError(
+            f"--strategy upweight:NAME=0.6 needs shares between 0 and 1 and a corpus left; got {argument!r}"
+        )
     return [chosen[i] if i in chosen else (1 - share) * t / rest for i, t in enumerate(tokens)]
 
 
@@ -250,7 +256,9 @@ def _quality(sources: Sequence[Source], argument: str) -> list[float]:
     missing = [s.name for i, s in enumerate(sources) if i not in scores]
     if missing or min(scores.values()) < 0 or not any(scores.values()):
         what = f"{', '.join(missing)} has none" if missing else f"got {list(scores.values())}"
-        raise ValueError(f"--strategy quality needs a score of 0 or more for each corpus, not all 0; {what}; give NAME=0.9")
+        raise ValueError(
+            f"--strategy quality needs a score of 0 or more for each corpus, not all 0; {what}; give NAME=0.9"
+        )
     return [scores[i] for i in range(len(sources))]
 
 

@@ -160,7 +160,14 @@ def test_little_strength_stays_near_the_given_video(pipe, tmp_path):
     y, x = np.mgrid[0:32, 0:48]
     frame = np.stack([y * 8, x * 5, np.full_like(x, 90)], -1).astype(np.uint8)
     write_mp4(tmp_path / "in.mp4", np.repeat(frame[None], 5, 0), 12, crf=1)
-    settings = {**FAST, "num_steps": 40, "sampler": "euler", "guidance": 1.0, "num_video_frames": 5, "init_video": str(tmp_path / "in.mp4")}
+    settings = {
+        **FAST,
+        "num_steps": 40,
+        "sampler": "euler",
+        "guidance": 1.0,
+        "num_video_frames": 5,
+        "init_video": str(tmp_path / "in.mp4"),
+    }
     start = pipe.decode(pipe._encode_pixels(np.repeat(frame[None], 5, 0)))  # the tokenizer's loss is not the sampler's
     distance = {}
     for strength in (0.05, 1.0):
@@ -178,7 +185,9 @@ def test_first_frame_needs_a_model_trained_for_it(pipe, tmp_path):
         pipe.sample_latents([Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)])
     pipe.config.dataset.condition_frames_prob = 0.5  # the sampler's part, on a model that was not trained for it
     try:
-        latent = pipe.sample_latents([Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)])
+        latent = pipe.sample_latents(
+            [Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)]
+        )
     finally:
         pipe.config.dataset.condition_frames_prob = 0.0
     given = pipe._encode_pixels(np.zeros((1, 32, 48, 3), np.uint8))

@@ -124,7 +124,10 @@ def test_yaml_splits_build_their_own_sets(prefixes, tmp_path):
     (tmp_path / "b.yaml").write_text(text)
     data = build_datasets(tw.read_yaml(tmp_path / "b.yaml"), config(tmp_path, num_samples=(60, 20, 0)), TOKENIZER)
     assert data["test"] is None and len(data["train"]) >= 60
-    assert all(bool(((data["validation"][i]["tokens"] >= 300) | (data["validation"][i]["tokens"] == EOD)).all()) for i in range(20))
+    assert all(
+        bool(((data["validation"][i]["tokens"] >= 300) | (data["validation"][i]["tokens"] == EOD)).all())
+        for i in range(20)
+    )
 
 
 def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
@@ -151,7 +154,9 @@ def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
     blend = blend_of(prefixes, [0.5, 0.3, 0.2])
 
     def run(cache, seed):
-        data = build_datasets(blend, config(tmp_path, 50, cache_dir=str(tmp_path / cache), seed=seed), TOKENIZER)["train"]
+        data = build_datasets(blend, config(tmp_path, 50, cache_dir=str(tmp_path / cache), seed=seed), TOKENIZER)[
+            "train"
+        ]
         return torch.stack([data[i]["tokens"] for i in range(50)])
 
     assert torch.equal(run("x", 1), run("y", 1)) and not torch.equal(run("x", 1), run("z", 2))
@@ -211,7 +216,9 @@ def test_a_small_gpt_learns_from_a_blend(tmp_path):
         config = PreprocessConfig(source, prefix, str(folder), append_eod=True, progress=False)
         prefixes.append(preprocess(config).prefixes["text"])
     blend = blend_of(prefixes, [0.7, 0.3], split="90,10,0")
-    result = text_train.train(blend, text_train.TextTrainConfig(steps=80, eval_samples=16, cache_dir=str(tmp_path / "c")))
+    result = text_train.train(
+        blend, text_train.TextTrainConfig(steps=80, eval_samples=16, cache_dir=str(tmp_path / "c"))
+    )
     vocabulary = TokenizerIds.of_blend(blend).vocab_size
     counts = np.bincount(np.concatenate([Index.open(p).tokens() for p in prefixes]))
     share = counts[counts > 0] / counts.sum()

@@ -247,7 +247,9 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
         assert stops < 60
     assert stops >= 3
     assert pair(tmp_path / "out") == pair(tmp_path / "base")
-    assert sorted(p.name for p in tmp_path.glob("out*")) == [f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")]
+    assert sorted(p.name for p in tmp_path.glob("out*")) == [
+        f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
+    ]
 
 
 def test_resume_after_sigkill_goes_on_and_gives_the_same_bytes(folders, tmp_path):
@@ -339,7 +341,9 @@ def test_bad_line_in_a_partition_has_its_number_in_the_file(folders, tmp_path):
 
 
 def test_lines_that_are_unusual_but_right(folders, tmp_path):
-    data = b'\xef\xbb\xbf{"text": "a fox"}\r\n\n   \n{"text": "a dog", "score": NaN}\n{"text": "x", "text": "the light"}'
+    data = (
+        b'\xef\xbb\xbf{"text": "a fox"}\r\n\n   \n{"text": "a dog", "score": NaN}\n{"text": "x", "text": "the light"}'
+    )
     (tmp_path / "in.jsonl").write_bytes(data)
     result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
     assert (result.documents, result.blank_lines) == (3, 2)

@@ -34,7 +34,9 @@ def test_training_lowers_the_loss_of_a_fixed_pack(one_rank):
 
 def test_weights_follow_adamw(one_rank):
     """The distributed optimizer's first step is torch's AdamW on the same gradients (clipping off)."""
-    trainer, loader = make_trainer([*SMALL, "optimizer.clip_grad=0", "optimizer.weight_decay=0", "scheduler.lr_warmup_iters=0"])
+    trainer, loader = make_trainer(
+        [*SMALL, "optimizer.clip_grad=0", "optimizer.weight_decay=0", "scheduler.lr_warmup_iters=0"]
+    )
     before = weights(trainer)
     packs = loader.next_step()
     lr = trainer.lr
