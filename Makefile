@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make parallel-check | make chaos | make bench
+# make demo | make test | make lint | make parallel-check | make chaos
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint setup parallel-check chaos bench clean
+.PHONY: demo test lint setup parallel-check chaos clean
 
 setup: $(STAMP)
 
@@ -33,9 +33,6 @@ parallel-check: setup
 
 chaos: setup
 	$(BIN)/python benchmarks/chaos.py
-
-bench: setup
-	$(BIN)/python benchmarks/run_all.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

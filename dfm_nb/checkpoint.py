@@ -110,7 +110,9 @@ def refuse_code(folder: Path) -> None:
 def find(path: str | Path) -> Path:
     """The checkpoint that a user's path means: an `iter_*` folder, a folder of them, or a run folder; newest whole one.
 
-    Damaged or unfinished newer ones are named in `CheckpointError.args` only when nothing else is left.
+    Raises
+    ------
+    FileNotFoundError : nothing finished is there. CheckpointError : the named `iter_*` folder is damaged.
     """
     path = Path(path)
     if not path.exists():

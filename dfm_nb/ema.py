@@ -2,7 +2,7 @@
 
 Enters: model chunks after each optimizer step. Leaves: float32 averages with the model's own sharding.
 Guarantees: the average after t steps has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the run;
-several lengths are kept at once, and `combine` reconstructs others from stored ones (section 3.2 of the paper).
+several lengths are kept at once, and `combine` reconstructs others from stored ones (post-hoc EMA).
 Cost: one float32 copy of this rank's parameters per length, one pass over them a step.
 """
 
@@ -17,14 +17,14 @@ from torch import nn
 
 
 def sigma_rel_to_gamma(sigma_rel: float) -> float:
-    """Exponent gamma of the power profile whose relative standard deviation is `sigma_rel` (Eq. 126)."""
+    """Exponent gamma of the power profile whose relative standard deviation is `sigma_rel` (appendix C of the paper)."""
     inverse = sigma_rel**-2
     roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
     return float(roots[np.isreal(roots)].real.max())
 
 
 def power_beta(step: int, sigma_rel: float) -> float:
-    """Decay at 1-based `step`: average <- beta * average + (1 - beta) * weights (Eq. 127); 0 at the first step."""
+    """Decay at 1-based `step`: average <- beta * average + (1 - beta) * weights; 0 at the first step."""
     return (1 - 1 / step) ** (sigma_rel_to_gamma(sigma_rel) + 1)
 
 
@@ -68,13 +68,13 @@ class PowerEMA:
 
 
 def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float:
-    """Inner product of two power profiles that end at t_a and t_b (Eq. 151-153)."""
+    """Inner product of two power profiles that end at t_a and t_b (appendix C)."""
     t_min, (t_max, gamma_of_later) = min(t_a, t_b), max((t_a, gamma_a), (t_b, gamma_b))
     return (gamma_a + 1) * (gamma_b + 1) / ((gamma_a + gamma_b + 1) * t_max) * (t_min / t_max) ** gamma_of_later
 
 
 def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, float]) -> np.ndarray:
-    """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (Algorithm 3), made to sum to 1."""
+    """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (post-hoc reconstruction, appendix C), made to sum to 1."""
     pairs = [(t, sigma_rel_to_gamma(s)) for t, s in stored]
     goal = (target[0], sigma_rel_to_gamma(target[1]))
     matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])
