@@ -52,6 +52,18 @@ def losses(run: Path) -> dict[int, float]:
     return {r["iteration"]: r["loss"] for r in read_metrics(run / "metrics.jsonl") if "loss" in r}
 
 
+def time_to_first_record(argv: list[str], run: Path, env: dict) -> float:
+    """Run to the end; seconds until the first metrics record."""
+    started = time.monotonic()
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not ((run / "metrics.jsonl").exists() and losses(run)):
+            time.sleep(0.05)
+        first_s = time.monotonic() - started
+    if process.returncode:
+        raise SystemExit(f"the uninterrupted run failed with exit code {process.returncode}: {' '.join(argv)}")
+    return first_s
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=50)
@@ -72,8 +84,9 @@ def main() -> int:
                 process = subprocess.Popen(
                     command(run, args.iterations), env=env, stdout=out, stderr=out, start_new_session=True
                 )
-            # start-up takes a third of a short run: instants up to a little beyond it hit imports, loading, steps and saves
-            deadline = time.monotonic() + rng.uniform(0.3, 1.0) * min(whole_s, 16)
+            # half of the kills fall into start-up and loading, half into steps and saves
+            wait_s = start_s * rng.uniform(0.3, 1.2) if rng.random() < 0.5 else start_s * 1.2 + rng.uniform(0, 8)
+            deadline = time.monotonic() + wait_s
             while time.monotonic() < deadline and process.poll() is None:
                 time.sleep(0.02)
             if process.poll() is not None:
