@@ -73,11 +73,7 @@ def main() -> int:
     rng, env = random.Random(args.seed), {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         clean, run = Path(folder) / "clean", Path(folder) / "chaos"
-        started = time.monotonic()
-        subprocess.run(
-            command(clean, args.iterations), env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        whole_s = time.monotonic() - started
+        start_s = time_to_first_record(command(clean, args.iterations), clean, env)
         log, kills, progress = Path(folder) / "log.txt", 0, []
         while kills < args.kills:
             with log.open("ab") as out:
