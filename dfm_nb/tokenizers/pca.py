@@ -10,6 +10,7 @@ Files: `tokenizer.safetensors` with, for `image` and `video`, mean [n], basis [1
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -140,6 +141,8 @@ class PCATokenizer:
         path = path / FILE_NAME if path.is_dir() else path
         temporary = path.with_name(path.name + ".tmp")
         save_file(self.tensors, temporary, metadata={"format": _FORMAT})
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
 
     def identity(self) -> dict:

@@ -1,0 +1,205 @@
+"""Preparation: images a second and bytes a sample against one image at a time, and peak memory against the number of images.
+
+    python benchmarks/prepare.py [--images 240] [--baseline-images 40] [--rounds 3] [--memory]
+
+The baseline is what the reference describes: an image is opened, resized twice, encoded alone, its caption is padded to 512 tokens and encoded alone,
+the padded embedding is pickled, and a WebDataset writer appends the sample. Both use the same tokenizer and text encoder, the same files and the same
+threads, interleaved in one process; loading the models is not counted. Text sizes are also counted for a T5-11B-sized embedding (1,024 values a token;
+random weights, as only the size matters). `--memory` runs whole preparations of 1,000 and 10,000 images. Writes benchmarks/results/prepare.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import webdataset as wds
+from PIL import Image
+
+from dfm_nb import shards
+from dfm_nb.encoding import Geometry, encode_shards, to_pixels
+from dfm_nb.shard_plan import plan_shards
+from dfm_nb.sources import folder as folder_source
+from dfm_nb.sources import synthetic
+from dfm_nb.text_encoders import minilm
+from dfm_nb.tokenizers.pca import PCATokenizer
+
+OUT = Path(__file__).parent / "results" / "prepare"
+PAD = 512
+T5_WIDTH = 1024
+
+
+def make_files(place: Path, count: int, size_px: int) -> None:
+    """JPEGs a quarter larger than the short side they will have, with captions."""
+    for i in range(count):
+        (clip,) = synthetic.build(num_images=count, num_clips=0, size_px=-(-size_px * 5 // 4 // 16) * 16).read(i)
+        Image.fromarray(clip.video[0]).save(place / f"{i:05d}.jpg", quality=92)
+        (place / f"{i:05d}.txt").write_text(clip.caption)
+
+
+@torch.no_grad()
+def one_at_a_time(files: list[Path], out: Path, tokenizer, encoder, size_px: int) -> None:
+    with wds.ShardWriter(str(out / "base-%06d.tar"), maxcount=10_000, verbose=0) as writer:
+        for path in files:
+            image = Image.open(path).convert("RGB")
+            scale = size_px / min(image.size)
+            image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+            image = image.resize((image.width // 16 * 16, image.height // 16 * 16), Image.Resampling.BICUBIC)
+            latent = tokenizer.encode(to_pixels(np.asarray(image)[None])[None]).bfloat16()
+            tokens = encoder.tokenizer(
+                [path.with_suffix(".txt").read_text()],
+                padding="max_length",
+                max_length=PAD,
+                truncation=True,
+                return_tensors="pt",
+            )
+            text = encoder.model(**tokens).last_hidden_state
+            text = (text * tokens["attention_mask"][..., None]).bfloat16()
+            meta = {"image_height": image.height, "image_width": image.width}
+            writer.write({"__key__": path.stem, "pth": latent, "pickle": pickle.dumps(text), "json": meta})
+
+
+def ours(source, out: Path, tokenizer, encoder, size_px: int, pad: int | None = None) -> None:
+    (out / shards.RECORDS).mkdir()
+    keys = [source.item_key(i) for i in range(len(source))]
+    plans = plan_shards(keys, 0, 1, 250, 0.0, 0.0)
+    encode_shards(plans, source, Geometry(size_px, False), tokenizer, encoder, out, workers=2, pad_text_tokens=pad)
+
+
+def bytes_of(out: Path, samples: int) -> float:
+    return sum(t.stat().st_size for t in out.glob("*.tar")) / samples
+
+
+class Wide:
+    """As long as MiniLM's embeddings, as wide as T5-11B's."""
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+
+    def encode(self, captions):
+        ids = self.encoder.tokenizer(captions)["input_ids"]
+        return [torch.randn(len(i), T5_WIDTH).bfloat16() for i in ids]
+
+
+def compare(size_px: int, args, encoder) -> dict:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        (root / "in").mkdir()
+        make_files(root / "in", args.images, size_px)
+        source = folder_source.build(str(root / "in"))
+        files = [source.root / f for f in source.files][: args.baseline_images]
+        tokenizer = PCATokenizer.fit(
+            to_pixels(next(source.read(i)).video[:, : size_px // 8 * 8, : size_px // 8 * 8]) for i in range(40)
+        )
+        times: dict[str, list[float]] = {"ours": [], "baseline": []}
+        for round_ in range(args.rounds):
+            for name, work in (
+                ("baseline", lambda o: one_at_a_time(files, o, tokenizer, encoder, size_px)),
+                ("ours", lambda o: ours(source, o, tokenizer, encoder, size_px)),
+            ):
+                out = root / f"{name}{round_}"
+                out.mkdir()
+                started = time.perf_counter()
+                work(out)
+                times[name].append((time.perf_counter() - started) / (args.images if name == "ours" else len(files)))
+        sizes = {"ours": bytes_of(root / "ours0", args.images), "baseline": bytes_of(root / "baseline0", len(files))}
+        for name, pad in (("ours_t5", None), ("baseline_t5", PAD)):
+            (root / name).mkdir()
+            ours(source, root / name, tokenizer, Wide(encoder), size_px, pad)
+            sizes[name] = bytes_of(root / name, args.images)
+    speed = {k: 1 / statistics.median(v) for k, v in times.items()}
+    return {
+        "short_side_px": size_px, "images_per_s": speed, "faster": speed["ours"] / speed["baseline"], "seconds_per_image": times,
+        "bytes_per_sample": sizes, "bytes_ratio_minilm": sizes["ours"] / sizes["baseline"],
+        "bytes_ratio_t5": sizes["ours_t5"] / sizes["baseline_t5"],
+    }  # fmt: skip
+
+
+MEASURE = "import resource, sys; from dfm_nb import prepare; code = prepare.main(sys.argv[1:]); print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+
+
+def peak_memory(images: int) -> dict:
+    """Peak resident memory of one whole preparation, in MiB, and its wall time."""
+    with tempfile.TemporaryDirectory() as place:
+        argv = [
+            "--source",
+            "synthetic",
+            "--num-images",
+            str(images),
+            "--num-clips",
+            "0",
+            "--short-side",
+            "32",
+            "--output-dir",
+            place + "/d",
+        ]
+        started = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", MEASURE, *argv], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        peak = int(done.stdout.rsplit("PEAK", 1)[1]) / 1024
+    return {"images": images, "peak_mib": round(peak, 1), "wall_s": round(time.monotonic() - started, 1)}
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def write_table(result: dict) -> str:
+    lines = [
+        f"{result['machine']}; {result['threads']} torch threads; load average before: {result['load_before']:.1f}.", "",
+        "| short side | ours | one at a time, padded to 512 | faster | bytes a sample, MiniLM | ratio | bytes a sample, T5-11B width | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for r in result["sizes"]:
+        s, b = r["images_per_s"], r["bytes_per_sample"]
+        lines.append(
+            f"| {r['short_side_px']} px | {s['ours']:.1f} images/s | {s['baseline']:.1f} images/s | {r['faster']:.1f}x "
+            f"| {b['ours']:,.0f} / {b['baseline']:,.0f} | {r['bytes_ratio_minilm']:.3f} "
+            f"| {b['ours_t5']:,.0f} / {b['baseline_t5']:,.0f} | {r['bytes_ratio_t5']:.3f} |"
+        )
+    if result.get("memory"):
+        lines += ["", "| images | peak resident memory | wall time |", "|---|---|---|"]
+        lines += [f"| {m['images']:,} | {m['peak_mib']:,.0f} MiB | {m['wall_s']:.0f} s |" for m in result["memory"]]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=240)
+    parser.add_argument("--baseline-images", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", action="store_true", help="also 1,000 and 10,000 images")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    encoder = minilm.build()
+    result: dict = {
+        "machine": f"{len(os.sched_getaffinity(0))} x {cpu_name()}", "threads": torch.get_num_threads(),
+        "load_before": os.getloadavg()[0], "sizes": [compare(px, args, encoder) for px in (64, 256, 512)],
+    }  # fmt: skip
+    result["peak_mib_of_this_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if args.memory:
+        result["memory"] = [peak_memory(n) for n in (1_000, 10_000)]
+    OUT.with_suffix(".json").write_text(json.dumps(result, indent=1))
+    OUT.with_suffix(".md").write_text(write_table(result))
+    print(write_table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
