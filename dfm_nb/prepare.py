@@ -69,6 +69,11 @@ def parser() -> ArgumentParser:
     p.add_argument(
         "--short-side", type=int, help="px; default 512 with cosmos_cv, else 64; synthetic draws at this size"
     )
+    p.add_argument(
+        "--tile-px",
+        type=int,
+        help="cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames",
+    )
     p.add_argument("--upscale", action="store_true", help="also enlarge smaller images")
     p.add_argument("--limit", type=int, help="only the first N items")
     p.add_argument("--num-images", type=int, help="synthetic: images to draw")
@@ -106,6 +111,8 @@ def parse(argv: list[str] | None):
         raise ValueError(f"--short-side must be at least 16 px; got {args.short_side}")
     for kind, name in (("tokenizers", args.tokenizer), ("text_encoders", args.text_encoder)):
         plugins.load(kind, name)
+    if args.tile_px is not None and args.tokenizer != "cosmos_cv":
+        raise ValueError(f"--tile-px is for --tokenizer cosmos_cv; {args.tokenizer} needs no tiles")
     if args.resume and args.overwrite:
         raise ValueError("--resume keeps what the folder holds and --overwrite deletes it; pass one of them")
     return args
@@ -226,7 +233,7 @@ def reader_threads(args, ranks: Ranks) -> int:
 def identity(args, source: Source, world: int) -> dict:
     """What must be equal for a folder to be this preparation's."""
     settings = ("tokenizer", "text_encoder", "limit", "val_fraction", "test_fraction", "shard_size", "upscale",
-                "max_text_tokens", "pad_text_tokens")  # fmt: skip
+                "max_text_tokens", "pad_text_tokens", "tile_px")  # fmt: skip
     found = {
         "format": FORMAT_VERSION, "source": source.identity(), "short_side": short_side(args), "ranks": world,
         **{k: getattr(args, k) for k in settings},
@@ -444,8 +451,9 @@ def prepare(args, ranks: Ranks, folder: Path, held: contextlib.ExitStack) -> Non
     if ranks.rank == 0:
         log.info("Rank 0 of %d processing %d samples", ranks.world, len(keys))
     ranks.first(lambda: provide_tokenizer(args, source, keys, folder, workers))
+    tiles = {"tile_px": args.tile_px} if args.tile_px else {}
     tokenizer = plugins.load("tokenizers", args.tokenizer).build(
-        folder if args.tokenizer == "pca" else args.tokenizer_path, device=device
+        folder if args.tokenizer == "pca" else args.tokenizer_path, device=device, **tiles
     )
     text_encoder = plugins.load("text_encoders", args.text_encoder).build(
         args.text_encoder_path, device=device, max_tokens=args.max_text_tokens

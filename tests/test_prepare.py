@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb import prepare, shards
+from dfm_nb import inspect, prepare, shards
 from dfm_nb.argv import guard
+from tests import encoder_files
 
 SMALL = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--short-side", "32", "--shard-size", "8"]
 
@@ -269,10 +270,44 @@ def test_existing_readers_take_the_embeddings_length_from_its_first_dim(prepared
     assert (c, t, h * 8, w * 8) == (16, 1, info["image_height"], info["image_width"])
 
 
+def test_production_encoders_prepare_at_512_px(tmp_path, capsys):
+    """cosmos_cv and t5 through the command, with small files of the published formats."""
+    place = tmp_path / "in"
+    place.mkdir()
+    rng = np.random.default_rng(0)
+    for name, (h, w) in {"wide": (600, 900), "tall": (1300, 640), "small": (200, 300)}.items():
+        Image.fromarray(np.full((h, w, 3), rng.integers(0, 255, 3), dtype=np.uint8)).save(place / f"{name}.png")
+        (place / f"{name}.txt").write_text("a blue butterfly" if name == "wide" else "a red butterfly over a meadow")
+    (tmp_path / "cosmos").mkdir()
+    (tmp_path / "t5").mkdir()
+    argv = [
+        "--source", f"folder:{place}", "--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", str(encoder_files.save_cosmos(tmp_path / "cosmos")),
+        "--text-encoder", "t5", "--t5-cache-dir", str(encoder_files.save_t5(tmp_path / "t5")),
+    ]  # fmt: skip
+    assert run(tmp_path / "d", argv=argv) == 0 and run(tmp_path / "tiled", "--tile-px", "256", argv=argv) == 0
+    samples = {e.key: e.read() for t in (tmp_path / "d").glob("*.tar") for e in shards.scan_shard(t)}
+    assert {k.split("-")[0]: list(s.latent.shape) for k, s in samples.items()} == {
+        "wide": [1, 16, 1, 64, 96], "tall": [1, 16, 1, 130, 64], "small": [1, 16, 1, 24, 36],
+    }  # fmt: skip
+    assert {s.text_emb.shape[1:] for s in samples.values()} == {(4, 16), (7, 16)}
+    for tar in (tmp_path / "tiled").glob("*.tar"):
+        for entry in shards.scan_shard(tar):  # flat colours: a tile's edge is no different
+            np.testing.assert_allclose(entry.read().latent.float(), samples[entry.key].latent.float(), atol=1e-2)
+    manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
+    assert manifest["short_side"] == 512 and "encoder" in manifest["tokenizer"]["files"]
+    assert guard(inspect.main, [str(tmp_path / "d"), "--verify", "--tokenizer-path", str(tmp_path / "cosmos")]) == 0
+    assert "verified" in capsys.readouterr().out
+    picture = np.asarray(Image.open(tmp_path / "d" / "contact_sheet.png"))
+    assert picture.std() > 10
+    assert run(tmp_path / "e", "--tile-px", "256") == 2 and "cosmos_cv" in capsys.readouterr().err
+
+
 def test_second_preparation_waits_for_the_first(tmp_path):
     with prepare.turn(tmp_path):
         code = f"from dfm_nb import prepare; from pathlib import Path\nwith prepare.turn(Path({str(tmp_path)!r})): print('in')"
-        other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        other = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(15)
     assert other.communicate(timeout=60)[0] == "in\n" and other.returncode == 0

@@ -4,25 +4,12 @@ import pytest
 import torch
 
 from dfm_nb.text_encoders import t5
+from tests import encoder_files
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
-
-    path = tmp_path_factory.mktemp("t5")
-    words = ["<pad>", "</s>", "<unk>", "a", "blue", "red", "butterfly", "over", "meadow"]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(path)
-    torch.manual_seed(0)
-    config = T5Config(vocab_size=len(words), d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
-    T5EncoderModel(config).save_pretrained(path)
-    return path
+    return encoder_files.save_t5(tmp_path_factory.mktemp("t5"))
 
 
 def test_states_have_true_lengths_and_do_not_depend_on_the_batch(folder):

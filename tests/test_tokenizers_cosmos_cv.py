@@ -2,37 +2,14 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from dfm_nb.tokenizers import cosmos_cv
-
-
-class Encoder(nn.Module):
-    """Causal in time: each latent is the mean of its own frames, and says how much past it saw."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-        pooled = F.avg_pool3d(x, (1, 8, 8))
-        first = pooled[:, :, :1]
-        rest = pooled[:, :, 1:]
-        b, c, t, h, w = rest.shape
-        rest = rest.reshape(b, c, t // 4, 4, h, w).mean(3)
-        z = torch.cat((first, rest), 2)
-        return (z.repeat(1, 6, 1, 1, 1)[:, :16],)
-
-
-class Decoder(nn.Module):
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        x = z[:, :3].repeat_interleave(8, 3).repeat_interleave(8, 4)
-        return torch.cat((x[:, :, :1], x[:, :, 1:].repeat_interleave(4, 2)), 2)
+from tests import encoder_files
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("cosmos")
-    torch.jit.script(Encoder()).save(str(path / "encoder.jit"))
-    torch.jit.script(Decoder()).save(str(path / "decoder.jit"))
-    return path
+    return encoder_files.save_cosmos(tmp_path_factory.mktemp("cosmos"))
 
 
 @pytest.mark.parametrize("frames", [1, 9, 49, 121, 241])
@@ -41,10 +18,10 @@ def test_windows_put_together_are_the_whole(folder, frames):
     video = torch.rand(1, 3, frames, 16, 24) * 2 - 1
     z = tokenizer.encode(video)
     assert z.shape == (1, 16, 1 + (frames - 1) // 4, 2, 3)
-    torch.testing.assert_close(z, Encoder()(video)[0])
+    torch.testing.assert_close(z, encoder_files.CosmosEncoder()(video)[0])
     again = tokenizer.decode(z)
     assert again.shape == video.shape
-    torch.testing.assert_close(again, Decoder()(z))
+    torch.testing.assert_close(again, encoder_files.CosmosDecoder()(z))
 
 
 @pytest.mark.parametrize("count", [1, 13, 14, 23, 24, 31, 61])
@@ -70,9 +47,7 @@ def test_only_the_used_half_is_loaded(folder):
 
 def test_missing_files_name_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    with pytest.raises(
-        FileNotFoundError, match=r"hf download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"hf download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"):
         cosmos_cv.build(tmp_path).encode(torch.zeros(1, 3, 1, 8, 8))
 
 
