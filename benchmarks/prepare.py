@@ -57,7 +57,7 @@ def one_at_a_time(files: list[Path], out: Path, tokenizer, encoder, size_px: int
             scale = size_px / min(image.size)
             image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
             image = image.resize((image.width // 16 * 16, image.height // 16 * 16), Image.Resampling.BICUBIC)
-            latent = tokenizer.encode(to_pixels(np.asarray(image)[None])[None]).bfloat16()
+            latent = tokenizer.encode(to_pixels(np.array(image)[None])[None]).bfloat16()
             tokens = encoder.tokenizer(
                 [path.with_suffix(".txt").read_text()],
                 padding="max_length",

@@ -39,6 +39,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from megatron.core.utils import make_viewless_tensor
 
+from dfm_nb.adaln import RowMap, add_gated, modulate
 from dfm_nb.attention import PackedAttention, PackedLayout
 from dfm_nb.packing import factorised_sincos
 from dfm_nb.parallel import generator_for, global_name, shard_dim
@@ -80,22 +81,22 @@ class ModelInputs:
     cross_layout: PackedLayout
 
 
-class _ExpandRows(torch.autograd.Function):
-    """[R, n] -> [S, n] by row index. The backward sums are ordered, so training is reproducible on CUDA as well."""
+class _RMSNormOnCPU(torch.autograd.Function):
+    """x * w / sqrt(mean(x^2) + eps) over the last dim; torch's own is a chain of elementwise operations on CPU, this is half of them."""
 
     @staticmethod
-    def forward(ctx, rows, index):
-        ctx.save_for_backward(index)
-        ctx.count = rows.shape[0]
-        return rows.index_select(0, index)
+    def forward(ctx, x, weight, eps):
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        unit = x * scale
+        ctx.save_for_backward(unit, scale, weight)
+        return unit * weight
 
     @staticmethod
     def backward(ctx, grad):
-        (index,) = ctx.saved_tensors
-        if grad.is_cuda:
-            one_hot = index == torch.arange(ctx.count, device=index.device)[:, None]
-            return one_hot.to(grad.dtype) @ grad, None
-        return grad.new_zeros(ctx.count, grad.shape[1]).index_add_(0, index, grad), None
+        unit, scale, weight = ctx.saved_tensors
+        product = grad * unit
+        along = (product @ weight)[..., None] / unit.shape[-1]
+        return torch.addcmul(grad * weight, unit, along, value=-1).mul_(scale), product.flatten(0, -2).sum(0), None
 
 
 class RMSNorm(nn.Module):
@@ -107,7 +108,27 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cuda:
+            return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps).type_as(x)
         return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).type_as(x)
+
+
+class ColumnLinear(ColumnParallelLinear):
+    """megatron-core's, but bias and product are one operation where there is nothing to communicate."""
+
+    def forward(self, input_, weight=None, runtime_gather_output=None):
+        if self.tp_group.size() > 1 or weight is not None:
+            return super().forward(input_, weight, runtime_gather_output)
+        return F.linear(input_, self.weight, self.bias), None
+
+
+class RowLinear(RowParallelLinear):
+    """As `ColumnLinear`."""
+
+    def forward(self, input_):
+        if self.tp_group.size() > 1:
+            return super().forward(input_)
+        return F.linear(input_, self.weight, self.bias), None
 
 
 class AdaLN(nn.Module):
@@ -123,13 +144,13 @@ class AdaLN(nn.Module):
         self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
         self.up = nn.Linear(r or h, chunks * h, dtype=config.params_dtype)
 
-    def forward(self, cond: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, cond: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`chunks` tables [R, h] of shifts, scales and gates."""
         c = F.silu(cond)
-        c = self.up(c if self.down is None else self.down(c))
-        return _ExpandRows.apply(c, row)[:, None].chunk(self.chunks, -1)
+        return self.up(c if self.down is None else self.down(c)).chunk(self.chunks, -1)
 
-    def norm(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=self.eps), 1 + scale)
+    def norm(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap) -> torch.Tensor:
+        return modulate(F.layer_norm(x, x.shape[-1:], eps=self.eps), shift, scale, rows)
 
 
 class ScalarEmbedder(nn.Module):
@@ -177,13 +198,13 @@ class DiTLayer(TransformerLayer):
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
         cond, step, x = attention_mask, packed_seq_params, hidden_states  # the block hands these three through
-        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond, step.row)
-        norm = self.adaln.norm
-        x = torch.addcmul(x, gate1, _with_bias(self.self_attention(
-            norm(x, shift1, scale1), None, packed_seq_params=step.self_layout)))  # fmt: skip
-        x = torch.addcmul(x, gate2, _with_bias(self.cross_attention(
-            norm(x, shift2, scale2), None, key_value_states=context, packed_seq_params=step.cross_layout)))  # fmt: skip
-        x = torch.addcmul(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3))))
+        rows, norm = step.rows, self.adaln.norm
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
+        x = add_gated(x, gate1, _with_bias(self.self_attention(
+            norm(x, shift1, scale1, rows), None, packed_seq_params=step.self_layout)), rows)  # fmt: skip
+        x = add_gated(x, gate2, _with_bias(self.cross_attention(
+            norm(x, shift2, scale2, rows), None, key_value_states=context, packed_seq_params=step.cross_layout)), rows)  # fmt: skip
+        x = add_gated(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
         return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
 
 
@@ -202,9 +223,9 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
                 module=SelfAttention,
                 params={"attn_mask_type": AttnMaskType.padding},
                 submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
+                    linear_qkv=ColumnLinear,
                     core_attention=PackedAttention,
-                    linear_proj=RowParallelLinear,
+                    linear_proj=RowLinear,
                     q_layernorm=norm,
                     k_layernorm=norm,
                 ),
@@ -213,15 +234,13 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
                 module=TextCrossAttention,
                 params={"attn_mask_type": AttnMaskType.padding},
                 submodules=CrossAttentionSubmodules(
-                    linear_q=ColumnParallelLinear,
-                    linear_kv=ColumnParallelLinear,
+                    linear_q=ColumnLinear,
+                    linear_kv=ColumnLinear,
                     core_attention=PackedAttention,
-                    linear_proj=RowParallelLinear,
+                    linear_proj=RowLinear,
                 ),
             ),
-            mlp=ModuleSpec(
-                module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-            ),
+            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
         ),
     )
 
@@ -230,7 +249,7 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
 class _Step:
     """What the layers need beside hidden states, conditioning and context."""
 
-    row: torch.Tensor
+    rows: RowMap
     self_layout: PackedLayout
     cross_layout: PackedLayout
     qkv_format: str = field(default="thd")
@@ -305,14 +324,13 @@ class DiT(MegatronModule):
             hidden_states=hidden,
             attention_mask=layer_cond,
             context=context,
-            packed_seq_params=_Step(row, inputs.self_layout, inputs.cross_layout),
+            packed_seq_params=_Step(RowMap(row), inputs.self_layout, inputs.cross_layout),
         )
         if not self.post_process:
             return hidden
         if c.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        shift, scale = self.final_adaln(cond, inputs.row)
-        return self.final(self.final_adaln.norm(hidden, shift, scale))[:, 0]
+        return self.final(self.final_adaln.norm(hidden, *self.final_adaln(cond), RowMap(inputs.row)))[:, 0]
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""

@@ -126,3 +126,16 @@ def test_slice_keeps_the_whole_pack_without_context_parallelism(one_rank):
     pack = pack_draws(draws(), SETTINGS)
     part = slice_pack(pack, torch.device("cpu"))
     assert torch.equal(part.take(pack.x0), pack.x0)
+
+
+def test_rms_norm_on_cpu_is_torchs():
+    from dfm_nb.dit import _RMSNormOnCPU
+
+    torch.manual_seed(0)
+    x, w = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5, 3, 8), (8,)))
+    ours, theirs = _RMSNormOnCPU.apply(x, w, 1e-6), torch.nn.functional.rms_norm(x, (8,), w, 1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    assert torch.autograd.gradcheck(lambda x, w: _RMSNormOnCPU.apply(x, w, 1e-6), (x, w))
+    zero = torch.zeros(2, 8, requires_grad=True)
+    _RMSNormOnCPU.apply(zero, torch.ones(8), 1e-6).sum().backward()
+    assert zero.grad.isfinite().all()
