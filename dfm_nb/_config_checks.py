@@ -202,6 +202,14 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
         "remove the repeated one",
     )
     need(
+        m.lora.alpha is None or m.lora.rank is not None,
+        "model.lora.alpha",
+        "needs model.lora.rank",
+        str(m.lora.alpha),
+        "set model.lora.rank=16, for example, or leave it out",
+        ("model.lora.rank",),
+    )
+    need(
         not (config.dataset.mock and config.dataset.path),
         "dataset.mock",
         "excludes dataset.path",
@@ -247,6 +255,16 @@ def check_training(config: Config, origin: Mapping[str, str]) -> list[Fault]:
                 "must name a folder of shards",
                 "nothing",
                 "give --dataset-path DIR (written by dfm prepare), or --mock",
+            )
+        )
+    if config.model.lora.rank and not (c.pretrained or c.load_checkpoint):
+        faults.append(
+            Fault(
+                "model.lora.rank",
+                origin.get("model.lora.rank", ""),
+                "needs weights to adapt",
+                str(config.model.lora.rank),
+                "give checkpoint.pretrained=PATH, or set it to null to train all weights",
             )
         )
     paths = {

@@ -32,6 +32,14 @@ def option(default: Any, help: str, **limits: Any) -> Any:
 
 
 @dataclass
+class LoraConfig:
+    rank: int | None = option(
+        None, "train only low-rank updates of this rank on the attention and MLP layers; null trains all weights", ge=1
+    )
+    alpha: float | None = option(None, "the updates are scaled by alpha / rank; null means alpha = rank", gt=0)
+
+
+@dataclass
 class ModelConfig:
     size: str | None = option(
         None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
@@ -72,6 +80,7 @@ class ModelConfig:
     )
     compile: bool = option(False, "torch.compile the layers")
     vae_cache_folder: str | None = option(None, "folder with the tokenizer's files, to decode validation samples")
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass
@@ -194,7 +203,13 @@ class ValidationConfig:
 
 @dataclass
 class DistConfig:
-    timeout_s: float = option(50.0, "a collective that waits longer ends the job", gt=0, unit="s")
+    timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0, unit="s")
+    hang_timeout_s: float = option(
+        30.0,
+        "a step that takes longer, and five times longer than any before, ends the job with the rank named; 0: never",
+        ge=0,
+        unit="s",
+    )
 
 
 @dataclass

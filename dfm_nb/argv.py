@@ -7,9 +7,13 @@ A driver module has `main(argv: list[str] | None = None) -> int`, builds its par
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Callable
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -54,6 +58,14 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 130
+
+
+def end_with_parent() -> None:
+    """Linux: when the process that started this one is killed, this one goes too instead of working on unseen."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() == 1 and b"python" not in Path("/proc/1/cmdline").read_bytes():
+            os._exit(1)  # it was killed before: we now belong to init
 
 
 def torchrun_argv(module: str, argv: list[str], nproc_per_node: int, extra: list[str] | None = None) -> list[str]:

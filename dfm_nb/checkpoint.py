@@ -13,22 +13,33 @@ Cost: a blocking save writes all of the state; an asynchronous one copies it to 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import multiprocessing
 import os
 import pickle
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.managers import SyncManager
+from operator import attrgetter
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from torch.distributed.checkpoint.api import CheckpointException
 
 from dfm_nb import config as cfg
+from dfm_nb.argv import end_with_parent
 from dfm_nb.ema import PowerEMA
+from dfm_nb.linear import is_lora
 from dfm_nb.parallel import global_name, mpu, shard_dim
 from dfm_nb.runs import iteration_folders, iteration_name, write_atomically
 from dfm_nb.shards import sha256, sync
@@ -194,6 +205,28 @@ def _sharded_state(pieces: Pieces, loading: bool) -> dict:
     return state
 
 
+def _serve_to_the_end() -> None:
+    """The queue's process is needed for the last save: a signal to stop, which goes to the whole group under torchrun, is the trainer's affair."""
+    end_with_parent()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _start_results_queue() -> None:
+    """Give megatron-core's writer the queue that it would make itself at the first save, in a process that ends with this one (its own stays
+    behind when a rank is killed) and does not import the main module again (its own takes seconds for that)."""
+    if filesystem_async._results_queue is not None:
+        return
+    manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        manager.start(_serve_to_the_end)
+    finally:
+        sys.modules["__main__"] = main
+    filesystem_async._results_queue = manager.Queue()
+
+
 class Writer:
     """Saves under one root; asynchronous saves are finished by `poll` (each step) and `finish`."""
 
@@ -202,6 +235,7 @@ class Writer:
     ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self._queue = AsyncCallsQueue() if asynchronous else None
+        _start_results_queue()
 
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
@@ -214,23 +248,43 @@ class Writer:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         dist.barrier()
-        request = dist_checkpointing.save(
-            _sharded_state(pieces, loading=False),
-            str(temporary),
-            async_sharded_save=self._queue is not None,
-            content_metadata=dict(_LAYOUT_FREE),
-            # each rank's optimizer has a note of its own among the unsharded values, which is not saved
-            preprocess_common_before_consistancy_check=lambda common: {
-                k: v for k, v in common.items() if k != "optimizer"
-            },
-        )
+        self._pending = final
+        with self._explained():
+            request = dist_checkpointing.save(
+                _sharded_state(pieces, loading=False),
+                str(temporary),
+                async_sharded_save=self._queue is not None,
+                content_metadata=dict(_LAYOUT_FREE),
+                # each rank's optimizer has a note of its own among the unsharded values, which is not saved
+                preprocess_common_before_consistancy_check=lambda common: {
+                    k: v for k, v in common.items() if k != "optimizer"
+                },
+            )
         small = {"state.json": json.dumps(state).encode(), "config.yaml": config_yaml.encode(), **(assets or {})}
         if self._queue is None:
             dist.barrier()
-            self._finalize(temporary, final, small)
+            with self._explained():
+                self._finalize(temporary, final, small)
         else:
             request.add_finalize_fn(lambda: self._finalize(temporary, final, small))
             self._queue.schedule_async_request(request)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A fault of the disk becomes one sentence of one rank; what is whole stays as it is."""
+        try:
+            yield
+        except (CheckpointException, OSError) as error:
+            if dist.get_rank() != 0:
+                raise SystemExit(2) from None  # CheckpointException reaches all ranks
+            whole = whole_checkpoints(self.root)
+            last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
+            free_gib = shutil.disk_usage(self.root).free / 2**30
+            cause = str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
+            raise ValueError(
+                f"the checkpoint {self._pending.name} could not be written to {self.root} ({free_gib:.1f} GiB free; {cause}); {last}: "
+                "make room or lift the quota and give the same command again"
+            ) from None
 
     def _finalize(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
         if dist.get_rank() == 0:
@@ -260,11 +314,13 @@ class Writer:
     def poll(self) -> None:
         """Finish asynchronous saves whose writing is done on every rank; cheap when there is none."""
         if self._queue is not None and self._queue.get_num_unfinalized_calls():
-            self._queue.maybe_finalize_async_calls(blocking=False)
+            with self._explained():
+                self._queue.maybe_finalize_async_calls(blocking=False)
 
     def finish(self) -> None:
         if self._queue is not None and self._queue.get_num_unfinalized_calls():
-            self._queue.maybe_finalize_async_calls(blocking=True)
+            with self._explained():
+                self._queue.maybe_finalize_async_calls(blocking=True)
 
     def close(self) -> None:
         self.finish()
@@ -346,7 +402,7 @@ class Weights:
     def load(self, chunks, ema: float | str | None = "auto") -> None:
         """Into this rank's chunks, in any layout. ema : "auto" (shortest stored average), a stored length, or None (raw)."""
         if self.file is not None:
-            load_exported(chunks, self.file)
+            load_exported(chunks, self.file, bool(self.config.model.lora.rank))
             return
         lengths = list(self.config.ema.sigma_rels)
         if ema == "auto":
@@ -356,7 +412,7 @@ class Weights:
                 f"{self.folder} has no average of length {ema}; stored: {', '.join(map(str, lengths)) or 'none'} "
                 "(dfm export --ema-sigma-rel makes others)"
             )
-        load_weights(chunks, self.folder, ema)
+        load_weights(chunks, self.folder, ema, bool(self.config.model.lora.rank))
 
 
 def find_weights(path: str | Path) -> Weights:
@@ -369,6 +425,11 @@ def find_weights(path: str | Path) -> Weights:
         return Weights(path.parent, cfg.from_yaml(beside).config, path)
     folder = find(path)
     refuse_code(folder)
+    return weights_in(folder)
+
+
+def weights_in(folder: Path) -> Weights:
+    """Of an `iter_*` folder that is known to be whole."""
     return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
 
 
@@ -409,18 +470,36 @@ def gather_whole(chunks, values: Mapping[str, torch.Tensor] | None = None) -> di
     }
 
 
-@torch.no_grad()
-def load_exported(chunks, file: Path) -> None:
-    """Consolidated weights (global names) into this rank's shards."""
+def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 
-        whole = load_file(file)
-    else:
-        whole = torch.load(file, map_location="cpu", weights_only=True)
+        return load_file(file)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def lora_file(file: Path) -> Path:
+    """Where an export keeps low-rank updates apart from `file`: model.lora.safetensors beside model.safetensors."""
+    return file.with_suffix(f".lora{file.suffix}")
+
+
+@torch.no_grad()
+def load_exported(chunks, file: Path, lora: bool = False) -> None:
+    """Consolidated weights (global names) into this rank's shards; with `lora`, updates from the file beside it too."""
+    whole = _read_tensors(file)
+    if lora:
+        apart = lora_file(file)
+        if not apart.is_file():
+            raise FileNotFoundError(
+                f"{file} is the base of low-rank updates (model.lora.rank in its config.yaml), which dfm export wrote to "
+                f"{apart.name} beside it; copy that file there too"
+            )
+        whole |= _read_tensors(apart)
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for local, p in chunk.named_parameters():
+            if is_lora(local) and not lora:
+                continue
             name, dim = global_name(local, chunk), shard_dim(p)
             if name not in whole:
                 raise ValueError(f"{file} lacks the weight {name}: it is not an export of this model")
@@ -434,41 +513,60 @@ def load_exported(chunks, file: Path) -> None:
 
 
 def load_pretrained(trainer, path: Path) -> None:
-    """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh."""
+    """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh.
+
+    A model with low-rank updates starts from a source without (its updates then start at zero) or with the same ones.
+    """
     source = find_weights(path)
+    check_same_model(source, trainer.config, keys=SHAPES)
+    if source.config.model.lora.rank:
+        check_same_model(
+            source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
+        )
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
 
 
-SHAPE_KEYS = (
+SHAPES = (
     "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "in_channels", "text_dim", "patch_spatial",
     "patch_temporal", "adaln_lora_dim", "pooled_text",
 )  # fmt: skip
-"""Settings of config.model that fix the shapes of the weights."""
+_LORA = ("lora.rank", "lora.alpha")
+SHAPE_KEYS = (*SHAPES, *_LORA)
+"""Settings of config.model that fix the shapes of the weights, and the scale of low-rank updates."""
 
 
-def check_same_model(folder: Path, config: cfg.Config) -> None:
-    """ValueError naming every shape setting in which a checkpoint differs from `config`."""
-    saved = cfg.from_yaml(folder / "config.yaml").config.model
-    differ = [k for k in SHAPE_KEYS if getattr(saved, k) != getattr(config.model, k)]
-    if differ:
-        listed = ", ".join(f"model.{k}={getattr(config.model, k)} (checkpoint: {getattr(saved, k)})" for k in differ)
-        raise ValueError(f"{folder} holds another model: {listed}; use its settings or another --run-dir")
+def check_same_model(
+    source: Weights, config: cfg.Config, keys: Sequence[str] = SHAPE_KEYS, fix="use its settings or another --run-dir"
+) -> None:
+    """ValueError naming every setting of `keys` in which a checkpoint or export differs from `config`."""
+    pairs = [(k, attrgetter(k)(source.config.model), attrgetter(k)(config.model)) for k in keys]
+    shown = [
+        f"model.{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})"
+        for k, theirs, ours in pairs
+        if theirs != ours
+    ]
+    if shown:
+        raise ValueError(f"{source.file or source.folder} holds another model: {', '.join(shown)}; {fix}")
 
 
-def load_weights(chunks, folder: Path, sigma_rel: float | None = None) -> None:
-    """Only the weights, in this layout: raw, or the average of length `sigma_rel`."""
+def load_weights(chunks, folder: Path, sigma_rel: float | None = None, lora: bool = False) -> None:
+    """Only the weights, in this layout: raw, or the average of length `sigma_rel`.
+
+    lora : the checkpoint has low-rank updates (its averages are then of these alone); without, those of `chunks` are left.
+    """
     refuse_code(folder)
-    model_state = _model_state(chunks, dict(_LAYOUT_FREE))
-    if sigma_rel is None:
-        state = dist_checkpointing.load(model_state, str(folder))
-    else:
-        ema = PowerEMA(chunks, [sigma_rel])
+    whole = _model_state(chunks, dict(_LAYOUT_FREE))
+    model_state = {
+        chunk_key: {k: v for k, v in state.items() if lora or not is_lora(k)} for chunk_key, state in whole.items()
+    }
+    if sigma_rel is None or lora:
+        _load_model(chunks, dist_checkpointing.load(dict(model_state), str(folder)))
+    if sigma_rel is not None:
+        ema = PowerEMA(chunks, [sigma_rel], lambda name, _p: is_lora(name) == lora)
         state = dist_checkpointing.load({"ema": _ema_state(ema, model_state)}, str(folder))
         _load_ema(ema, state["ema"])
         with torch.no_grad():
             for p, a in zip(ema.parameters, ema.averages[sigma_rel]):
                 p.copy_(a)
-        return
-    _load_model(chunks, state)

@@ -18,7 +18,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import (
     CrossAttention,
     CrossAttentionSubmodules,
@@ -41,6 +40,7 @@ from megatron.core.utils import make_viewless_tensor
 
 from dfm_nb.adaln import RowMap, add_gated, modulate
 from dfm_nb.attention import PackedAttention, PackedLayout
+from dfm_nb.linear import A, B, ColumnLinear, RowLinear
 from dfm_nb.packing import factorised_sincos
 from dfm_nb.parallel import generator_for, global_name, shard_dim
 
@@ -58,6 +58,8 @@ class DiTConfig(TransformerConfig):
     adaln_lora_dim: int | None = None
     pooled_text: bool = True
     packed_attention_backend: str = "sdpa"
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
     has_cond_embedder: bool = True  # finalize_model_grads then sums REPLICATED parameters' gradients over stages
 
 
@@ -111,24 +113,6 @@ class RMSNorm(nn.Module):
         if not x.is_cuda:
             return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps).type_as(x)
         return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).type_as(x)
-
-
-class ColumnLinear(ColumnParallelLinear):
-    """megatron-core's, but bias and product are one operation where there is nothing to communicate."""
-
-    def forward(self, input_, weight=None, runtime_gather_output=None):
-        if self.tp_group.size() > 1 or weight is not None:
-            return super().forward(input_, weight, runtime_gather_output)
-        return F.linear(input_, self.weight, self.bias), None
-
-
-class RowLinear(RowParallelLinear):
-    """As `ColumnLinear`."""
-
-    def forward(self, input_):
-        if self.tp_group.size() > 1:
-            return super().forward(input_)
-        return F.linear(input_, self.weight, self.bias), None
 
 
 class AdaLN(nn.Module):
@@ -362,7 +346,9 @@ def init_weights(model: DiT, seed: int) -> None:
 def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
     if "norm" in name:
         return torch.ones(shape)
-    if name.endswith("bias") or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
+    if name.endswith(A):
+        return (torch.rand(shape, generator=generator) * 2 - 1) * shape[1] ** -0.5
+    if name.endswith(("bias", B)) or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
         return torch.zeros(shape)
     if "_embedder.fc" in name:
         return torch.randn(shape, generator=generator) * 0.02
@@ -387,6 +373,8 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         text_dim=model.text_dim,
         adaln_lora_dim=model.adaln_lora_dim,
         pooled_text=model.pooled_text,
+        lora_rank=model.lora.rank,
+        lora_alpha=model.lora.alpha,
         packed_attention_backend=backend,
         tensor_model_parallel_size=model.tensor_model_parallel_size,
         pipeline_model_parallel_size=model.pipeline_model_parallel_size,

@@ -8,7 +8,7 @@ Cost: one float32 copy of this rank's parameters per length, one pass over them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -29,11 +29,21 @@ def power_beta(step: int, sigma_rel: float) -> float:
 
 
 class PowerEMA:
-    """Averages of several lengths of the parameters of this rank's model chunks."""
+    """Averages of several lengths of the parameters of this rank's model chunks.
 
-    def __init__(self, chunks: Sequence[nn.Module], sigma_rels: Sequence[float]):
+    select : of a parameter's name and itself, whether it is averaged; None averages those that are trained.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        sigma_rels: Sequence[float],
+        select: Callable[[str, nn.Parameter], bool] | None = None,
+    ):
         self.chunks, self.sigma_rels = list(chunks), list(sigma_rels)
-        self.parameters = [p for chunk in self.chunks for p in chunk.parameters()]
+        select = select or (lambda _name, p: p.requires_grad)
+        self._names = [[name for name, p in chunk.named_parameters() if select(name, p)] for chunk in self.chunks]
+        self.parameters = [c.get_parameter(name) for c, names in zip(self.chunks, self._names) for name in names]
         self.averages = {s: [p.detach().float().clone() for p in self.parameters] for s in self.sigma_rels}
 
     @torch.no_grad()
@@ -61,10 +71,8 @@ class PowerEMA:
 
     def named(self, sigma_rel: float) -> list[dict[str, torch.Tensor]]:
         """Per chunk: parameter name -> average."""
-        out, values = [], iter(self.averages[sigma_rel])
-        for chunk in self.chunks:
-            out.append({name: next(values) for name, _ in chunk.named_parameters()})
-        return out
+        values = iter(self.averages[sigma_rel])
+        return [{name: next(values) for name in names} for names in self._names]
 
 
 def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float:

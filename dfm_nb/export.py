@@ -1,20 +1,24 @@
 """`dfm export`: consolidated weights from a run or checkpoint, in one process whatever layout they were trained in.
 
 Leaves: `model.safetensors` or `model.pth` (a plain dict of tensors, weights-only loadable), `config.yaml` and `config.json`, and the data
-set's small files that generation needs (manifest, tokenizer, empty caption).
+set's small files that generation needs (manifest, tokenizer, empty caption). Low-rank updates are added to their weights, or left apart
+in `model.lora.safetensors` beside the base: generation reads either.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from operator import attrgetter
 from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 
 from dfm_nb import checkpoint, ema, parallel
+from dfm_nb import config as cfg
 from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.linear import is_lora, merged
 from dfm_nb.runs import write_atomically
 from dfm_nb.trainer import build_chunks
 
@@ -27,6 +31,12 @@ def parse(argv: list[str] | None):
         "--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones"
     )
     p.add_argument("--raw", action="store_true", help="the weights themselves instead of an average")
+    p.add_argument(
+        "--lora",
+        choices=("merged", "apart"),
+        default="merged",
+        help="low-rank updates: added to their weights, or in a file of their own beside the base's",
+    )
     return p.parse_args(argv)
 
 
@@ -43,13 +53,59 @@ def averaged(source: checkpoint.Weights, chunks, sigma_rel: float) -> None:
     stored = [(checkpoint.read_state(f)["steps_taken"], s, f) for f in folders for s in lengths]
     stored = [(t, s, f) for t, s, f in stored if 0 < t <= last]
     weights = ema.combine_weights([(t, s) for t, s, _ in stored], (last, sigma_rel))
-    total = [torch.zeros_like(p, dtype=torch.float64) for c in chunks for p in c.parameters()]
+    lora = bool(source.config.model.lora.rank)
+    trained = [p for c in chunks for name, p in c.named_parameters() if is_lora(name) == lora]
+    total = [torch.zeros_like(p, dtype=torch.float64) for p in trained]
     for weight, (_, s, folder) in zip(weights, stored):
-        checkpoint.load_weights(chunks, folder, s)
-        torch._foreach_add_(total, [p.detach().double() for c in chunks for p in c.parameters()], alpha=float(weight))
+        checkpoint.load_weights(chunks, folder, s, lora)
+        torch._foreach_add_(total, [p.detach().double() for p in trained], alpha=float(weight))
     with torch.no_grad():
-        for p, value in zip((p for c in chunks for p in c.parameters()), total):
+        for p, value in zip(trained, total):
             p.copy_(value)
+
+
+def write_tensors(tensors: dict[str, torch.Tensor], output: Path) -> None:
+    """One file, whole or absent."""
+    temporary = output.with_name(output.name + ".tmp")
+    if output.suffix == ".safetensors":
+        from safetensors.torch import save_file
+
+        save_file(tensors, temporary)
+    else:
+        torch.save(tensors, temporary)
+    temporary.replace(output)
+    count = sum(t.numel() for t in tensors.values())
+    print(f"[INFO] wrote {output}: {len(tensors)} tensors, {count / 1e6:.2f} M parameters")
+
+
+def write_weights(tensors: dict[str, torch.Tensor], output: Path, model, lora: str) -> None:
+    """`output`, and the low-rank updates of `model` (its group of settings) merged into it or in a file beside it.
+
+    `model` is changed to describe the result.
+    """
+    if model.lora.rank and lora == "apart":
+        write_tensors({n: t for n, t in tensors.items() if is_lora(n)}, checkpoint.lora_file(output))
+        tensors = {n: t for n, t in tensors.items() if not is_lora(n)}
+    elif model.lora.rank:
+        tensors = merged(tensors, (model.lora.alpha or model.lora.rank) / model.lora.rank)
+        model.lora.rank = model.lora.alpha = None
+    write_tensors(tensors, output)
+
+
+def check_folder(output: Path, model, lora: str) -> None:
+    """ValueError when the folder's config.yaml describes other weights that are there and would be wrong for `output`."""
+    ours = {output.name, checkpoint.lora_file(output).name}
+    others = [p.name for s in (".safetensors", ".pth") for p in output.parent.glob(f"*{s}") if p.name not in ours]
+    others = [n for n in others if n not in checkpoint.ASSETS]
+    beside = output.parent / "config.yaml"
+    if not others or not beside.is_file():
+        return
+    there = cfg.from_yaml(beside).config.model
+    keeps = there.lora.rank == (model.lora.rank if lora == "apart" else None)
+    if not keeps or any(attrgetter(k)(there) != attrgetter(k)(model) for k in checkpoint.SHAPES):
+        raise ValueError(
+            f"{output.parent} holds {others[0]} of another model, and its config.yaml is for that; choose another folder"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,6 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")
     source = checkpoint.find_weights(args.source)
     m = source.config.model
+    check_folder(output, m, args.lora)
     m.tensor_model_parallel_size = m.pipeline_model_parallel_size = m.context_parallel_size = 1
     m.virtual_pipeline_model_parallel_size, m.sequence_parallel = None, False
     parallel.init()
@@ -71,21 +128,16 @@ def main(argv: list[str] | None = None) -> int:
         source.load(chunks, "auto")
     tensors = {k: v.contiguous() for k, v in checkpoint.gather_whole(chunks).items()}
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(output.name + ".tmp")
-    if output.suffix == ".safetensors":
-        from safetensors.torch import save_file
-
-        save_file(tensors, temporary)
-    else:
-        torch.save(tensors, temporary)
-    temporary.replace(output)
-    for name in ("config.yaml", *checkpoint.ASSETS):
+    write_weights(tensors, output, m, args.lora)
+    for name in checkpoint.ASSETS:
         if (source.folder / name).is_file() and (source.folder / name) != output.parent / name:
             shutil.copyfile(source.folder / name, output.parent / name)
-    settings = OmegaConf.to_container(OmegaConf.structured(source.config.model))
+    saved = cfg.from_yaml(source.folder / "config.yaml")
+    write_atomically(
+        output.with_name("config.yaml"), cfg.to_yaml(cfg.Resolved(source.config, saved.provenance)).encode()
+    )
+    settings = OmegaConf.to_container(OmegaConf.structured(m))
     write_atomically(output.with_name("config.json"), json.dumps({"model": settings}, indent=1).encode())
-    count = sum(t.numel() for t in tensors.values())
-    print(f"[INFO] wrote {output}: {len(tensors)} tensors, {count / 1e6:.2f} M parameters")
     parallel.shutdown()
     return 0
 

@@ -114,6 +114,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
+def store() -> dist.Store:
+    """The process group's own key-value store, with keys apart from its."""
+    return dist.PrefixStore("dfm_nb", dist.distributed_c10d._get_default_store())
+
+
 def is_last_pipeline_stage() -> bool:
     return mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1
 

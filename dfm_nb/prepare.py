@@ -12,7 +12,6 @@ Cost: the encoders; see `encoding`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -20,7 +19,6 @@ import logging
 import math
 import os
 import shutil
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from dfm_nb import __version__, plugins, shards
-from dfm_nb.argv import USER_ERRORS, ArgumentParser, guard
+from dfm_nb.argv import USER_ERRORS, ArgumentParser, end_with_parent, guard
 from dfm_nb.encoding import Geometry, ReadAhead, encode_shards, read_record, to_pixels
 from dfm_nb.records import SampleError, Source
 from dfm_nb.runs import log, start_logging, write_atomically
@@ -179,7 +177,8 @@ class Ranks:
         number = lambda name, default: int(os.environ.get(name, default))  # noqa: E731
         ranks = cls(number("RANK", 0), number("WORLD_SIZE", 1), number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", 1))
         if ranks.world > 1 and not dist.is_initialized():
-            _end_with_parent()
+            if os.environ.get("TORCHELASTIC_RUN_ID"):
+                end_with_parent()
             dist.init_process_group("gloo", timeout=PATIENCE)
         return ranks
 
@@ -213,13 +212,6 @@ class Ranks:
         index = self.local_rank % torch.cuda.device_count()
         torch.cuda.set_device(index)
         return f"cuda:{index}"
-
-
-def _end_with_parent() -> None:
-    """Linux: when torchrun is killed, its processes go too instead of writing on unseen."""
-    if os.environ.get("TORCHELASTIC_RUN_ID"):
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def reader_threads(args, ranks: Ranks) -> int:
@@ -507,7 +499,7 @@ def complete_folder(args, ranks: Ranks, source, keys, folder: Path, tokenizer, t
     of_item = splits_of(keys, args.val_fraction, args.test_fraction)
     held_out = next(s for s in ("val", "test", "train") if s in of_item)
     psnr = {}
-    if args.tokenizer == "pca":  # others may have to fetch a decoder for this
+    if args.tokenizer in ("pca", "residual"):  # others may have to fetch a decoder for this
         items = evenly([i for i, s in enumerate(of_item) if s == held_out], PSNR_ITEMS)
         psnr = reconstruction_psnr(args, source, items, tokenizer, workers)
     counts = {

@@ -26,10 +26,12 @@ from dfm_nb import config as cfg
 from dfm_nb.argv import guard
 from dfm_nb.dataset import EnergonStore, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings
 from dfm_nb.generate import Pipeline, Request, output_path, save
+from dfm_nb.linear import lora_parameter_count
 from dfm_nb.loggers import Loggers
 from dfm_nb.parallel import mpu
 from dfm_nb.runs import Metrics, Run, iteration_line, log, plot_loss, read_metrics, start_logging
 from dfm_nb.trainer import StepResult, Trainer, layout_of
+from dfm_nb.watchdog import Watchdog
 
 SIGMA_DATA = 0.5
 """Latents are scaled to this standard deviation, with the data set's own mean and std per channel (as EDM2 does)."""
@@ -136,6 +138,8 @@ class Training:
         self.loggers = Loggers(self.config.logger, run, {"config": cfg.to_yaml(resolved)}) if self.rank == 0 else None
         self.stop = StopRequest(self.config.train.exit_on_signal)
         self.elapsed_s = 0.0
+        limit_s, world = self.config.dist.hang_timeout_s, dist.get_world_size()
+        self.watchdog = Watchdog(parallel.store(), self.rank, world, limit_s).start() if limit_s and world > 1 else None
 
     def resume(self) -> None:
         """From `checkpoint.load_checkpoint`, else from the newest good checkpoint of the run; else from nothing."""
@@ -149,7 +153,7 @@ class Training:
             dist.broadcast_object_list(found, src=0)
             folder = found[0]
         if folder is not None:
-            checkpoint.check_same_model(folder, self.config)
+            checkpoint.check_same_model(checkpoint.weights_in(folder), self.config)
             state = checkpoint.load(self.trainer.pieces(), folder)
             self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
             self.skipped = state["skipped"]
@@ -206,11 +210,16 @@ class Training:
         begun = time.monotonic()
         bar = tqdm(total=t.train_iters, initial=self.iteration, desc="train", unit="it",
                    disable=self.rank != 0 or not sys.stderr.isatty())  # fmt: skip
-        last_saved, signalled = self.iteration, 0
+        first = last_saved = self.iteration
+        signalled = 0
         while self.iteration < t.train_iters and not signalled:
             started = time.monotonic()
+            # the first step of a process may compile and fill caches
+            self.beat("loading data", watched=self.iteration > first)
             packs = self.loader.next_step()
+            self.beat("in a step", watched=self.iteration > first)
             result = self.trainer.step(packs)
+            self.beat("between steps", watched=False)
             self.iteration += 1
             duration = time.monotonic() - started
             self._note(result, packs, duration, self.elapsed_s + time.monotonic() - begun)
@@ -229,6 +238,8 @@ class Training:
             self.save()
         self.writer.close()
         self.loader.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
         if signalled:
             why = signal.Signals(signalled).name if signalled > 0 else "train.exit_duration_s"
             log.info("Stopped by %s at iteration %d; saved. The same command goes on from here", why, self.iteration)
@@ -237,6 +248,10 @@ class Training:
         if self.rank == 0:
             plot_loss(read_metrics(self.run.metrics_file), self.run.loss_png, self.run.name)
         return 0
+
+    def beat(self, phase: str, watched: bool) -> None:
+        if self.watchdog is not None:
+            self.watchdog.beat(phase, self.iteration, watched)
 
     def _note(self, result: StepResult, packs, duration_s: float, elapsed_s: float) -> None:
         tokens_per_s = result.tokens / duration_s
@@ -338,6 +353,9 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
         "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples", total / 1e6, layout_of(config.model),
         dist.get_world_size(), config.mixed_precision, len(store),
     )  # fmt: skip
+    if config.model.lora.rank:
+        trained = lora_parameter_count(config.model)
+        log.info("Low-rank updates (rank %d): %.3f M parameters are trained", config.model.lora.rank, trained / 1e6)
     training.resume()
     log.info("Starting pretraining...")
     code = training.loop(lambda: open_store(config, "val"))

@@ -21,6 +21,7 @@ from dfm_nb.dataset import Pack
 from dfm_nb.denoiser import forward
 from dfm_nb.dit import DiT, DiTConfig, init_weights, transformer_config
 from dfm_nb.ema import PowerEMA
+from dfm_nb.linear import freeze_base
 from dfm_nb.parallel import Layout, mpu
 
 
@@ -50,6 +51,8 @@ def build_chunks(model, mixed_precision: str, seed: int, **overrides) -> tuple[D
             vp_stage=vp_stage,
         )
         init_weights(chunk, seed)
+        if model.lora.rank:
+            freeze_base(chunk)
         chunks.append(chunk.to(device))
     return config, chunks
 

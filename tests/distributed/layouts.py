@@ -93,6 +93,8 @@ def local_values(trainer, kind: str) -> list[tuple]:
     out = []
     for chunk in trainer.chunks:
         for local, p in chunk.named_parameters():
+            if kind == "grad" and not p.requires_grad:
+                continue
             value = p.main_grad if kind == "grad" else p
             out.append((global_name(local, chunk), value.detach().float().clone(), shard_dim(p), rank))
     return out

@@ -1,0 +1,141 @@
+"""The tensor-parallel linear layers of the DiT's attention and MLP, with an optional low-rank update (LoRA; Hu et al. 2021).
+
+Enters: activations, split over tp as megatron-core splits them. Leaves: W x + b + (alpha / rank) B A x.
+Guarantees: without a rank these are megatron-core's layers; with one, B starts at zero, so a new model equals its base; every tp rank has the
+same replicated half, with the same gradient. Cost: rank * (inputs + outputs) parameters a layer; what is communicated has `rank` channels.
+
+A is `lora_A` [rank, in], B is `lora_B` [out, rank]. A column-parallel layer splits B over tp, a row-parallel one splits A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+
+A, B = "lora_A", "lora_B"
+
+
+def is_lora(name: str) -> bool:
+    """Whether a parameter's name is that of a low-rank update."""
+    return name.endswith((A, B))
+
+
+class _LowRank:
+    """What both kinds of layer share; `config` has `lora_rank` and `lora_alpha`."""
+
+    sharded_axes: dict[str, int]
+
+    def _add_low_rank(self, split: str | None) -> None:
+        """Make A and B if the configuration has a rank; `split` is the one that tp splits, along its long dim."""
+        rank = self.config.lora_rank
+        self.lora_scale = 0.0
+        if not rank:
+            return
+        out, inputs = self.weight.shape  # of this tp rank
+        self.lora_scale = (self.config.lora_alpha or rank) / rank
+        kind = dict(dtype=self.weight.dtype, device=self.weight.device)
+        self.lora_A = torch.nn.Parameter(torch.zeros(rank, inputs, **kind))
+        self.lora_B = torch.nn.Parameter(torch.zeros(out, rank, **kind))
+        for name, p, dim in ((A, self.lora_A, 1), (B, self.lora_B, 0)):
+            if name == split:
+                set_tensor_model_parallel_attributes(p, True, dim, 1)
+            else:  # under SP each tp rank sees its own tokens only: sum the gradients over tp
+                p.sequence_parallel = self.config.sequence_parallel
+
+    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            self.sharded_axes,
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
+class ColumnLinear(_LowRank, ColumnParallelLinear):
+    """megatron-core's, but bias and product are one operation where there is nothing to communicate."""
+
+    sharded_axes = {"weight": 0, "bias": 0, B: 0}
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._add_low_rank(split=B)
+
+    def forward(self, input_, weight=None, runtime_gather_output=None):
+        alone = self.tp_group.size() == 1
+        if not alone or weight is not None:
+            output, bias = super().forward(input_, weight, runtime_gather_output)
+        else:
+            output, bias = F.linear(input_, self.weight, self.bias), None
+        if self.lora_scale:
+            inner = F.linear(input_, self.lora_A)
+            if self.sequence_parallel:
+                inner = gather_from_sequence_parallel_region(inner, group=self.tp_group)
+            elif not alone:
+                inner = copy_to_tensor_model_parallel_region(inner, group=self.tp_group)
+            output = output + F.linear(inner, self.lora_B) * self.lora_scale
+        return output, bias
+
+
+class RowLinear(_LowRank, RowParallelLinear):
+    """As `ColumnLinear`."""
+
+    sharded_axes = {"weight": 1, A: 1}
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._add_low_rank(split=A)
+
+    def forward(self, input_):
+        alone = self.tp_group.size() == 1
+        output, bias = (F.linear(input_, self.weight, self.bias), None) if alone else super().forward(input_)
+        if self.lora_scale:
+            inner = F.linear(input_, self.lora_A)
+            if self.sequence_parallel:
+                inner = reduce_scatter_to_sequence_parallel_region(inner, group=self.tp_group)
+            elif not alone:
+                inner = reduce_from_tensor_model_parallel_region(inner, group=self.tp_group)
+            output = output + F.linear(inner, self.lora_B) * self.lora_scale
+        return output, bias
+
+
+def freeze_base(chunk: torch.nn.Module) -> None:
+    """Leave only the low-rank updates of a chunk to be trained."""
+    for name, p in chunk.named_parameters():
+        p.requires_grad_(is_lora(name))
+    embedder = getattr(chunk, "x_embedder", None)
+    if embedder is not None:  # recomputed layers pass gradients on only if their input asks for one
+        embedder.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_(torch.is_grad_enabled()))
+
+
+def merged(tensors: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
+    """Whole tensors by name with every update added to its weight: W + scale * B A, added up in float64.
+
+    scale : alpha / rank.
+    """
+    out = {name: t for name, t in tensors.items() if not is_lora(name)}
+    for name, a in tensors.items():
+        if name.endswith(A):
+            stem = name.removesuffix(A)
+            w, b = out[stem + "weight"], tensors[stem + B]
+            out[stem + "weight"] = (w.double() + scale * (b.double() @ a.double())).to(w.dtype)
+    return out
+
+
+def lora_parameter_count(model) -> int:
+    """Parameters of all low-rank updates of a resolved `config.model` group."""
+    h, f = model.hidden_size, model.ffn_hidden_size or 4 * model.hidden_size
+    self_attention, cross_attention, mlp = (h + 3 * h) + 2 * h, 2 * h + (h + 2 * h) + 2 * h, 2 * (h + f)
+    return (model.lora.rank or 0) * model.num_layers * (self_attention + cross_attention + mlp)

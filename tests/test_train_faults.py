@@ -1,0 +1,135 @@
+"""What ends a run from outside: processes that die or hang, and disks that fill up. Two real processes each."""
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dfm_nb import checkpoint
+from tests.test_train import SMALL, command, losses, pretrain
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+LONG = ["train.train_iters=100000", "dist.hang_timeout_s=6"]
+
+
+@pytest.fixture
+def start():
+    """Starts commands whose processes are all gone after the test."""
+    started = []
+
+    def popen(argv):
+        process = subprocess.Popen(
+            argv, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process
+
+    yield popen
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def workers(process):
+    """The processes of the ranks, by rank."""
+    found = {}
+    for p in psutil.Process(process.pid).children():
+        if "RANK" in p.environ():
+            found[int(p.environ()["RANK"])] = p
+    return found
+
+
+def wait_for_steps(run, process, count=8):
+    end = time.monotonic() + 120
+    while not (run / "metrics.jsonl").exists() or len(losses(run)) < count:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_stopped_rank_is_named_and_the_job_ends(tmp_path, start):
+    process = start(command(tmp_path / "run", *LONG))
+    wait_for_steps(tmp_path / "run", process)
+    stopped = workers(process)[1]
+    began = time.monotonic()
+    stopped.send_signal(signal.SIGSTOP)
+    output = process.communicate(timeout=60)[0]
+    assert time.monotonic() - began < 45 and process.returncode
+    line = next(x for x in output.splitlines() if "the run hangs" in x)
+    assert re.search(rf"rank 1 \(host .*, process {stopped.pid}\) at iteration \d+", line) and "no sign of life" in line
+    assert not stopped.is_running()
+
+
+@pytest.mark.slow
+def test_rank_that_hangs_is_named_with_its_line_of_code(tmp_path, start):
+    script = str(Path(__file__).parent / "distributed" / "hanging_run.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    process = start([*launch, *SMALL, "--run-dir", str(tmp_path / "run"), *LONG])
+    output = process.communicate(timeout=120)[0]
+    line = next(x for x in output.splitlines() if "the run hangs" in x)
+    assert "rank 1 (" in line and "rank 0 (" not in line and "loading data" in line and "hanging_run.py" in line
+    assert process.returncode and max(losses(tmp_path / "run")) == 4
+
+
+@pytest.mark.slow
+def test_rank_that_dies_ends_the_job_with_its_number(tmp_path, start):
+    process = start(command(tmp_path / "run", "train.train_iters=100000"))
+    wait_for_steps(tmp_path / "run", process)
+    began = time.monotonic()
+    workers(process)[1].kill()
+    output = process.communicate(timeout=60)[0]
+    assert time.monotonic() - began < 45 and process.returncode
+    assert re.search(r"local_rank: 1.*\n(.*\n)*?.*exitcode *: -9|exitcode: -9.*local_rank: 1", output), output[-2000:]
+
+
+@pytest.mark.slow
+def test_torchruns_restart_goes_on_from_the_last_checkpoint(tmp_path, start):
+    run = tmp_path / "run"
+    clean = pretrain(tmp_path / "clean", "train.train_iters=40")
+    argv = command(run, "train.train_iters=40")
+    argv.insert(argv.index("-m", argv.index("torch.distributed.run")), "--max-restarts=2")
+    process = start(argv)
+    wait_for_steps(run, process)
+    workers(process)[1].kill()
+    output = process.communicate(timeout=200)[0]
+    assert process.returncode == 0, output[-2000:]
+    assert re.search(r"Resumed from .*iter_0*[1-9]\d* at iteration [1-9]", output)
+    assert losses(run) == losses(tmp_path / "clean") and len(losses(run)) == 40 and "Resumed" not in clean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["checkpoint.async_save=false", "checkpoint.async_save=true"])
+def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path, mode):
+    """A limit on the size of files stands for the disk: the optimizer's file does not fit any more."""
+    run = tmp_path / "run"
+    pretrain(run, "train.train_iters=4", mode)
+    good = checkpoint.whole_checkpoints(run / "checkpoints")
+    largest = max(f.stat().st_size for f in good[-1].rglob("*") if f.is_file())
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, resource.RLIM_INFINITY))
+
+    done = subprocess.run(
+        command(run, "train.train_iters=8", mode),
+        env=ENV,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        preexec_fn=limit,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode and output.count("error: the checkpoint") == 1, output[-3000:]
+    line = next(x for x in output.splitlines() if x.startswith("error: the checkpoint"))
+    assert "iter_0000008" in line and "iter_0000004" in line and "make room" in line
+    assert checkpoint.whole_checkpoints(run / "checkpoints") == good
+    assert (run / "checkpoints" / checkpoint.TRACKER).read_text() == "4"
+    checkpoint.verify(good[-1])
+    assert "Resumed from" in pretrain(run, "train.train_iters=8", mode)
