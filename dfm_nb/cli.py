@@ -16,6 +16,9 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
     "text": ("dfm_nb.text_cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
+    "notebook": ("workbench.notebook_cli", "main", "run a notebook with parameters, or a grid of them"),
+    "lab": ("workbench.lab", "main", "JupyterLab at the first notebook, on loopback, with a token"),
+    "plan": ("dfm_nb.plan", "main", "layouts of a model that fit a number of GPUs, with memory and relative time"),
     "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}

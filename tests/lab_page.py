@@ -1,0 +1,157 @@
+"""A JupyterLab of our own and a headless Chromium in front of it, for `test_browser.py`.
+
+The server is `dfm lab` with its own configuration folders; the browser is Debian's, driven by Playwright.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import nbformat
+
+from workbench import lab
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--autoplay-policy=no-user-gesture-required",
+]  # fmt: skip
+LAB = {"LabApp": {"expose_app_in_browser": True}}
+SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "docmanager-extension/plugin": {"autosave": False},
+}
+
+
+def find_browser() -> str | None:
+    """Path of a Chromium, or None."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+class LabServer:
+    """`dfm lab` on a free port for one project folder; a context manager."""
+
+    def __init__(self, project: Path, private: Path):
+        self.project, self.private = project, private
+        self.port, self.token = lab.free_port(None), "browser-test-token"
+
+    def __enter__(self) -> LabServer:
+        config, settings = self.private / "config", self.private / "settings"
+        for folder in (config, settings):
+            folder.mkdir(parents=True)
+        (config / "jupyter_server_config.json").write_text(json.dumps(LAB))
+        (config / "jupyter_lab_config.json").write_text(json.dumps(LAB))
+        for name, values in SETTINGS.items():
+            extension, _, plugin = name.partition("/")
+            file = settings / "@jupyterlab" / extension / f"{plugin}.jupyterlab-settings"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(values))
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "DFM_HEADLESS"))}
+        env |= {
+            "JUPYTER_CONFIG_DIR": str(config), "JUPYTER_DATA_DIR": str(self.private / "data"),
+            "JUPYTER_RUNTIME_DIR": str(self.private / "runtime"), "JUPYTER_TOKEN": self.token,
+            "JUPYTERLAB_SETTINGS_DIR": str(settings), "JUPYTERLAB_WORKSPACES_DIR": str(self.private / "workspaces"),
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "dfm_nb",
+            "lab",
+            "--port",
+            str(self.port),
+            "--no-browser",
+            "--dir",
+            str(self.project),
+        ]
+        self.log = (self.private / "lab.log").open("wb")
+        self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                urllib.request.urlopen(self.url("api/status"), timeout=2)
+                return self
+            except OSError:
+                assert self.process.poll() is None and time.monotonic() < deadline, self.said()
+                time.sleep(0.25)
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{path}?token={self.token}"
+
+    def said(self) -> str:
+        return (self.private / "lab.log").read_text(errors="replace")
+
+    def __exit__(self, *_exc: object) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.log.close()
+
+
+def write_notebook(path: Path, *cells: str) -> None:
+    """A notebook of these code cells."""
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c.strip()) for c in cells])
+    nb.metadata.update(kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"})
+    nbformat.write(nb, path)
+
+
+class NotebookPage:
+    """One notebook open in Lab.
+
+    page : Playwright's page. `run_all` and `run_cell` act as the menu does.
+    """
+
+    READY = """() => {
+        const app = window.jupyterapp, panel = app && app.shell.currentWidget;
+        const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
+        return Boolean(kernel && kernel.status === "idle" && panel.content && panel.content.widgets.length);
+    }"""
+
+    def __init__(self, page, server: LabServer, notebook: str):
+        self.page = page
+        page.goto(server.url(f"lab/tree/{notebook}"))
+        self.wait_idle()
+
+    def wait_idle(self, timeout_s: float = 120) -> None:
+        self.page.wait_for_function(self.READY, timeout=timeout_s * 1000)
+
+    def run_all(self) -> None:
+        """Run > Run All Cells; returns at once."""
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+    def run_cell(self, index: int) -> None:
+        """Select a cell and run it; returns at once."""
+        self.page.evaluate(
+            """(index) => {
+                window.jupyterapp.shell.currentWidget.content.activeCellIndex = index;
+                window.jupyterapp.commands.execute("notebook:run-cell");
+            }""",
+            index,
+        )
+
+    def restart_kernel(self) -> None:
+        """The menu's Restart Kernel, confirmed."""
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:restart-kernel'); }")
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click()
+        self.page.locator(".jp-Dialog").wait_for(state="detached")
+        self.wait_idle()
+
+    def hide_sides(self) -> None:
+        """Give the notebook the whole window, for screenshots."""
+        self.page.evaluate("() => { window.jupyterapp.shell.collapseLeft(); window.jupyterapp.shell.collapseRight(); }")
+
+    def errors(self) -> list[str]:
+        """Tracebacks in the outputs, as text."""
+        return self.page.locator(
+            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.error"]'
+        ).all_inner_texts()

@@ -1,0 +1,339 @@
+"""The launcher: starts, finds again, stops whole trees, says why a run failed; with a small program under torchrun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import workbench
+from workbench import supervisor
+from workbench.job import Job, RunFailed
+
+FAKE = """
+import json, os, pathlib, subprocess, sys, time
+run, steps, ending = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+rank = os.environ.get("RANK", "0")
+done = run / f"done{rank}.txt"
+first = int(done.read_text()) + 1 if done.exists() else 1
+if ending == "child":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+for i in range(first, steps + 1):
+    if rank == "0":
+        with open(run / "metrics.jsonl", "a") as f:
+            f.write(json.dumps({"iteration": i, "loss": 1 / i}) + "\\n")
+        print(f"[INFO] Iteration {i}/{steps}", flush=True)
+    done.with_suffix(".part").write_text(str(i))
+    done.with_suffix(".part").replace(done)
+    time.sleep(0.02)
+if ending == "raise":
+    raise KeyError("the sample has no caption")
+if ending == "mistake":
+    sys.stderr.write("error: --limit must be at least 1; got 0\\n")
+    sys.exit(2)
+if ending == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def program(tmp_path) -> Path:
+    path = tmp_path / "fake_trainer.py"
+    path.write_text(FAKE)
+    return path
+
+
+@pytest.fixture
+def launch(tmp_path, program):
+    """Launchers of the small program; whatever they started is gone after the test."""
+    made = []
+
+    def make(steps: int = 5, ending: str = "well", nproc: int = 1, folder: str = "run", **settings):
+        run = tmp_path / folder
+        made.append(
+            workbench.Launcher(run, [run, steps, ending], nproc, program=str(program), cwd=tmp_path, **settings)
+        )
+        return made[-1]
+
+    yield make
+    for launcher in made:
+        launcher.job.stop(grace_s=1)
+
+
+def eventually(condition, what: str, timeout_s: float = 40.0):
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+
+
+def steps_done(launcher) -> int:
+    path = launcher.run_dir / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def alive(processes) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_headless_wait_blocks_and_prints_progress(launch, capsys):
+    launcher = launch(steps=6)
+    launcher.start()
+    assert launcher.state == "running"
+    launcher.wait()
+    assert launcher.state == "finished" and launcher.job.record["exit_code"] == 0
+    printed = capsys.readouterr().out
+    assert [f"[INFO] Iteration {i}/6" in printed for i in range(1, 7)] == [True] * 6
+
+
+def test_wait_can_be_awaited_headless(launch):
+    async def cell():
+        await launch(steps=2).start().wait()
+
+    asyncio.run(cell())
+
+
+def test_wait_in_a_front_end_leaves_the_loop_free(launch, monkeypatch):
+    monkeypatch.setenv("DFM_HEADLESS", "0")
+    launcher, ticks = launch(steps=30).start(), []
+
+    async def tick():
+        while True:
+            ticks.append(time.monotonic())
+            await asyncio.sleep(0.02)
+
+    async def cell():
+        ticking = asyncio.create_task(tick())
+        await launcher.wait()
+        ticking.cancel()
+
+    asyncio.run(cell())
+    assert launcher.state == "finished"
+    assert max(b - a for a, b in zip(ticks, ticks[1:])) < 1.0
+
+
+@pytest.mark.parametrize(
+    "ending, cause",
+    [
+        ("raise", "KeyError: 'the sample has no caption'"),
+        ("mistake", "--limit must be at least 1; got 0"),
+        ("killed", "a process was ended by SIGKILL; the machine may have run out of memory"),
+    ],
+)
+def test_failing_run_raises_its_own_error_last(launch, ending, cause):
+    launcher = launch(steps=2, ending=ending).start()
+    with pytest.raises(RunFailed) as failed:
+        launcher.wait()
+    assert str(failed.value).splitlines()[-1] == cause
+    assert "[INFO] Iteration 2/2" in str(failed.value)
+    assert "ChildFailedError" not in str(failed.value)
+    assert launcher.state == "failed"
+    launcher.widget  # noqa: B018
+    assert cause in launcher._panel.alert.value.replace("&#x27;", "'") and 'role="alert"' in launcher._panel.alert.value
+    assert not launcher._panel.start.disabled and launcher._panel.stop.disabled
+
+
+def test_stop_leaves_no_process_of_any_depth(launch):
+    launcher = launch(steps=100_000, ending="child", nproc=2, grace_s=5.0).start()
+    eventually(lambda: len(launcher.job.processes()) == 6, "supervisor, torchrun, 2 workers, 2 children of theirs")
+    eventually(lambda: steps_done(launcher) > 0, "a step")
+    tree = launcher.job.processes()
+    launcher.stop()
+    assert alive(tree) == []
+    assert launcher.state == "stopped" and launcher.job.record["stopped"] is True
+    assert launcher.job.cause() == ""
+
+
+def test_stop_kills_what_ignores_the_request(launch, program):
+    program.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAKE)
+    launcher = launch(steps=100_000, grace_s=1.0).start()
+    eventually(lambda: steps_done(launcher) > 0, "a step")
+    tree = launcher.job.processes()
+    launcher.stop()
+    assert alive(tree) == [] and launcher.state == "stopped"
+
+
+def test_second_press_of_stop_does_not_wait_for_a_save(launch, program, monkeypatch):
+    monkeypatch.setenv("DFM_HEADLESS", "0")
+    program.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAKE)
+    launcher = launch(steps=100_000, grace_s=600.0).start()
+    launcher.widget  # noqa: B018
+    panel = launcher._panel
+    eventually(lambda: steps_done(launcher) > 0, "a step")
+    tree = launcher.job.processes()
+    panel.stop.click()
+    eventually(lambda: panel.stop.description == "Stop now", "the button says what a second press does")
+    assert "saving, then ending" in panel.status.value and len(alive(tree)) == 3
+    panel.stop.click()
+    eventually(lambda: "stopped" in panel.status.value, "the run is gone")
+    assert alive(tree) == [] and panel.stop.description == "Stop"
+
+
+def test_killed_torchrun_leaves_no_orphans(launch):
+    launcher = launch(steps=100_000, nproc=2).start()
+    eventually(lambda: steps_done(launcher) > 0, "a step")
+    tree = launcher.job.processes()
+    agent = next(p for p in tree if "torch.distributed.run" in " ".join(p.cmdline()) and p.ppid() == tree[0].pid)
+    agent.kill()
+    eventually(lambda: alive(tree) == [], "the workers of the killed torchrun are gone")
+    assert launcher.state == "failed" and "SIGKILL" in launcher.job.cause()
+
+
+def test_killed_supervisor_takes_the_run_with_it(launch):
+    launcher = launch(steps=100_000).start()
+    eventually(lambda: steps_done(launcher) > 0, "a step")
+    tree = launcher.job.processes()
+    tree[0].kill()
+    eventually(lambda: alive(tree) == [], "torchrun and its worker are gone")
+    assert launcher.state == "lost" and "Resume" in launcher.job.cause()
+
+
+def test_resume_runs_the_same_command_and_goes_on(launch):
+    launcher = launch(steps=60).start()
+    eventually(lambda: steps_done(launcher) >= 3, "three steps")
+    launcher.stop()
+    reached = steps_done(launcher)
+    assert 3 <= reached < 60
+    workbench.Launcher.attach(launcher.run_dir).resume().wait()
+    iterations = [
+        json.loads(line)["iteration"] for line in (launcher.run_dir / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert iterations[-1] == 60 and len(iterations) <= 61 and sorted(set(iterations)) == list(range(1, 61))
+
+
+def test_start_refuses_a_second_run_in_the_folder(launch):
+    launcher = launch(steps=100_000).start()
+    with pytest.raises(FileExistsError, match=f"process {launcher.pid} already runs in"):
+        launch(steps=1).start()
+    assert launcher.state == "running"
+
+
+def test_resume_of_nothing_names_the_folder(launch):
+    with pytest.raises(FileNotFoundError, match="holds no run to resume; use start"):
+        launch(folder="none").resume()
+
+
+def test_attach_to_nothing_says_what_to_do(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing was started in"):
+        workbench.Launcher.attach(tmp_path)
+
+
+TERMINAL = """
+import pathlib, signal, sys, time
+from dfm_nb.runs import Run
+run = Run.create(sys.argv[1])
+run.claim()
+run.save_config("train:\\n  train_iters: 9\\n")
+signal.signal(signal.SIGTERM, lambda *_: (run.release(), sys.exit(0)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_run_started_in_a_terminal_is_found_stopped_and_resumable(tmp_path):
+    run = tmp_path / "run"
+    trainer = subprocess.Popen([sys.executable, "-c", TERMINAL, str(run)], stdout=subprocess.PIPE, text=True)
+    trainer.stdout.readline()
+    launcher = workbench.Launcher.attach(run)
+    assert launcher.state == "running" and launcher.pid == trainer.pid and not launcher.can_resume
+    with pytest.raises(FileExistsError, match=f"process {trainer.pid} already runs"):
+        launcher.start()
+    launcher.stop()
+    assert trainer.wait(5) == 0
+    assert launcher.can_resume
+    assert launcher.command[-4:] == ["--config-file", str(run / "config.yaml"), "--run-dir", str(run)]
+
+
+def start_elsewhere(tmp_path: Path, program: Path, headless: str) -> subprocess.Popen:
+    """Another Python process that starts a run and then waits to be killed, as a kernel is."""
+    code = f"""
+        import time, workbench
+        run = workbench.Launcher({str(tmp_path / "run")!r}, [{str(tmp_path / "run")!r}, 100000, "well"], program={str(program)!r})
+        run.start()
+        print(run.pid, flush=True)
+        time.sleep(600)
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "DFM_HEADLESS": headless},
+    )  # fmt: skip
+
+
+def test_run_survives_its_kernel_and_is_found_again(tmp_path, program):
+    kernel = start_elsewhere(tmp_path, program, headless="0")
+    pid = int(kernel.stdout.readline())
+    kernel.send_signal(signal.SIGKILL)
+    kernel.communicate()
+    launcher = workbench.Launcher.attach(tmp_path / "run")
+    assert launcher.state == "running" and launcher.pid == pid
+    assert launcher.argv[1:] == ["100000", "well"]
+    before = steps_done(launcher)
+    eventually(lambda: steps_done(launcher) > before, "the run goes on")
+    launcher.widget  # noqa: B018
+    assert launcher._panel.start.disabled and not launcher._panel.stop.disabled
+    tree = launcher.job.processes()
+    launcher.stop()
+    assert alive(tree) == [] and launcher.state == "stopped"
+
+
+def test_headless_run_ends_with_its_kernel(tmp_path, program):
+    kernel = start_elsewhere(tmp_path, program, headless="1")
+    kernel.stdout.readline()
+    job = Job(tmp_path / "run")
+    eventually(lambda: len(job.processes()) == 3, "supervisor, torchrun, worker")
+    tree = job.processes()
+    kernel.send_signal(signal.SIGKILL)
+    kernel.communicate()
+    eventually(lambda: alive(tree) == [], "nothing is left behind")
+
+
+def test_reused_pid_is_not_taken_for_the_run(tmp_path):
+    record = {"pid": os.getpid(), "host": os.uname().nodename, "started_s": 1.0, "exit_code": None}
+    supervisor.write_json(tmp_path / "launch.json", record)
+    assert Job(tmp_path).pid is None and Job(tmp_path).state == "lost"
+
+
+def test_buttons_start_stop_and_show_their_faults(launch, monkeypatch):
+    monkeypatch.setenv("DFM_HEADLESS", "0")
+    launcher = launch(steps=100_000)
+    launcher.widget  # noqa: B018
+    panel = launcher._panel
+    assert panel.resume.disabled and panel.stop.disabled and not panel.start.disabled
+    panel.start.click()
+    eventually(lambda: "running" in panel.status.value and not panel.stop.disabled, "the panel follows the run")
+    eventually(lambda: "Iteration" in panel.log.value, "log lines are shown")
+    panel._guarded(launcher.start)
+    assert "already runs in" in panel.alert.value
+    tree = launcher.job.processes()
+    panel.stop.click()
+    eventually(lambda: "stopped" in panel.status.value, "the panel shows the stop")
+    assert alive(tree) == [] and not panel.resume.disabled
+
+
+def test_argv_as_one_text_is_refused():
+    with pytest.raises(ValueError, match=r"must be a list of arguments.*\['--mock', 'a=1'\]"):
+        workbench.Launcher("run", "--mock a=1")
+
+
+def test_trainer_command_gets_the_run_folder_once(tmp_path):
+    command = workbench.Launcher(tmp_path, ["--mock"], nproc=2).command
+    assert command[-4:] == ["dfm_nb.train", "--mock", "--run-dir", str(tmp_path)] and "--nproc-per-node=2" in command
+    own = workbench.Launcher(tmp_path, ["--run_dir=elsewhere"]).command
+    assert own[-1] == "--run_dir=elsewhere" and "--run-dir" not in own
+
+
+def test_command_that_cannot_run_is_a_failure(tmp_path):
+    job = Job.start(tmp_path, [str(tmp_path / "no-such-program")])
+    eventually(lambda: job.state != "running", "it ends")
+    assert job.state == "failed" and "No such file" in job.cause()

@@ -1,0 +1,59 @@
+"""The interactive layer: small widgets over the command line and the run folder; each file is one of them.
+
+    headless.py    is there a person in front of the notebook?
+    supervisor.py  the process between a kernel and torchrun: stops the whole tree, records how it ended
+    job.py         start, find again and stop such a process
+    outcome.py     what it said, and why it ended
+    launcher.py    Start / Stop / Resume of a run            `Launcher`
+    launcher_panel.py  its buttons and what they show
+    metrics.py     metrics.jsonl read while it is written    `MetricsReader`
+    plot.py        a light SVG plot                          `LinePlot`
+    monitor.py     loss, validation, speed, newest samples   `Monitor`
+    form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
+    controls.py    one labelled control for one setting
+    gallery.py     clips with their settings, side by side   `Gallery`
+    preview.py     a sample that sharpens as it is drawn     `SamplerPreview`
+    browser.py     what a data set holds                     `DatasetBrowser`
+    rank_grid.py   which rank does what                      `RankGrid`
+    place.py       where relative paths start; results       `project_folder`, `publish`
+    notebook_*.py  `dfm notebook run | sweep`, on papermill
+    lab.py         `dfm lab`
+
+What enters: paths and settings. What leaves: widgets, argv lists and text. Guarantees: training never runs inside the
+kernel's process; nothing here joins a process group; every widget also works without a front end (headless), as text
+and pictures. Cost: importing this package loads nothing heavy; each name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "Launcher": "launcher",
+    "RunFailed": "job",
+    "Monitor": "monitor",
+    "MetricsReader": "metrics",
+    "LinePlot": "plot",
+    "ConfigForm": "form",
+    "PrepareForm": "form",
+    "Gallery": "gallery",
+    "SamplerPreview": "preview",
+    "DatasetBrowser": "browser",
+    "is_headless": "headless",
+    "RankGrid": "rank_grid",
+    "project_folder": "place",
+    "publish": "place",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"workbench has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"workbench.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

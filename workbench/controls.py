@@ -1,0 +1,130 @@
+"""One labelled control for one setting: slider, menu, check box or text, with help beneath and room for a fault.
+
+What enters: a key, its type, limits, default and help. What leaves: a `Control` with a value that can be read, set and
+observed. Guarantees: every control is a native form element (reachable by keyboard, named for screen readers); a fault
+is text beside the control, not colour alone. Cost: four widgets a setting.
+"""
+
+from __future__ import annotations
+
+import html
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ipywidgets as w
+import yaml
+
+WIDE = w.Layout(width="min(44em, 100%)")
+LABEL = {"description_width": "15em"}
+SLIDER_SPAN = 4096
+"""A whole number with both bounds gets a slider when it has at most so many values."""
+
+
+class Control:
+    """A widget for one key.
+
+    key : its name. value : what the user chose, None for null. fault : the sentence shown below, "" for none.
+    """
+
+    def __init__(
+        self, key: str, label: str, widget: Any, help: str, parse: Callable[[Any], Any], show: Callable[[Any], Any]
+    ):
+        self.key, self.widget, self._parse, self._show = key, widget, parse, show
+        widget.description, widget.style, widget.layout = label, LABEL, WIDE
+        widget.tooltip = help
+        self.help = w.HTML(
+            f'<div style="margin-left:17em;font-size:12px;line-height:1.35;opacity:.75">{html.escape(help)}</div>'
+        )
+        self._fault = w.HTML()
+        self.box = w.VBox([widget, self.help, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
+        self.fault = ""
+
+    @property
+    def value(self) -> Any:
+        return self._parse(self.widget.value)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.widget.value = self._show(value)
+
+    def observe(self, changed: Callable[[], None]) -> None:
+        self.widget.observe(lambda _change: changed(), names="value")
+
+    def set_fault(self, text: str) -> None:
+        if text == self.fault:
+            return
+        self.fault = text
+        self._fault.value = fault_html(text, "margin-left:17em") if text else ""
+
+
+def fault_html(text: str, style: str = "") -> str:
+    return (
+        f'<div role="alert" style="border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}">'
+        f"<b>Must be corrected:</b> {html.escape(text)}</div>"
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def menu(key: str, label: str, choices: Sequence[str], default: Any, help: str, optional: bool = False) -> Control:
+    """A drop-down; `null` comes first when the setting may be null."""
+    options: list[tuple[str, Any]] = [("(none)", None)] if optional else []
+    options += [(c, c) for c in choices]
+    return Control(key, label, w.Dropdown(options=options, value=default), help, _same, _same)
+
+
+def text(key: str, label: str, default: Any, help: str, kind: type = str, placeholder: str = "null") -> Control:
+    """A text box in YAML notation; empty means null. A `str` is taken as it is."""
+
+    def parse(raw: str) -> Any:
+        raw = raw.strip()
+        if not raw:
+            return None
+        if kind is str:
+            return raw
+        try:
+            value = yaml.safe_load(raw)
+        except yaml.YAMLError:
+            return raw  # the validation says what is wrong
+        if isinstance(value, str):
+            try:
+                return float(value)  # YAML 1.1 reads 1e-4 as text
+            except ValueError:
+                return value
+        return value
+
+    def show(value: Any) -> str:
+        if value is None:
+            return ""
+        return (
+            value
+            if isinstance(value, str)
+            else yaml.safe_dump(value, default_flow_style=True).split("\n...")[0].strip()
+        )
+
+    box = w.Text(value=show(default), placeholder=placeholder, continuous_update=False)
+    return Control(key, label, box, help, parse, show)
+
+
+def number(key: str, label: str, kind: type, default: Any, help: str, limits: typing.Mapping[str, Any]) -> Control:
+    """A slider when both bounds are known, else a box that takes any number, so that a fault can be shown and explained."""
+    low, high, step = limits.get("ge"), limits.get("le"), limits.get("multiple_of", 1)
+    if kind is int and low is not None and high is not None and high - low <= SLIDER_SPAN:
+        slider = w.IntSlider(value=default, min=low, max=high, step=step, continuous_update=False)
+        return Control(key, label, slider, help, int, _same)
+    if kind is float and low is not None and high is not None:
+        slider = w.FloatSlider(value=default, min=low, max=high, step=(high - low) / 100, continuous_update=False)
+        return Control(key, label, slider, help, float, _same)
+    if kind is int:
+        return Control(key, label, w.IntText(value=default, step=step, continuous_update=False), help, int, _same)
+    if default and default > 0 and "gt" in limits and limits["gt"] == 0 and default < 0.1:
+        return text(key, label, default, help, float, "a number")  # 1e-4 is easier to read and write than 0.0001
+    return Control(key, label, w.FloatText(value=default, continuous_update=False), help, float, _same)
+
+
+def check(key: str, label: str, default: bool, help: str) -> Control:
+    control = Control(key, label, w.Checkbox(value=default, indent=True), help, bool, bool)
+    return control

@@ -1,0 +1,197 @@
+"""Clips that play in the notebook, each with its prompt, seed and settings; side by side to compare.
+
+What enters: mp4 and png files (with the `.json` that `dfm generate` writes beside them), or clips in memory; a list, or
+{label: list} for columns to compare. What leaves: HTML that carries its pixels, so that a saved or untrusted notebook
+still plays it; or a live widget that starts and stops all clips together. Guarantees: every clip has controls, starts
+muted, and is named for screen readers. Cost: the files' size times 4/3 in the notebook.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from dfm_nb import video
+
+MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One clip: its media type and bytes, and its settings (`prompt`, `seed`, ...; {} when unknown)."""
+
+    media_type: str
+    data: bytes
+    settings: Mapping[str, Any]
+
+    @property
+    def prompt(self) -> str:
+        return str(self.settings.get("prompt", "") or self.settings.get("name", "clip"))
+
+    def describe(self, leave_out: Sequence[str] = ()) -> str:
+        """`seed 1, guidance 2, 18 steps of heun`."""
+        s = self.settings
+        parts = [f"{k} {_brief(s[k])}" for k in ("seed", "guidance") if s.get(k) is not None and k not in leave_out]
+        if s.get("num_steps") is not None:
+            parts.append(f"{s['num_steps']} steps" + (f" of {s['sampler']}" if s.get("sampler") else ""))
+        parts += [f"{k} {_brief(s[k])}" for k in ("iteration", "fps") if s.get(k) is not None]
+        return ", ".join(parts)
+
+
+def _brief(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(thing: Any) -> Item:
+    """A path, a `generate.Generated`, or a NumPy array uint8 [T, H, W, 3], as an `Item`.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError : no such file, or nothing that can be shown.
+    """
+    if isinstance(thing, Item):
+        return thing
+    if isinstance(thing, (str, Path)):
+        return _from_file(Path(thing).expanduser())
+    request = getattr(thing, "request", None)
+    frames = getattr(thing, "frames", thing)
+    if getattr(frames, "ndim", 0) == 3:
+        frames = frames[None]
+    if getattr(frames, "ndim", 0) != 4:
+        raise ValueError(
+            f"a gallery shows paths, generated clips or uint8 [T, H, W, 3] arrays; got {type(thing).__name__}"
+        )
+    settings = asdict(request) if is_dataclass(request) and not isinstance(request, type) else {}
+    return Item(*encode(frames, float(settings.get("fps", 12.0))), settings)
+
+
+def _from_file(path: Path) -> Item:
+    kind = MEDIA_TYPES.get(path.suffix.lower())
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} makes one")
+    if kind is None:
+        raise ValueError(f"{path} must be one of {', '.join(MEDIA_TYPES)}; convert it first")
+    settings: dict[str, Any] = {"name": path.stem}
+    beside = path.with_suffix(path.suffix + ".json")
+    try:
+        settings |= json.loads(beside.read_text())
+    except (OSError, ValueError, TypeError):
+        pass  # a clip from elsewhere: its name is all that is known
+    return Item(kind, path.read_bytes(), settings)
+
+
+def encode(frames: Any, fps: float) -> tuple[str, bytes]:
+    """uint8 [T, H, W, 3] -> (media type, bytes): an MP4, or a PNG for one frame."""
+    still = len(frames) == 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "still.png" if still else "clip.mp4")
+        video.write_png(path, frames[0]) if still else video.write_mp4(path, frames, fps)
+        return MEDIA_TYPES[path.suffix], path.read_bytes()
+
+
+class Gallery:
+    """Clips in a row, or in columns to compare.
+
+    Parameters
+    ----------
+    clips : paths, a folder, generated clips or arrays; {label: such a list} puts them side by side, row by row.
+    width_px : of one clip on the page. details : show seed and settings below the prompt.
+
+    >>> Gallery(["runs/demo/samples/a.mp4"])                                  # doctest: +SKIP
+    >>> Gallery.of_guidance(pipe, ["a blue morpho"], guidance=(1, 2, 4))      # doctest: +SKIP
+    """
+
+    def __init__(self, clips: Any, width_px: int = 192, details: bool = True, title: str = ""):
+        columns = clips if isinstance(clips, Mapping) else {"": clips}
+        self.columns = {str(label): [load(c) for c in _listed(things)] for label, things in columns.items()}
+        if not any(self.columns.values()):
+            raise ValueError("there is nothing to show: give paths, a folder with clips, or generated clips")
+        self.width_px, self.details, self.title = width_px, details, title
+        self._view: Any = None
+
+    @classmethod
+    def of_guidance(
+        cls, pipe: Any, prompts: Sequence[str], guidance: Sequence[float] = (1.0, 2.0, 4.0), **settings: Any
+    ) -> Gallery:
+        """The same prompts and seeds at several guidance values, a column each; `settings` as for `pipe(...)`."""
+        return cls(
+            {f"guidance {g:g}": pipe(prompts, guidance=g, **settings) for g in guidance}, title="Guidance compared"
+        )
+
+    @classmethod
+    def of_checkpoints(cls, paths: Sequence[str | Path], prompts: Sequence[str], **settings: Any) -> Gallery:
+        """The same prompts and seeds from several checkpoints, a column each; one network is in memory at a time."""
+        from dfm_nb.generate import Pipeline
+
+        columns = {}
+        for path in map(Path, paths):
+            label = path.name if path.name not in columns else str(path)
+            columns[label] = list(Pipeline.from_checkpoint(path)(prompts, **settings))
+        return cls(columns, title="Checkpoints compared")
+
+    def __len__(self) -> int:
+        return sum(map(len, self.columns.values()))
+
+    def html(self) -> str:
+        """Self-contained HTML; `<video src="data:...">` is the form that Lab's sanitizer lets through."""
+        head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
+        if set(self.columns) == {""}:
+            cells = "".join(self._figure(item, "") for item in self.columns[""])
+            return f'{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
+        labels = "".join(f'<th scope="col" style="text-align:left">{html.escape(c)}</th>' for c in self.columns)
+        rows = range(max(map(len, self.columns.values())))
+        body = "".join(f"<tr>{''.join(self._cell(c, r) for c in self.columns)}</tr>" for r in rows)
+        return f'{head}<table style="border-collapse:collapse"><thead><tr>{labels}</tr></thead><tbody>{body}</tbody></table>'
+
+    def _cell(self, column: str, row: int) -> str:
+        items = self.columns[column]
+        shown = self._figure(items[row], column) if row < len(items) else ""
+        return f'<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{shown}</td>'
+
+    def _figure(self, item: Item, column: str) -> str:
+        said = html.escape(
+            ", ".join(p for p in (item.prompt, column, item.describe() if self.details else "") if p), quote=True
+        )
+        src = f"data:{item.media_type};base64,{base64.b64encode(item.data).decode()}"
+        style = f"width:{self.width_px}px;max-width:100%;border-radius:4px;display:block"
+        if item.media_type.startswith("video/"):
+            media = f'<video src="{src}" controls muted loop playsinline aria-label="{said}" style="{style}"></video>'
+        else:
+            media = f'<img src="{src}" alt="{said}" style="{style};image-rendering:auto">'
+        detail = item.describe() if self.details else ""
+        caption = f"<div>{html.escape(item.prompt)}</div>" + (
+            f'<div style="opacity:.75">{html.escape(detail)}</div>' if detail else ""
+        )
+        return (
+            f'<figure style="margin:0;width:{self.width_px}px">{media}<figcaption style="font-size:12px;line-height:1.35;'
+            f'margin-top:3px;color:var(--jp-content-font-color1, inherit)">{caption}</figcaption></figure>'
+        )
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    @property
+    def widget(self) -> Any:
+        """The gallery with a button that plays or pauses all clips together, from their start."""
+        if self._view is None:
+            from workbench.gallery_view import GalleryView
+
+            self._view = GalleryView(content=self.html())
+        return self._view
+
+
+def _listed(things: Any) -> list[Any]:
+    if isinstance(things, (str, Path)):
+        path = Path(things).expanduser()
+        if path.is_dir():
+            return sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA_TYPES and not p.name.startswith("."))
+        return [path]
+    if hasattr(things, "frames") or isinstance(things, Item):
+        return [things]
+    return list(things)

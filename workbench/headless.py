@@ -1,0 +1,37 @@
+"""Is there a person with a browser in front of this notebook?
+
+What enters: the environment and the running kernel. What leaves: a bool. Guarantees: right in JupyterLab, Voila,
+papermill, nbconvert, nbmake and plain Python; `DFM_HEADLESS=1` or `0` decides when set. Cost: none.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def is_headless() -> bool:
+    """True when nobody can press a button: papermill, nbmake, nbconvert, a script, a terminal.
+
+    `JPY_SESSION_NAME` does not tell (papermill inherits it); whether the client accepts input requests does.
+
+    Raises
+    ------
+    ValueError : `DFM_HEADLESS` is neither 0 nor 1.
+    """
+    asked = os.environ.get("DFM_HEADLESS", "")
+    if asked not in ("", "0", "1"):
+        raise ValueError(f"DFM_HEADLESS must be 0 (widgets) or 1 (text); got {asked!r}")
+    if asked:
+        return asked == "1"
+    if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
+        return False
+    kernel = getattr(_ipython(), "kernel", None)
+    return not getattr(kernel, "_allow_stdin", False)
+
+
+def _ipython():
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return None
+    return get_ipython()

@@ -1,0 +1,113 @@
+"""`dfm lab`: JupyterLab at the tour, on this machine only, with a token.
+
+Enters: a port and a folder. Leaves: the server in the place of this process; Ctrl-C ends it, runs go on.
+Guarantees: it listens on loopback; every request needs the token; a port that is taken is said before anything starts.
+Where there is no `notebooks/` yet, the ones that came with the package are copied there, to be edited.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import sys
+import sysconfig
+from pathlib import Path
+
+from dfm_nb.argv import ArgumentParser, guard
+from workbench.place import FIRST, kernel_encryption
+
+DEFAULT_PORT = 8888
+HOST = "127.0.0.1"
+
+
+def parser() -> ArgumentParser:
+    p = ArgumentParser(prog="dfm lab", description="JupyterLab at the first notebook, on loopback, with a token.")
+    p.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next that is free")
+    p.add_argument("--dir", default=".", help="the project folder; notebooks/ and runs/ are below it")
+    p.add_argument("--notebook", default=f"notebooks/{FIRST}", help="what to open first")
+    p.add_argument("--no-browser", action="store_true", help="print the address only")
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    folder = Path(args.dir).expanduser().resolve()
+    if not folder.is_dir():
+        raise NotADirectoryError(f"--dir must be a folder; got {folder}")
+    port = free_port(args.port)
+    copied = provide(folder / "notebooks")
+    if copied:
+        print(f"copied {copied} notebooks to {folder / 'notebooks'}", flush=True)
+    if not (folder / args.notebook).is_file():
+        raise FileNotFoundError(f"there is no notebook {folder / args.notebook}")
+    token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
+    print(f"open http://{HOST}:{port}/lab/tree/{args.notebook}?token={token}", flush=True)
+    print("end with Ctrl-C twice; runs that were started go on", flush=True)
+    os.environ["JUPYTER_TOKEN"] = token  # not in argv, where every user of the machine could read it
+    os.chdir(folder)
+    command = server_argv(port, args.notebook, not args.no_browser)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        raise ValueError(f"JupyterLab could not be started: {error}; pip install 'dfm_nb[notebook]'") from None
+
+
+def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
+    """The command that serves the current folder."""
+    import importlib.util
+
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise ValueError("JupyterLab is not installed; pip install 'dfm_nb[notebook]'")
+    return [
+        sys.executable, "-m", "jupyterlab", f"--ServerApp.ip={HOST}", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
+        "--ServerApp.root_dir=.", f"--LabApp.default_url=/lab/tree/{notebook}", "--LabApp.news_url=None",
+        f"--ServerApp.open_browser={browser}", "--ServerApp.log_level=WARN",
+        f"--KernelManager.transport_encryption={kernel_encryption()}",
+    ] + (["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else [])  # fmt: skip
+
+
+def free_port(wanted: int | None) -> int:
+    """`wanted`, or the first free one from 8888.
+
+    Raises
+    ------
+    ValueError : it is not a port, or it is taken.
+    """
+    if wanted is not None and not 1 <= wanted <= 65535:
+        raise ValueError(f"--port must be 1 to 65535; got {wanted}")
+    tried = [wanted] if wanted is not None else list(range(DEFAULT_PORT, DEFAULT_PORT + 50))
+    for port in tried:
+        with socket.socket() as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                s.bind((HOST, port))
+                return port
+            except OSError:
+                continue
+    raise ValueError(f"port {tried[0]} is taken; choose another --port, or leave it out for a free one")
+
+
+def shipped() -> Path | None:
+    """The notebooks of this installation: beside the source tree, or under the environment's share/."""
+    for folder in (Path(__file__).parents[1] / "notebooks", Path(sysconfig.get_path("data"), "share/dfm_nb/notebooks")):
+        if (folder / FIRST).is_file():
+            return folder
+    return None
+
+
+def provide(folder: Path) -> int:
+    """Copy the shipped notebooks to a folder that does not exist yet; how many. What exists is left as it is."""
+    source = shipped()
+    if folder.exists() or source is None:
+        return 0
+    folder.mkdir(parents=True)
+    files = sorted(source.glob("*.ipynb"))
+    for file in files:
+        shutil.copyfile(file, folder / file.name)
+    return len(files)
+
+
+if __name__ == "__main__":
+    raise SystemExit(guard(main))

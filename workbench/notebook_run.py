@@ -1,0 +1,200 @@
+"""One notebook, run from its first cell to its last without a front end, on papermill.
+
+What enters: an `.ipynb` whose cell tagged `parameters` holds lines `name: type = default  # help`, and text values for
+some of the names. What leaves: the executed notebook and an HTML report beside it, also when a cell fails; `Outcome`.
+Guarantees: a name that the notebook does not have and a value of the wrong type are one `ValueError` each, before a
+kernel starts; the source notebook is not touched. Cost: a kernel (about 2 s) and the cells.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.place import RESULT_TYPE, kernel_encryption
+
+_WORDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list",
+    "dict": "a mapping",
+}  # fmt: skip
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of a notebook's parameters cell: `name: type = default  # help`."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+@dataclass
+class Outcome:
+    """How a run ended: `error` is "" when every cell ran; `results` is what the notebook published."""
+
+    output: Path
+    report: Path | None
+    duration_s: float
+    error: str = ""
+    results: dict[str, Any] = field(default_factory=dict)
+
+
+def parameters(notebook: str | Path) -> dict[str, Parameter]:
+    """The parameters of a notebook, by name.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError : no such file, or not a notebook.
+    """
+    import papermill
+
+    path = existing(notebook)
+    try:
+        found = papermill.inspect_notebook(str(path))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is not a notebook that can be read ({error})") from None
+    return {
+        name: Parameter(name, _type_of(p["inferred_type_name"], p["default"]), p["default"], p["help"])
+        for name, p in found.items()
+    }
+
+
+def existing(notebook: str | Path) -> Path:
+    """The path; FileNotFoundError names the notebooks that are there instead."""
+    path = Path(notebook).expanduser()
+    if path.is_file():
+        return path
+    beside = sorted(p.name for p in path.parent.glob("*.ipynb")) if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, beside, 1, cutoff=0.4)
+    hint = f"; did you mean {path.parent / near[0]}?" if near else f"; {path.parent} has {', '.join(beside) or 'none'}"
+    raise FileNotFoundError(f"there is no notebook {path}{hint}")
+
+
+def _type_of(annotation: str, default: str) -> str:
+    base = annotation.partition("[")[0].strip()
+    if base in _WORDS:
+        return base
+    try:
+        value = ast.literal_eval(default)
+    except (ValueError, SyntaxError):
+        return "any"
+    return type(value).__name__ if type(value).__name__ in _WORDS else "any"
+
+
+def convert(given: Mapping[str, str], known: Mapping[str, Parameter], notebook: str | Path = "the notebook") -> dict:
+    """Text values as the types that the notebook's parameters have.
+
+    Raises
+    ------
+    ValueError : a name that is not a parameter (with the nearest one), or a value of another type.
+    """
+    return {name: _converted(_known(name, known, notebook), text) for name, text in given.items()}
+
+
+def _known(name: str, known: Mapping[str, Parameter], notebook: str | Path) -> Parameter:
+    if name in known:
+        return known[name]
+    if not known:
+        raise ValueError(f"{notebook} has no parameter {name!r}: no cell is tagged parameters")
+    near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+    raise ValueError(f"{notebook} has no parameter {name!r}; {hint}")
+
+
+def _converted(p: Parameter, text: str) -> Any:
+    wrong = (
+        f"parameter {p.name!r} must be {_WORDS.get(p.type, 'a Python value')}; got {text!r}; its default is {p.default}"
+    )
+    if p.type == "str":
+        return text
+    if p.type == "bool":
+        if text.lower() not in _TRUE + _FALSE:
+            raise ValueError(wrong)
+        return text.lower() in _TRUE
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if p.type == "any":
+            return text
+        raise ValueError(wrong) from None
+    if p.type == "float" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if p.type == "int" and isinstance(value, float) and value.is_integer():
+        return int(value)  # 1e3 is how people write a thousand
+    if p.type == "list" and isinstance(value, tuple):
+        value = list(value)
+    if p.type != "any" and type(value).__name__ != p.type:
+        raise ValueError(wrong)
+    return value
+
+
+def execute(
+    notebook: str | Path, output: str | Path, values: Mapping[str, Any], *, progress: bool = True, report: bool = True,
+    cwd: str | Path | None = None,
+) -> Outcome:  # fmt: skip
+    """Run a notebook; the executed copy is kept whether or not a cell fails.
+
+    Parameters
+    ----------
+    values : typed parameters, as `convert` gives them. progress : print each cell's title and what it prints.
+    cwd : the kernel's working directory; default: this process's.
+    """
+    import papermill
+    from papermill.exceptions import PapermillException, PapermillExecutionError
+    from traitlets.config import Config
+
+    from workbench.notebook_report import Narrator, write_report
+
+    source, target = existing(notebook), Path(output).expanduser()
+    if target.resolve() == source.resolve():
+        raise ValueError(f"--output must not be the notebook itself; got {target}")
+    if target.suffix != ".ipynb":
+        raise ValueError(f"--output must end in .ipynb; got {target}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    started, error = time.monotonic(), ""
+    config = Config({"KernelManager": {"transport_encryption": kernel_encryption()}})
+    with Narrator(source, progress):
+        try:
+            papermill.execute_notebook(
+                str(source), str(target), dict(values), progress_bar=False, log_output=progress, cwd=cwd,
+                autosave_cell_every=30, config=config,
+            )  # fmt: skip
+        except PapermillExecutionError as failed:
+            error = _one_line(failed)
+        except PapermillException as failed:
+            error = str(failed) or type(failed).__name__
+    done = Outcome(target, None, time.monotonic() - started, error, published(target))
+    done.report = write_report(target) if report and target.exists() else None
+    return done
+
+
+def _one_line(failed: Any) -> str:
+    """`RunFailed: the last line`: what the traceback ends with."""
+    text = str(failed.evalue).strip()
+    return f"{failed.ename}: {text.splitlines()[-1] if text else ''} (cell {failed.exec_count})"
+
+
+def published(notebook: str | Path) -> dict[str, Any]:
+    """What an executed notebook published with `workbench.publish`; later values win."""
+    path = Path(notebook)
+    if not path.exists():
+        return {}
+    out: dict[str, Any] = {}
+    for cell in json.loads(path.read_text()).get("cells", []):
+        for shown in cell.get("outputs", []):
+            out |= shown.get("data", {}).get(RESULT_TYPE, {})
+    return out
+
+
+def summary(known: Sequence[Parameter]) -> str:
+    """A table of parameters for `--help-parameters`."""
+    width = max((len(p.name) for p in known), default=0)
+    return "\n".join(f"  {p.name:<{width}}  {p.type:<5}  {p.default:<24}  {p.help}" for p in known)

@@ -1,0 +1,71 @@
+"""What a torchrun job said, and why it ended: from its output and exit code.
+
+What enters: text as it was printed, several processes into one log, and an exit code. What leaves: the program's own
+lines without the launcher's report, and the cause in a sentence or two. Guarantees: a user's mistake (`error: ...`) comes
+before an exception, a rank's own exception before those that only follow from it. Cost: one pass over the text.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
+_REPORT = re.compile(
+    r"^[EWI]\d{4} \S+ \d+ torch/distributed/.*(?:failed \(exitcode|closing signal|Received|death signal)"
+)
+_SECOND_HAND = ("ChildFailedError", "SignalException", "Connection closed by peer", "Connection reset by peer",
+                "DistBackendError", "Broken pipe", "ProcessRaisedException")  # fmt: skip
+_ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
+
+
+def clean_lines(text: str) -> list[str]:
+    """Non-empty lines without colour codes; of a line redrawn with carriage returns, the last drawing."""
+    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _ESCAPES.sub("", text).split("\n"))
+    return [line for line in lines if line.strip()]
+
+
+def is_report(line: str) -> bool:
+    """Does torchrun's own report on failed or stopped processes begin with this line?"""
+    return bool(_REPORT.match(line))
+
+
+def own_lines(output: str) -> list[str]:
+    """What the program printed, up to torchrun's report; the report itself when the program printed nothing."""
+    lines = clean_lines(output)
+    end = next((i for i, line in enumerate(lines) if is_report(line)), len(lines))
+    return lines[:end] or lines
+
+
+def explain(output: str, exit_code: int) -> str:
+    """The cause of a failure.
+
+    >>> explain("[INFO] start\\nerror: --limit must be at least 1; got 0\\n", 2)
+    '--limit must be at least 1; got 0'
+    """
+    lines = own_lines(output)
+    root = _ROOT.search(output)
+    where = f" (rank {root[1]})" if root and root[1] != "0" else ""
+    for i, line in enumerate(lines):
+        if line.startswith("error: "):
+            more = lines[i + 1 :]
+            indented = next((n for n, text in enumerate(more) if not text.startswith("  ")), len(more))
+            return "\n".join([line.removeprefix("error: "), *more[:indented]])
+    raised = [m[1] for line in lines if (m := _EXCEPTION.match(line))]
+    own = [r for r in raised if not any(s in r for s in _SECOND_HAND)]
+    if own:
+        return own[0] + where
+    code = int(root[2]) if root else exit_code
+    if code < 0:
+        return _by_signal(-code, where)
+    return (raised or lines or [f"no output, exit code {exit_code}"])[-1] + where
+
+
+def _by_signal(number: int, where: str) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+    return f"a process{where} was ended by {name}{hint}"
