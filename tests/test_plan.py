@@ -1,0 +1,190 @@
+import json
+
+import pytest
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb import plan, sizes
+from dfm_nb.argv import guard
+from dfm_nb.plan import Load, Plan
+
+WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4", "model.in_channels=4", "model.text_dim=6"]
+SAMPLES, TEXT = 6, 8
+TOKENS = 6 * 24
+
+
+def model_of(*overrides):
+    return cfg.resolve(None, overrides=[*WIDTH, *overrides]).config.model
+
+
+def kept_by_autograd(model, precision: str) -> int:
+    """Bytes of the distinct storages that one forward keeps for backward, parameters aside."""
+    from dfm_nb.dataset import MockStore, PackSettings, draw_sample, pack_draws
+    from dfm_nb.denoiser import forward
+    from dfm_nb.trainer import build_chunks
+
+    _, (chunk,) = build_chunks(model, precision, seed=1)
+    chunk.train()
+    store = MockStore([(1, 8, 8), (1, 8, 16)], text_tokens=TEXT, channels=4, text_dim=6)  # 16 and 32 tokens: six runs
+    settings = PackSettings(seed=5, caption_dropout=0.0)
+    draws = [draw_sample(store.read(i), 0, settings, store.statistics, store.empty_text) for i in range(SAMPLES)]
+    pack = pack_draws(draws, settings)
+    assert len(pack.x0) == TOKENS and len(pack.text) == SAMPLES * TEXT
+    weights = {p.untyped_storage().data_ptr() for p in chunk.parameters()}
+    kept = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor holds the address
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        forward(chunk, pack, 0.5, torch.device("cpu"))
+    return sum(size for size, _ in kept.values())
+
+
+def one_layer(overrides: list[str], precision: str) -> int:
+    """What a third layer adds to what two keep."""
+    return kept_by_autograd(model_of("model.num_layers=3", *overrides), precision) - kept_by_autograd(
+        model_of("model.num_layers=2", *overrides), precision
+    )
+
+
+def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
+    load = Load(TOKENS, SAMPLES, TEXT, 1, {"fp32": 4, "bf16": 2}[precision], 0, True, runs=SAMPLES)
+    return plan.layer_saved_bytes(sizes.resolve_size(model_of(*overrides)), layout, load)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("norm", ["true", "false"])
+@pytest.mark.parametrize("recompute", plan.RECOMPUTE)
+def test_layer_bytes_are_what_autograd_keeps(one_rank, precision, norm, recompute):
+    overrides = [f"model.qk_layernorm={norm}"]
+    layout = Plan(recompute=recompute)
+    counted = one_layer([*overrides, layout.overrides()[-1]], precision)
+    assert estimated_layer(layout, overrides, precision) == pytest.approx(counted, rel=0.01)
+
+
+GIB80 = 80 * plan.GIB
+
+
+def found_for(size="DiT-XL", gpus=8, limit=GIB80, tokens=8192):
+    config = cfg.resolve(None, overrides=[f"model.size={size}", f"dataset.task_encoder_seq_length={tokens}"]).config
+    return plan.candidates(config, Load(tokens), gpus, limit)
+
+
+def test_layouts_use_every_gpu_once_and_differ():
+    every = list(plan.layouts(12))
+    assert len(set(every)) == len(every) and all(p.tp * p.cp * p.pp * p.dp == 12 for p in every)
+    assert not any(p.sp and p.tp == 1 for p in every)
+    assert not any(p.distributed_optimizer and p.dp * p.cp == 1 for p in every)
+
+
+def test_candidates_are_legal_and_the_best_is_first():
+    found = found_for()
+    assert {c.plan.tp for c in found} == {1, 2, 4, 8} and {c.plan.pp for c in found} == {1, 2, 4}  # 28 layers: not 8
+    times = [c.time.total for c in found]
+    assert times == sorted(times) and len(found) > 100
+
+
+def test_memory_limit_divides_the_candidates():
+    found = found_for(limit=30 * plan.GIB)
+    assert {c.fits for c in found} == {True, False}
+    assert all(c.fits == (c.memory.total * 1.15 <= 30 * plan.GIB) for c in found)
+    rows = plan.misfits(found)
+    assert sum(count for _, count, _ in rows) == sum(not c.fits for c in found)
+    assert all(not least.fits and near is not None and near.fits for least, _, near in rows)
+
+
+def test_nearest_that_fits_changes_least():
+    found = found_for(limit=30 * plan.GIB)
+    fitting = [c.plan for c in found if c.fits]
+    for least, _, near in plan.misfits(found):
+        assert plan.distance(least.plan, near.plan) == min(plan.distance(least.plan, p) for p in fitting)
+
+
+def test_each_setting_saves_what_it_is_for():
+    s = sizes.resolve_size(cfg.resolve(None, overrides=["model.size=DiT-XL"]).config.model)
+    base, load = Plan(dp=8), Load(8192)
+    of = lambda p: plan.memory(s, p, load)[0]  # noqa: E731
+    sharded = of(Plan(dp=8, distributed_optimizer=True))
+    averages = 4 * load.ema_averages * sizes.parameter_count(s)
+    assert (of(base).optimizer - averages) == pytest.approx(8 * (sharded.optimizer - averages), rel=1e-6)
+    assert of(Plan(dp=8, recompute="full")).activations < of(base).activations / 4
+    assert of(Plan(cp=8)).activations < of(base).activations / 4
+    assert of(Plan(tp=8, sp=True)).activations < of(Plan(tp=8)).activations < of(base).activations
+    assert of(Plan(pp=4, dp=2)).parameters < of(base).parameters / 3
+
+
+def test_time_names_its_causes():
+    s = sizes.resolve_size(cfg.resolve(None, overrides=["model.size=DiT-XL"]).config.model)
+    of = lambda p: plan.step_time(s, p, Load(8192), plan.Machine())  # noqa: E731
+    plain, full, pipeline, tensor = (
+        of(Plan(dp=8)),
+        of(Plan(dp=8, recompute="full")),
+        of(Plan(pp=4, dp=2)),
+        of(Plan(tp=8)),
+    )
+    assert plain.recompute == plain.bubble == 0 and plain.compute > 0
+    assert full.recompute == pytest.approx(full.compute / 3)
+    pack = (pipeline.compute + pipeline.recompute) / 16
+    assert pipeline.bubble >= 3 * pack and pipeline.compute == pytest.approx(plain.compute)
+    assert tensor.communication > plain.communication
+
+
+def run_plan(capsys, *argv):
+    code = guard(plan.main, list(argv))
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_json_has_the_table(capsys):
+    argv = ("--model", "dit-xl", "--seq-length", "8192", "--gpus", "8", "--gpu-memory-gib", "30")
+    code, text, _ = run_plan(capsys, *argv, "--json")
+    data = json.loads(text)
+    assert code == 0 and data["model"] == "DiT-XL" and data["layouts"][0]["relative_time"] == 1
+    first = data["layouts"][0]
+    parts = [first["gib"][k] for k in ("parameters", "gradients", "optimizer", "activations")]
+    assert sum(parts) == pytest.approx(first["gib"]["total"]) and sum(first["reasons"].values()) == pytest.approx(1)
+    code, text, _ = run_plan(capsys, *argv)
+    assert code == 0 and first["layout"] in text and "nearest that fits" in text
+
+
+def test_settings_of_a_layout_are_accepted_by_training():
+    for p in plan.layouts(2):
+        m = cfg.resolve(None, overrides=["model.size=DiT-XL", *p.overrides()], world_size=None).config.model
+        assert (m.tensor_model_parallel_size, m.recompute_granularity or "none") == (p.tp, p.recompute)
+
+
+def test_nothing_fits_says_what_would(capsys):
+    code, text, _ = run_plan(capsys, "--model", "DiT-7B", "--gpus", "1")
+    assert code == 0 and "0 of 3" in text and "The nearest" in text
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--model", "DiT-XXL"], ["did you mean 'DiT-XL'"]),
+        (["--model", "DiT-XL", "--gpus", "0"], ["--gpus", "positive"]),
+        (["--model", "DiT-XL", "--gpu-memory-gib", "nan"], ["--gpu-memory-gib", "positive"]),
+        (["--model", "DiT-XL", "--seq-length", "8", "--samples", "9"], ["--samples"]),
+        (["--model", "DiT-XL", "--gpus", "11"], ["no layout of 11 GPUs is legal"]),
+    ],
+)
+def test_mistakes_end_in_one_sentence(capsys, argv, words):
+    code, out, err = run_plan(capsys, *argv)
+    assert code == 2 and not out and err.count("\n") == 1 and all(w in err for w in words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_estimate_is_the_measured_peak(recompute):
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parent.parent / "benchmarks" / "plan_memory.py"
+    spec = importlib.util.spec_from_file_location("plan_memory", path)
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    assert abs(benchmark.run_case("demo", 1024, recompute)["error"]) < 0.15
