@@ -1,20 +1,22 @@
-"""Tokens per second and memory of `dfm text preprocess` against one document a call, on real text.
+"""Tokens per second, CPU seconds and memory of `dfm text preprocess` against Megatron-LM's design, on real text.
 
-    python benchmarks/text_preprocess.py [--output-dir benchmarks/results] [--megabytes 30] [--rounds 3]
+    python scripts/fetch_text.py data/text
+    python benchmarks/text_preprocess.py data/text/*.jsonl [--output-dir benchmarks/results] [--megabytes 30] [--rounds 3]
 
-What enters: docstrings of the Python installation this runs in (the standard library and site-packages), each a document,
-or with --wordnet DIR the glosses of WordNet's data files (Debian's wordnet-base). What leaves: text_preprocess.json, .md
-and .png. The baseline is the design of Megatron-LM's tools/preprocess_data.py: `Pool.imap(encode, lines, 32)`, one
-document a call, megatron.core's tokenizer class and IndexedDatasetBuilder. Every run is a process of its own; the clock
-runs from loading the tokenizer to the finished index, imports excluded; the runs are interleaved, round by round, and
-medians are reported. Each run's .bin and .idx are compared with the baseline's, byte for byte. Memory is the sum of the
-proportional set sizes of the run's processes, sampled ten times a second. Cost: about ten minutes on two cores.
+What enters: JSONL files with `text`; each gives an equal share of the megabytes, as far as it goes. What leaves:
+text_preprocess.json, .md and .png. The baseline is the design of Megatron-LM's tools/preprocess_data.py: a forked pool,
+`imap(encode, lines, 32)`, one document a call, megatron.core's Hugging Face tokenizer class, IndexedDatasetBuilder. Every
+run is a process of its own; the clock runs from loading the tokenizer to the finished index, the imports of transformers
+and torch excluded; the runs are interleaved, round by round, and medians are reported (the baselines run once: they are
+slow). CPU seconds are those of the run's processes; where other work shares the cores they say more than the clock.
+Each run's .bin and .idx are compared with the baseline's, byte for byte. Memory is the sum of the proportional set sizes
+of the run's processes, sampled four times a second. Cost: about 150 CPU seconds for the speed, 250 for the memory;
+`--only speed` or `--only memory` measures one of them and keeps the other from the file of the run before.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
 import os
@@ -24,7 +26,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -32,56 +33,38 @@ from pathlib import Path
 
 import psutil
 
-VARIANTS = {  # name: (kind, workers)
-    "one document a call, 2 workers": ("baseline", 2),
-    "batches of encode_batch_fast, 2 workers": ("plain", 2),
-    "dfm text preprocess, 2 workers": ("fast", 2),
-    "one document a call, 1 worker": ("baseline", 1),
-    "dfm text preprocess, 1 worker": ("fast", 1),
+VARIANTS = {  # name: (kind, workers, once)
+    "Megatron-LM's design, 2 workers": ("baseline", 2, True),
+    "Megatron-LM's design, 1 worker": ("baseline", 1, True),
+    "encode_batch_fast on chunks, 2 workers": ("plain", 2, True),
+    "dfm text preprocess, 1 worker": ("fast", 1, False),
+    "dfm text preprocess, 2 workers": ("fast", 2, False),
+    "dfm text preprocess, 4 workers": ("fast", 4, False),
 }
-BASELINE = "one document a call, 2 workers"
+BASELINES = {1: "Megatron-LM's design, 1 worker", 2: "Megatron-LM's design, 2 workers"}
 
 
-def docstrings(limit: int):
-    """Docstrings of 80 characters or more, each once."""
-    roots = [sysconfig.get_paths()[k] for k in ("stdlib", "purelib")]
-    seen: set[bytes] = set()
-    for path in (p for root in roots for p in sorted(Path(root).rglob("*.py"))):
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, ValueError, OSError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                text = ast.get_docstring(node)
-                key = hashlib.md5((text or "").encode("utf-8", "replace"), usedforsecurity=False).digest()
-                if text and len(text) >= 80 and key not in seen:
-                    seen.add(key)
-                    yield text
-                    limit -= len(text)
-                    if limit <= 0:
-                        return
-
-
-def glosses(folder: Path, limit: int):
-    """WordNet's glosses: what stands behind the bar in data.noun, data.verb, data.adj, data.adv."""
-    for path in sorted(folder.glob("data.*")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if not line.startswith("  ") and " | " in line:
-                text = line.split(" | ", 1)[1].strip()
-                yield text
-                limit -= len(text)
-                if limit <= 0:
-                    return
-
-
-def write_corpus(path: Path, texts) -> dict:
-    documents = size = ascii_only = 0
-    with open(path, "w", encoding="utf-8") as f:
-        for text in texts:
-            f.write(json.dumps({"text": text}) + "\n")
-            documents, size, ascii_only = documents + 1, size + len(text), ascii_only + text.isascii()
-    return {"documents": documents, "characters": size, "ascii_documents": ascii_only / max(1, documents)}
+def write_corpus(path: Path, sources: list[Path], limit: float) -> list[dict]:
+    """One JSONL from several, `limit` characters in all, shortest sources first so that the others fill up."""
+    rows, left = [], limit
+    with open(path, "w", encoding="utf-8") as out:
+        for number, source in enumerate(sorted(sources, key=lambda p: p.stat().st_size)):
+            share, row = (
+                left / (len(sources) - number),
+                {"source": source.stem, "documents": 0, "characters": 0, "ascii": 0},
+            )
+            with open(source, encoding="utf-8") as f:
+                for line in f:
+                    text = json.loads(line)["text"]
+                    out.write(json.dumps({"text": text}) + "\n")
+                    row["documents"] += 1
+                    row["characters"] += len(text)
+                    row["ascii"] += text.isascii()
+                    if row["characters"] >= share:
+                        break
+            left -= row["characters"]
+            rows.append(row)
+    return rows
 
 
 def train_tokenizer(folder: Path, corpus: Path, vocab_size: int) -> None:
@@ -105,21 +88,31 @@ def train_tokenizer(folder: Path, corpus: Path, vocab_size: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-_TOKENIZER = None
+class Encoder:
+    """What the tool's worker does with a line: ids and lengths by key, and the bytes for its progress line."""
 
+    tokenizer = None
 
-def _start(folder: str) -> None:
-    global _TOKENIZER
-    from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
+    def __init__(self, folder: str):
+        self.folder = folder
 
-    _TOKENIZER = HuggingFaceTokenizer(folder)
+    def initializer(self) -> None:
+        from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
 
+        Encoder.tokenizer = HuggingFaceTokenizer(self.folder)
 
-def _encode(line: str) -> list[int]:
-    ids = _TOKENIZER.text_to_ids(json.loads(line)["text"])
-    if ids:
-        ids.append(_TOKENIZER.eod)
-    return ids
+    def encode(self, line: str) -> tuple[dict, dict, int]:
+        text = json.loads(line)["text"]
+        ids, lengths = [], []
+        for sentence in [text]:
+            new = Encoder.tokenizer.text_to_ids(sentence)
+            if len(new) > 0:
+                ids.extend(new)
+                lengths.append(len(new))
+        if len(ids) > 0:
+            ids.append(Encoder.tokenizer.eod)
+            lengths[-1] += 1
+        return {"text": ids}, {"text": lengths}, len(line)
 
 
 def run_baseline(source: str, prefix: str, folder: str, workers: int) -> None:
@@ -127,19 +120,23 @@ def run_baseline(source: str, prefix: str, folder: str, workers: int) -> None:
 
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    _start(folder)
+    encoder = Encoder(folder)
+    encoder.initializer()
     name = f"{prefix}_text_document"
-    builder = IndexedDatasetBuilder(f"{name}.bin", dtype=DType.optimal_dtype(_TOKENIZER.vocab_size))
-    context = multiprocessing.get_context("fork")
-    with context.Pool(workers, _start, (folder,)) as pool, open(source, encoding="utf-8") as f:
-        for ids in pool.imap(_encode, f, 32):
-            builder.add_document(ids, [len(ids)] if ids else [])
-    builder.finalize(f"{name}.idx")
+    pool = multiprocessing.get_context("fork").Pool(workers, encoder.initializer)
+    with pool, open(source, encoding="utf-8") as f:
+        documents = pool.imap(encoder.encode, f, 32)
+        builder = IndexedDatasetBuilder(f"{name}.bin", dtype=DType.optimal_dtype(Encoder.tokenizer.vocab_size))
+        for ids, lengths, _ in documents:
+            builder.add_document(ids["text"], lengths["text"])
+        builder.finalize(f"{name}.idx")
+        pool.close()
+        pool.join()
 
 
 def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> None:
-    """In a process of its own: run, and print seconds of wall and CPU (children included)."""
-    import transformers  # noqa: F401  (not part of the measured time)
+    """In a process of its own: run, and print seconds of wall, of its own CPU and of its workers' CPU."""
+    from transformers import AutoTokenizer  # noqa: F401  (brings torch with it: not part of the measured time)
 
     if kind == "baseline":
         import megatron.core.datasets.indexed_dataset
@@ -156,9 +153,12 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
             )
             return preprocess(config)
 
-    cpu, start = sum(os.times()[:4]), time.perf_counter()
+    before, start = os.times(), time.perf_counter()
     work()
-    print(json.dumps({"wall_s": time.perf_counter() - start, "cpu_s": sum(os.times()[:4]) - cpu}))
+    wall, after = time.perf_counter() - start, os.times()
+    own = after.user + after.system - before.user - before.system
+    children = after.children_user + after.children_system
+    print(json.dumps({"wall_s": wall, "main_cpu_s": own, "worker_cpu_s": children, "cpu_s": own + children}))
 
 
 def measure(kind: str, source: Path, prefix: Path, folder: Path, workers: int) -> dict:
@@ -180,7 +180,7 @@ def measure(kind: str, source: Path, prefix: Path, folder: Path, workers: int) -
 
     def watch() -> None:
         root = psutil.Process(process.pid)
-        while not done.wait(0.1):
+        while not done.wait(0.25):
             total = 0
             try:
                 for p in (root, *root.children(recursive=True)):
@@ -196,7 +196,7 @@ def measure(kind: str, source: Path, prefix: Path, folder: Path, workers: int) -
     thread.join()
     if process.returncode:
         raise RuntimeError(f"{kind} with {workers} workers ended with {process.returncode}")
-    return {**json.loads(out.strip().splitlines()[-1]), "peak_mb": peak[0] / 1e6}
+    return {**json.loads(out.strip().splitlines()[-1]), "peak_mb": peak[0] / 1e6, "load": os.getloadavg()[0]}
 
 
 def digest(prefix: Path) -> str:
@@ -213,31 +213,32 @@ def tokens_of(prefix: Path) -> int:
 
 
 def speed(work: Path, corpus: Path, folder: Path, rounds: int) -> tuple[list[dict], int]:
-    rows = {name: {"name": name, "runs": []} for name in VARIANTS}
+    rows = {name: {"name": name, "workers": workers, "runs": []} for name, (_, workers, _) in VARIANTS.items()}
     want, tokens = None, 0
     for number in range(rounds):
-        for name, (kind, workers) in VARIANTS.items():
+        for name, (kind, workers, once) in VARIANTS.items():
+            if once and number:
+                continue
             run = measure(kind, corpus, work / "out", folder, workers)
             rows[name]["runs"].append(run)
             got = digest(work / "out")
             want, tokens = want or got, tokens or tokens_of(work / "out")
             if got != want:
-                raise RuntimeError(f"{name} wrote other bytes than {BASELINE}")
-            print(
-                f"round {number + 1}: {name}: {tokens / run['wall_s'] / 1e6:.2f} M tokens/s, {run['cpu_s']:.1f} CPU s"
-            )
+                raise RuntimeError(f"{name} wrote other bytes than {BASELINES[2]}")
+            rate = tokens / run["wall_s"] / 1e6
+            print(f"round {number + 1}: {name}: {rate:.2f} M tokens/s, {run['cpu_s']:.1f} CPU s", flush=True)
     for row in rows.values():
-        for key in ("wall_s", "cpu_s", "peak_mb"):
+        for key in ("wall_s", "cpu_s", "main_cpu_s", "worker_cpu_s", "peak_mb"):
             row[key] = statistics.median(r[key] for r in row["runs"])
         row["tokens_per_s"] = tokens / row["wall_s"]
     for row in rows.values():
-        of = rows[BASELINE if "2 workers" in row["name"] else "one document a call, 1 worker"]
+        of = rows[BASELINES[min(row["workers"], 2)]]
         row["ratio"], row["cpu_ratio"] = of["wall_s"] / row["wall_s"], of["cpu_s"] / row["cpu_s"]
     return list(rows.values()), tokens
 
 
 def memory(work: Path, corpus: Path, folder: Path, sizes: list[int]) -> list[dict]:
-    """Peak memory for inputs of so many MB; the corpus is repeated where it is too short."""
+    """Peak memory with 2 workers for inputs of so many MB; the corpus is repeated where it is too short."""
     lines, rows = corpus.read_bytes().splitlines(keepends=True), []
     for size in sizes:
         source, left = work / "sized.jsonl", size * 1_000_000
@@ -247,10 +248,9 @@ def memory(work: Path, corpus: Path, folder: Path, sizes: list[int]) -> list[dic
                     left -= f.write(line)
                     if left <= 0:
                         break
-        for workers in (1, 2):
-            run = measure("fast", source, work / "sized", folder, workers)
-            rows.append({"input_mb": size, "workers": workers, **run})
-            print(f"{size} MB, {workers} workers: peak {run['peak_mb']:.0f} MB, {run['wall_s']:.1f} s")
+        run = measure("fast", source, work / "sized", folder, 2)
+        rows.append({"input_mb": size, "workers": 2, **run})
+        print(f"{size} MB: peak {run['peak_mb']:.0f} MB, {run['wall_s']:.1f} s", flush=True)
         source.unlink()
     return rows
 
@@ -258,63 +258,82 @@ def memory(work: Path, corpus: Path, folder: Path, sizes: list[int]) -> list[dic
 def plot(result: dict, path: Path) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    rows = sorted(result["speed"], key=lambda r: r["tokens_per_s"])
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=[1.5, 1.5, 1])
+    rows = result["speed"][::-1]
+    names = [r["name"] for r in rows]
     colors = ["#228833" if "dfm" in r["name"] else "#888888" for r in rows]
     rates = [r["tokens_per_s"] / 1e6 for r in rows]
-    bars = left.barh([r["name"] for r in rows], rates, color=colors)
-    left.bar_label(bars, [f"{v:.2f}" for v in rates], padding=3, fontsize=9)
+    left.bar_label(left.barh(names, rates, color=colors), [f"{v:.2f}" for v in rates], padding=3, fontsize=9)
     for y, row in enumerate(rows):
-        left.plot(
-            [result["tokens"] / r["wall_s"] / 1e6 for r in row["runs"]], [y] * len(row["runs"]), "k|", markersize=9
-        )
-    left.set_xlabel("million tokens a second (bar: median; marks: runs)")
-    left.set_xlim(0, max(rates) * 1.18)
-    for workers, style in ((1, "o-"), (2, "s--")):
-        points = [(r["input_mb"], r["peak_mb"]) for r in result["memory"] if r["workers"] == workers]
-        right.plot(*zip(*points), style, label=f"{workers} worker" + "s" * (workers > 1))
+        marks = [result["tokens"] / r["wall_s"] / 1e6 for r in row["runs"]]
+        left.plot(marks, [y] * len(marks), "k|", markersize=9)
+    left.set_xlabel("million tokens a second\n(bar: median; marks: runs)")
+    left.set_xlim(0, max(rates) * 1.22)
+    workers = [r["worker_cpu_s"] for r in rows]
+    middle.barh(names, workers, color=colors, label="workers")
+    middle.barh(names, [r["main_cpu_s"] for r in rows], left=workers, color="#ccbb44", label="main process")
+    for y, row in enumerate(rows):
+        middle.text(row["cpu_s"] + 0.5, y, f"{row['cpu_s']:.1f}", va="center", fontsize=9)
+    middle.set_xlim(0, max(r["cpu_s"] for r in rows) * 1.18)
+    middle.set_yticks([])
+    middle.set_xlabel("CPU seconds\n(yellow: of the main process)")
+    points = [(r["input_mb"], r["peak_mb"]) for r in result["memory"]]
+    if points:
+        right.plot(*zip(*points), "o-", color="#228833")
+        for x, y in points:
+            right.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=9)
+        right.set_ylim(0, max(y for _, y in points) * 1.25)
     right.set_xscale("log")
-    right.set_ylim(0)
-    right.set_xlabel("input (MB)")
+    right.set_xlabel("input (MB), 2 workers")
     right.set_ylabel("peak memory (MB)")
-    right.legend(frameon=False)
-    for axes in (left, right):
+    for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
 
 def markdown(result: dict) -> str:
-    c = result["corpus"]
+    loads = [run["load"] for row in result["speed"] for run in row["runs"]]
     lines = [
-        f"Text: {c['source']}; {c['documents']:,} documents, {c['characters'] / 1e6:.1f} M characters, "
-        f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries; "
-        f"{100 * c['ascii_documents']:.1f} % of the documents are ASCII. {result['machine']}; medians of "
-        f"{result['rounds']} interleaved rounds. All runs wrote the same .bin and .idx.",
+        f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every tenth "
+        f"document. {result['machine']}; other work shared the cores (load average {min(loads):.0f} to {max(loads):.0f}), "
+        f"so the CPU seconds say more than the clock. Medians of {result['rounds']} interleaved rounds, one round of the "
+        "other designs. All runs wrote the same .bin and .idx.",
         "",
-        "| | M tokens/s | against one document a call | CPU s | CPU ratio | peak MB |",
-        "|---|---|---|---|---|---|",
+        "| text | documents | M characters | ASCII documents |",
+        "|---|---|---|---|",
+    ]
+    for row in result["corpus"]:
+        share = 100 * row["ascii"] / max(1, row["documents"])
+        lines.append(f"| {row['source']} | {row['documents']:,} | {row['characters'] / 1e6:.1f} | {share:.1f} % |")
+    lines += [
+        "",
+        "| | M tokens/s | against Megatron-LM's design | CPU s | of these in the main process | CPU ratio | peak MB |",
+        "|---|---|---|---|---|---|---|",
     ]
     for r in result["speed"]:
         lines.append(
             f"| {r['name']} | {r['tokens_per_s'] / 1e6:.2f} | {r['ratio']:.1f}x | {r['cpu_s']:.1f} | "
-            f"{r['cpu_ratio']:.1f}x | {r['peak_mb']:.0f} |"
+            f"{r['main_cpu_s']:.1f} | {r['cpu_ratio']:.1f}x | {r['peak_mb']:.0f} |"
         )
-    lines += ["", "| input MB | workers | peak MB | s |", "|---|---|---|---|"]
+    lines += ["", "Ratios are to the same number of workers; those of 4 workers, on two cores, to 2 workers.", ""]
+    lines += ["| input MB | workers | peak MB | s | CPU s |", "|---|---|---|---|---|"]
     lines += [
-        f"| {r['input_mb']} | {r['workers']} | {r['peak_mb']:.0f} | {r['wall_s']:.1f} |" for r in result["memory"]
+        f"| {r['input_mb']} | {r['workers']} | {r['peak_mb']:.0f} | {r['wall_s']:.1f} | {r['cpu_s']:.1f} |"
+        for r in result["memory"]
     ]
     return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("input", nargs="*", type=Path, help="JSONL files, as scripts/fetch_text.py writes them")
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--megabytes", type=int, default=30, help="of text for the speed")
-    parser.add_argument("--memory-megabytes", type=int, nargs="*", default=[10, 100])
+    parser.add_argument("--megabytes", type=float, default=30, help="of text for the speed")
+    parser.add_argument("--memory-megabytes", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocab-size", type=int, default=32000)
-    parser.add_argument("--wordnet", type=Path, help="folder of WordNet's data.* files")
+    parser.add_argument("--only", choices=["speed", "memory"], help="keep the other part of the results as it is")
     parser.add_argument("--name", default="text_preprocess", help="of the result files")
     parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -322,32 +341,35 @@ def main(argv: list[str] | None = None) -> int:
         kind, source, prefix, folder, workers = args.run
         run_one(kind, source, prefix, folder, int(workers))
         return 0
+    if not args.input:
+        parser.error("name JSONL files; python scripts/fetch_text.py data/text makes some")
+    saved = args.output_dir / f"{args.name}.json"
+    result = json.loads(saved.read_text()) if args.only and saved.exists() else {"speed": [], "memory": []}
     work = Path(tempfile.mkdtemp())
     try:
-        limit = args.megabytes * 1_000_000
-        texts = glosses(args.wordnet, limit) if args.wordnet else docstrings(limit)
-        corpus = work / "in.jsonl"
-        about = write_corpus(corpus, texts)
-        about["source"] = "WordNet glosses" if args.wordnet else "docstrings of Python's library and site-packages"
+        corpus, whole = work / "in.jsonl", work / "whole.jsonl"
+        about = write_corpus(corpus, args.input, args.megabytes * 1e6)
         train_tokenizer(work / "tokenizer", corpus, args.vocab_size)
-        rows, tokens = speed(work, corpus, work / "tokenizer", args.rounds)
-        result = {
-            "corpus": about,
-            "tokens": tokens,
-            "vocab_size": args.vocab_size,
-            "rounds": args.rounds,
-            "machine": f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}",
-            "speed": rows,
-            "memory": memory(work, corpus, work / "tokenizer", args.memory_megabytes) if args.memory_megabytes else [],
-        }
+        result |= {"vocab_size": args.vocab_size, "machine": _machine()}
+        if args.only != "memory":
+            rows, tokens = speed(work, corpus, work / "tokenizer", args.rounds)
+            result |= {"corpus": about, "tokens": tokens, "rounds": args.rounds, "speed": rows}
+        if args.only != "speed":
+            write_corpus(whole, args.input, float("inf"))
+            result["memory"] = memory(work, whole, work / "tokenizer", args.memory_megabytes)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    (args.output_dir / f"{args.name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.output_dir / f"{args.name}.md").write_text(markdown(result))
-    plot(result, args.output_dir / f"{args.name}.png")
-    print(markdown(result))
+    saved.write_text(json.dumps(result, indent=1) + "\n")
+    if result["speed"]:
+        saved.with_suffix(".md").write_text(markdown(result))
+        plot(result, saved.with_suffix(".png"))
+        print(markdown(result))
     return 0
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}"
 
 
 def _cpu() -> str:

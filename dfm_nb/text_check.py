@@ -93,10 +93,12 @@ def _document(index: Index, number: int, backend) -> dict:
 def report_text(report: dict) -> str:
     """`inspect`'s result as lines to read."""
     p = report["length_percentiles"]
+    known = bool(report["tokenizer"]) and all(row["text"] is not None for row in report["frequent_tokens"])
+    missing = "" if known or not report["tokenizer"] else " (not found here: no text is shown; give --tokenizer-model)"
     lines = [
         f"{report['prefix']}: {report['documents']:,} documents, {report['sequences']:,} sequences, "
         f"{report['tokens']:,} tokens ({report['dtype']}, version {report['version']}, {report['bin_bytes']:,} bytes)",
-        f"tokenizer {report['tokenizer'] or 'not recorded'}; EOD {report['eod_id']}, "
+        f"tokenizer {report['tokenizer'] or 'not recorded'}{missing}; EOD {report['eod_id']}, "
         f"{'appended' if report['append_eod'] else 'not appended'}; empty documents {report['empty_documents']:,}",
         f"tokens a document: mean {report['mean_length']:.1f}; " + ", ".join(f"{k} % {v:g}" for k, v in p.items()),
         f"{report['distinct_tokens']:,} different tokens; the most frequent:",

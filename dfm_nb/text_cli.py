@@ -1,4 +1,4 @@
-"""`dfm text ...`: preprocess, merge, inspect, verify, blend. Flags follow Megatron-LM's tools/preprocess_data.py.
+"""`dfm text ...`: preprocess, merge, inspect, verify, blend, train. Flags follow Megatron-LM's tools/preprocess_data.py.
 
 Enters: a command line. Leaves: files and lines to read; `verify` exits with 1 when a check fails.
 """
@@ -40,7 +40,7 @@ def _preprocess(argv: list[str]) -> int:
     parser.add_argument("--tokenizer-model", required=True, help="hub id, folder, or tokenizer.json")
     parser.add_argument("--json-keys", nargs="+", default=["text"], help="keys to tokenize, one corpus each")
     parser.add_argument("--workers", type=int, default=1, help="processes that tokenize; 1: this process")
-    parser.add_argument("--chunk-size", type=int, default=8192, help="documents a chunk (4 MiB at most)")
+    parser.add_argument("--chunk-size", type=int, default=8192, help="documents a chunk (1 MiB at most)")
     parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
     parser.add_argument("--dtype", choices=["uint16", "int32"], help="of the tokens; by default as Megatron chooses")
     parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at a bad line")
@@ -49,12 +49,21 @@ def _preprocess(argv: list[str]) -> int:
     parser.add_argument("--no-resume", action="store_true", help="begin anew even if a run of this command was stopped")
     parser.add_argument("--split-sentences", action="store_true", help="not offered: a text is one sequence")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--log-interval", type=int, help=argparse.SUPPRESS)
+    for flag in ("--log-interval", "--partitions"):
+        parser.add_argument(flag, type=int, default=1, help=argparse.SUPPRESS)
+    for flag in ("--keep-sequential-samples", "--keep-newlines"):  # the order is always kept; no sentences are split
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--lang", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.tokenizer_type != "HuggingFaceTokenizer":
         raise ValueError(f"--tokenizer-type must be HuggingFaceTokenizer; got {args.tokenizer_type}")
     if args.split_sentences:
         raise ValueError("--split-sentences is not offered; give a list of strings under the key for several sequences")
+    if args.partitions != 1:
+        raise ValueError(
+            f"--partitions is not needed: --workers {max(args.workers, args.partitions)} uses as many processes on one "
+            "input; --partition i/n cuts it for several machines"
+        )
     from dfm_nb.text_corpus import PreprocessConfig, preprocess
 
     result = preprocess(
@@ -74,6 +83,8 @@ def _preprocess(argv: list[str]) -> int:
             progress=sys.stderr.isatty(),
         )
     )
+    for warning in result.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if args.json:
         print(json.dumps(vars(result)))
         return 0
@@ -83,9 +94,9 @@ def _preprocess(argv: list[str]) -> int:
     if result.resumed_documents:
         print(f"went on after {result.resumed_documents:,} documents of a stopped run")
     if result.skipped:
-        print(f"{result.skipped} bad lines skipped, listed in {result.skipped_path}")
+        print(f"bad lines skipped: {result.skipped}, listed in {result.skipped_path}")
     if result.blank_lines:
-        print(f"{result.blank_lines} blank lines passed over")
+        print(f"blank lines passed over: {result.blank_lines}")
     return 0
 
 
@@ -157,6 +168,12 @@ def _verify(argv: list[str]) -> int:
     return 0 if ok else 1
 
 
+def _train(argv: list[str]) -> int:
+    from dfm_nb import text_train_cli
+
+    return text_train_cli.main(argv)
+
+
 def _blend(argv: list[str]) -> int:
     from dfm_nb import text_blend_cli
 
@@ -169,6 +186,7 @@ COMMANDS = {
     "inspect": (_inspect, "counts, lengths, first documents, frequent tokens"),
     "verify": (_verify, "the checklist, as checks that can fail"),
     "blend": (_blend, "weights, strategies and epochs of a blend"),
+    "train": (_train, "a small GPT on a blend: can it be learned from?"),
 }
 
 

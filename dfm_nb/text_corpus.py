@@ -5,7 +5,7 @@ Enters: JSONL files (plain, `.gz`, `.zst`, standard input), a Hugging Face token
 Guarantees: `.bin` and `.idx` are byte for byte what Megatron-LM's tools/preprocess_data.py writes, whatever the number of
 workers; the final names appear only when whole; a run killed at any instant goes on from its last chunk when it is
 started again with the same flags, and ends with the same bytes; every skipped line is counted and named.
-Cost: memory of a few chunks (4 MiB each) a worker; the index is built from files, so nothing grows with the corpus.
+Cost: memory of a few chunks (1 MiB each) a worker; the index is built from files, so nothing grows with the corpus.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PreprocessConfig:
     """The flags of `dfm text preprocess`; names follow Megatron-LM's tools/preprocess_data.py.
 
     `workers` processes tokenize beside the one that reads and writes; with 1 all is done in this process.
-    `chunk_size` documents (4 MiB at most) go to a worker at a time, and are the unit of a restart.
+    `chunk_size` documents (1 MiB at most) go to a worker at a time, and are the unit of a restart.
     `partition` is (i, n): only the lines of part i, written under `<prefix>_part<i>-of-<n>`.
     """
 
@@ -76,6 +76,8 @@ class PreprocessConfig:
                 raise ValueError(f"--{name.replace('_', '-')} must be 1 or more; got {getattr(self, name)}")
         if self.on_error not in ("stop", "skip"):
             raise ValueError(f"--on-error must be stop or skip; got {self.on_error!r}")
+        if self.dtype not in (None, "uint16", "int32"):
+            raise ValueError(f"--dtype must be uint16 or int32; got {self.dtype!r}")
         if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
             raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys) or 'none'}")
 
@@ -119,7 +121,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     spec.check_dtype(dtype)
     if config.append_eod:
         spec.require_eod()
-    Path(config.prefix).absolute().parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(config.prefix)
     settings = ChunkSettings(
         config.json_keys,
         dtype.name,
@@ -143,9 +145,22 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
             parts.finish(dtype, meta)
         parts.publish()
         p = parts.progress
+    warnings = [
+        f"every text under {key!r} is empty: {prefixes[key]}.bin has no token"
+        for key in config.json_keys
+        if p.documents and not p.tokens[key]
+    ]
     return PreprocessResult(
-        prefixes, p.documents, p.tokens, p.empty_documents, p.blank_lines, p.skipped, resumed, p.skipped_path
+        prefixes, p.documents, p.tokens, p.empty_documents, p.blank_lines, p.skipped, resumed, p.skipped_path, warnings
     )
+
+
+def _make_folder(prefix: str) -> None:
+    folder = Path(prefix).absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"--output-prefix must be FOLDER/NAME; {folder} is or lies under a file") from None
 
 
 def _run(config: PreprocessConfig, spans: list[Span], spec, settings: ChunkSettings, parts: Parts) -> None:
@@ -260,9 +275,14 @@ def _disk_errors(prefix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         folder = Path(prefix).absolute().parent
+        if error.errno == errno.EFBIG:
+            raise ValueError(
+                f"a file in {folder} may not grow further (a limit of the file system, or of this shell: ulimit -f); "
+                "nothing was written under the final names; raise the limit and run the same command again"
+            ) from error
         raise ValueError(
             f"the disk of {folder} is full; nothing was written under the final names; free space there and run the "
             "same command again: it goes on from the last chunk"
@@ -319,7 +339,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     for index, prefix in zip(indices, prefixes):
         if bin_path(prefix).stat().st_size != index.num_tokens * index.dtype.itemsize:
             raise ValueError(f"{prefix}.bin does not have the size its index says; see dfm text verify {prefix}")
-    Path(output).absolute().parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(output)
     parts = [Path(f"{output}.{name}.part") for name in ("bin", "lengths", "counts", "idx")]
     with _disk_errors(output):
         try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from typing import Callable
 
 import numpy as np
@@ -41,6 +42,7 @@ _CLEANED_BERT = r"[A-Za-z0-9]+|[^ \t\n\rA-Za-z0-9]"
 # What most words match, tried first. It changes nothing: in these patterns a text that begins with a letter, or with a
 # space and a letter, can only match the letters' alternative, since contractions begin with an apostrophe.
 _FIRST = r" ?[A-Za-z]+|"
+_SPACE = "\u0120"  # how byte-level pre-tokenizers write a space
 
 
 class Fallback(Exception):
@@ -125,17 +127,29 @@ class TextEncoder:
         self._added = [t["content"] for t in json.loads(description)["added_tokens"]]
         self._heads = sorted({t[:2] if t[:1] == "<" else t[:1] for t in self._added})
         self._parts = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model
+        self._byte_level = _FIRST in rule.pattern and json.loads(description)["normalizer"] is None
+        self._code = {2: "H", 4: "i"}[self.dtype.itemsize]
         self._words = _Memo(self._word)
         self._stretches = _Memo(lambda text: self._tokens([text])[0])
 
     def _word(self, word: str) -> bytes:
-        """Token bytes of one word; Fallback unless normaliser and pre-tokenizer keep it in one piece."""
-        normalizer, pre_tokenizer, model = self._parts
+        """Token bytes of one word; Fallback unless normaliser and pre-tokenizer keep it in one piece.
+
+        Letters, alone or after one space, are one piece of every byte-level rule known here: that is not asked again.
+        """
+        normalizer, pre_tokenizer, _ = self._parts
+        if self._byte_level and word.isalpha():
+            return self._ids(word)
+        if self._byte_level and word[:1] == " " and word[1:].isalpha():
+            return self._ids(_SPACE + word[1:])
         normal = word if normalizer is None else normalizer.normalize_str(word)
         pieces = pre_tokenizer.pre_tokenize_str(normal)
         if len(normal) != len(word) or len(pieces) != 1 or pieces[0][1] != (0, len(word)):
             raise Fallback
-        return np.array([t.id for t in model.tokenize(pieces[0][0])], self.dtype).tobytes()
+        return self._ids(pieces[0][0])
+
+    def _ids(self, piece: str) -> bytes:
+        return array(self._code, [t.id for t in self._parts[2].tokenize(piece)]).tobytes()
 
     def encode_batch(self, texts: list[str]) -> list[bytes]:
         """Token bytes of each text, in order."""

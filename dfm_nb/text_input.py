@@ -2,7 +2,7 @@
 
 Enters: the names a user gave. Leaves: `Chunk`s in the order of the lines, each knowing its file, first line and offset.
 Guarantees: a chunk holds whole lines; the parts of `partition` i of n, joined in order, are the lines of one run.
-Cost: memory of one chunk (4 MiB) plus the longest line, which is bounded by `max_document_bytes`.
+Cost: memory of one chunk (1 MiB) plus the longest line, which is bounded by `max_document_bytes`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Iterator
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 STDIN = "-"
 
 

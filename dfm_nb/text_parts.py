@@ -204,5 +204,6 @@ class Parts:
 
     def _close(self) -> None:
         for f in self._files.values():
-            f.close()
+            with contextlib.suppress(OSError):  # `append` flushed what counts; a full disk must not stop the tidying
+                f.close()
         self._files = {}

@@ -79,7 +79,7 @@ def load(model: str | Path) -> TokenizerSpec:
     eod = tokenizer.eos_token
     vocabulary = tokenizer.get_vocab()
     return TokenizerSpec(
-        name=str(model),
+        name=str(Path(model).resolve()) if os.path.exists(model) else str(model),
         json=tokenizer.backend_tokenizer.to_str(),
         vocab_size=len(tokenizer),
         max_id=max(vocabulary.values(), default=0),
@@ -100,25 +100,43 @@ def _from_transformers(model: str):
     if not local and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
         raise ValueError(
             f"--tokenizer-model must be a hub id, a folder or a tokenizer.json; nothing is at {model}; get a tokenizer "
-            f"with: hf download MODEL --include 'tokenizer*' 'special_tokens_map.json' --local-dir {model}"
+            f"with: {_how_to_get('MODEL', model)}"
         )
     if local and not any(Path(model).glob("*token*")) and not any(Path(model).glob("vocab*")):
         raise ValueError(
             f"--tokenizer-model must hold tokenizer.json or a vocabulary; {model} holds "
-            f"{', '.join(sorted(os.listdir(model))[:5]) or 'nothing'}; download it with: hf download MODEL "
-            f"--include 'tokenizer*' 'special_tokens_map.json' --local-dir {model}"
+            f"{', '.join(sorted(os.listdir(model))[:5]) or 'nothing'}; get one with: {_how_to_get('MODEL', model)}"
         )
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return AutoTokenizer.from_pretrained(model, local_files_only=not local and not _hub_is_known())
     except Exception as error:
         why = str(error).strip().split("\n")[0]
         raise ValueError(
             f"tokenizer {model!r} was not found or could not be read ({why}); give a folder with tokenizer.json, or "
-            f"get it with: hf download {'MODEL' if local else model} --include 'tokenizer*' 'special_tokens_map.json' "
-            "--local-dir DIR (some need hf auth login first)"
+            f"get it with: {_how_to_get('MODEL' if local else model, 'DIR')} (some need hf auth login first)"
         ) from error
+
+
+def _how_to_get(model: str, folder: str) -> str:
+    return f"hf download {model} --include 'tokenizer*' --include 'special_tokens_map.json' --local-dir {folder}"
+
+
+def _hub_is_known() -> bool:
+    """False when the hub's name cannot be resolved here: then the client's minute of retries is spared."""
+    import socket
+    from urllib.parse import urlsplit
+
+    from huggingface_hub import constants
+
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
 
 
 def _likely_eos(path: str) -> str | None:

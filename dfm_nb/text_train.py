@@ -7,6 +7,7 @@ Cost: 2 layers of width 64 over 64 tokens take about 10 ms a sample on one CPU c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -78,8 +79,14 @@ def loss_of(model: GPTModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return (per_token.float() * mask).sum() / mask.sum().clamp(min=1)
 
 
-def train(blend: Blend, config: TextTrainConfig, tokenizer: TokenizerIds | None = None) -> TextTrainResult:
-    """Train for `config.steps` with AdamW, linear warm-up over a tenth and cosine decay to a tenth."""
+def train(
+    blend: Blend, config: TextTrainConfig, tokenizer: TokenizerIds | None = None,
+    on_step: Callable[[int, float, float], None] | None = None,
+) -> TextTrainResult:  # fmt: skip
+    """Train for `config.steps` with AdamW, linear warm-up over a tenth and cosine decay to a tenth.
+
+    on_step : called after each step with its number (from 1), its loss and its learning rate.
+    """
     if not torch.distributed.is_initialized() or not parallel.mpu.is_initialized():
         parallel.init(seed=config.seed)
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
@@ -110,8 +117,11 @@ def train(blend: Blend, config: TextTrainConfig, tokenizer: TokenizerIds | None 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        lr = rate.get_last_lr()[0]
         rate.step()
         result.losses.append(loss.item())
+        if on_step is not None:
+            on_step(len(result.losses), result.losses[-1], lr)
     result.tokens = samples * config.seq_length
     if data["validation"] is not None and config.eval_samples:
         result.validation_loss = evaluate(model, data["validation"], config)

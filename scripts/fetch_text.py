@@ -1,0 +1,128 @@
+"""Fetch real English text as JSONL: WordNet's glosses, Python's manual, package descriptions, docstrings.
+
+Leaves DIR/wordnet.jsonl, python_docs.jsonl, packages.jsonl and docstrings.jsonl: one object a line, `text` and `source`.
+
+    python scripts/fetch_text.py data/text [--only wordnet python_docs] [--max-megabytes 30]
+
+`wordnet` (Debian's wordnet-base) and `python_docs` (Debian's python3-doc, the reStructuredText sources) need apt-get;
+`packages` (the descriptions that installed packages carry) and `docstrings` (the standard library and site-packages) come
+from the Python that runs this. The order is sorted, a text stands once, so the same machine gives the same files.
+
+Then: dfm text preprocess --input data/text/wordnet.jsonl --output-prefix data/corpora/wordnet --tokenizer-model ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib.metadata
+import json
+import re
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Iterator
+
+MIN_CHARS = 80  # a shorter docstring is a label, not a text
+
+
+def debian_files(package: str, folder: Path) -> Path:
+    """Download a Debian package and unpack it under `folder`, installing nothing."""
+    folder.mkdir(parents=True)
+    try:
+        done = subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise SystemExit(f"error: {package} is a Debian package and apt-get is missing; leave it out: --only") from None
+    archive = next(folder.glob("*.deb"), None)
+    if archive is None:
+        said = " ".join(done.stderr.split())[-300:]
+        raise SystemExit(f"error: apt-get could not download {package}: {said}; run apt-get update first")
+    subprocess.run(["dpkg-deb", "-x", archive.name, "."], cwd=folder, check=True)
+    return folder
+
+
+def wordnet(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each gloss of WordNet: what stands behind the bar in data.noun, data.verb, data.adj, data.adv."""
+    for path in sorted(debian_files("wordnet-base", folder / "wordnet").rglob("data.*")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("  ") and " | " in line:
+                yield path.name, line.split(" | ", 1)[1].strip()
+
+
+def python_docs(folder: Path) -> Iterator[tuple[str, str]]:
+    """Each page of Python's manual, as it was written (reStructuredText)."""
+    # python3-doc holds no pages of its own: it depends on the package of the release's Python.
+    said = subprocess.run(["apt-cache", "depends", "python3-doc"], capture_output=True, text=True).stdout
+    package = next(iter(re.findall(r"Depends: (python3\.\d+-doc)", said)), "python3-doc")
+    pages = sorted(debian_files(package, folder / "python").rglob("_sources/**/*.txt"))
+    if not pages:
+        raise SystemExit(f"error: {package} holds no _sources; leave it out: --only wordnet packages docstrings")
+    for path in pages:
+        yield path.name, path.read_text(encoding="utf-8").strip()
+
+
+def packages(_: Path) -> Iterator[tuple[str, str]]:
+    """The description that each installed package shows on its page."""
+    found = {d.metadata["Name"] or "": d for d in importlib.metadata.distributions()}
+    for name in sorted(found, key=str.lower):
+        text = found[name].metadata.get_payload() or found[name].metadata.get("Description") or ""
+        if isinstance(text, str):
+            yield name, text.strip()
+
+
+def docstrings(_: Path) -> Iterator[tuple[str, str]]:
+    """Docstrings of modules, classes and functions, file by file."""
+    roots = [Path(sysconfig.get_paths()[key]) for key in ("stdlib", "purelib")]
+    for path in (p for root in roots for p in sorted(root.rglob("*.py"))):
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError, OSError, RecursionError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield path.name, ast.get_docstring(node) or ""
+
+
+SOURCES = {"wordnet": wordnet, "python_docs": python_docs, "packages": packages, "docstrings": docstrings}
+
+
+def write(path: Path, rows: Iterator[tuple[str, str]], min_chars: int, limit: float) -> tuple[int, int]:
+    """Write each text once, up to `limit` characters: (documents, characters)."""
+    seen: set[bytes] = set()
+    documents = size = 0
+    temporary = path.with_suffix(".part")
+    with open(temporary, "w", encoding="utf-8") as f:
+        for source, text in rows:
+            data = text.encode("utf-8", "replace")
+            key = hashlib.md5(data, usedforsecurity=False).digest()
+            if len(text) < min_chars or key in seen:
+                continue
+            seen.add(key)
+            f.write(json.dumps({"text": data.decode(), "source": source}) + "\n")
+            documents, size = documents + 1, size + len(text)
+            if size >= limit:
+                break
+    temporary.replace(path)
+    return documents, size
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where to write; made when it is not there")
+    parser.add_argument("--only", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="which of them")
+    parser.add_argument("--max-megabytes", type=float, default=float("inf"), help="of each, at most")
+    args = parser.parse_args(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in args.only:
+            rows = SOURCES[name](Path(temporary))
+            least = MIN_CHARS if name == "docstrings" else 1
+            documents, size = write(args.folder / f"{name}.jsonl", rows, least, args.max_megabytes * 1e6)
+            print(f"{args.folder / name}.jsonl: {documents:,} documents, {size / 1e6:.1f} M characters", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

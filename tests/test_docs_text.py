@@ -1,0 +1,101 @@
+"""docs/text.md: every bash and python block runs, in order, on tiny data; its tables name what the commands have."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dfm_nb import text_cli, text_weights
+from dfm_nb.text_index import Index
+from tests.text_tokenizers import build, sample_text, save
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
+
+# `hf download` without a network: it takes the same flags, and copies a tokenizer made here.
+HF = """#!/usr/bin/env bash
+set -euo pipefail
+[ "$1" = download ] && [ "$2" = meta-llama/Llama-3.1-8B ] && shift 2
+while [ $# -gt 0 ]; do
+  case $1 in --include) shift 2;; --local-dir) folder=$2; shift 2;; *) echo "hf: $1?" >&2; exit 2;; esac
+done
+mkdir -p "$folder" && cp "$TINY_TOKENIZER"/* "$folder"
+"""
+
+
+@pytest.fixture
+def desk(tmp_path):
+    """A folder with the page's inputs, and the environment to run its blocks in."""
+    corpora = {"techpulse_corpus": 0, "news_articles": 1000, "tech_docs": 2000, "forums": 3000}
+    (tmp_path / "data" / "curated").mkdir(parents=True)
+    for name, seed in corpora.items():
+        rows = [{"text": sample_text(seed + i, words=40), "source": name} for i in range(30)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "data" / "curated" / f"{name}.jsonl").write_text(text)
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    (tmp_path / "bin").mkdir()
+    hf = tmp_path / "bin" / "hf"
+    hf.write_text(HF)
+    hf.chmod(hf.stat().st_mode | stat.S_IXUSR)
+    env = dict(os.environ, TINY_TOKENIZER=str(save(build("llama3"), tmp_path / "tiny")), OMP_NUM_THREADS="1")
+    env["PATH"] = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), env["PATH"]])
+    return tmp_path, env
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_block_of_the_page_runs(desk):
+    folder, env = desk
+    said = ""
+    for language, code in BLOCKS:
+        start = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
+        done = subprocess.run([*start, code], cwd=folder, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+        said += done.stdout + done.stderr
+
+    prefix = folder / "data" / "megatron"
+    counts = {n: Index.open(prefix / f"{n}_text_document").num_documents for n in ("techpulse", "news", "flawed")}
+    assert counts == {"techpulse": 30, "news": 30, "flawed": 30}
+    assert "bad lines skipped: 1" in said and "'text' is missing; the line has 'body'" in said
+    assert f"b'MMIDIDX\\x00\\x00' 1 8 {30} {30}" in said
+    assert said.count("--data-path ") == 5 and "one tokenizer over the blend: 3 corpora" in said
+    assert "FAIL" not in said and "Traceback" not in said
+    assert (folder / "data" / "lengths.png").stat().st_size > 5000
+    weights = [s.weight for s in text_weights.read_yaml(folder / "data" / "blend.yaml").train]
+    assert weights == pytest.approx([0.5, 0.3, 0.2])
+    assert said.count("torch.Size([8, 32])") == 6
+    rows = [json.loads(line) for line in (folder / "runs" / "text-check" / "metrics.jsonl").read_text().splitlines()]
+    losses = [r["loss"] for r in rows if "loss" in r]
+    assert len(losses) == 20 and losses[-1] < losses[0]
+
+
+def test_the_page_has_only_blocks_that_are_run():
+    assert {language for language, _ in BLOCKS} == {"bash", "python"} and len(BLOCKS) > 10
+    assert PAGE.count("```") == 2 * len(BLOCKS)
+
+
+def test_the_page_names_every_command_and_flag_of_preprocess(capsys):
+    for command in text_cli.COMMANDS:
+        assert f"dfm text {command}" in PAGE
+    with pytest.raises(SystemExit):
+        text_cli.main(["preprocess", "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert len(flags) > 12 and [f for f in sorted(flags) if f not in PAGE] == []
+
+
+def test_the_page_names_every_strategy():
+    for strategy in text_weights.STRATEGIES:
+        assert strategy.split("[")[0].split(":")[0] in PAGE
+
+
+def test_links_of_the_page_lead_to_files():
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", PAGE)]
+    assert links and [t for t in links if not (ROOT / "docs" / t).resolve().exists()] == []
