@@ -1,114 +1,60 @@
 """The generation driver: prompts -> latents -> mp4; `dfm generate`, `Pipeline` in Python, or `torchrun ... -m dfm_nb.generate`.
 
-Enters: a run folder, an `iter_*` folder or an exported file; prompts with their settings. Leaves: an mp4 (PNG for one frame) and a JSON
-sidecar per prompt.
+Enters: a run folder, an `iter_*` folder or an exported file; requests (`prompts`). Leaves: an mp4 (PNG for one frame) and a JSON sidecar
+per prompt, from which `--prompts-file` draws the same clip again.
 Guarantees: the starting noise is a function of (seed, prompt index) alone, so batch size, processes and layout do not matter (to float32
-rounding); guidance is D = D_uncond + guidance * (D_cond - D_uncond), so 1 is none; finished files survive an interrupt.
+rounding); guidance is D = D_uncond + guidance * (D_cond - D_uncond), so 1 is none; finished files are whole and survive an interrupt; memory
+is checked before drawing, and long clips are decoded in windows.
 Cost: network evaluations = steps (Heun: 2 steps - 1), each on conditional and unconditional samples in one packed forward.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
+import functools
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from tqdm import tqdm
 
-from dfm_nb import checkpoint, parallel, plugins, samplers, video
+from dfm_nb import __version__, checkpoint, parallel, plugins, samplers, sampling_memory, video
 from dfm_nb import config as cfg
-from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.dataset import CLEAN_SIGMA, Draw, LatentStatistics, Pack, PackSettings, pack_draws, read_empty_text
-from dfm_nb.denoiser import PackDenoiser
-from dfm_nb.packing import patchify, unpatchify
+from dfm_nb.argv import guard
+from dfm_nb.clip_files import Generated, check_replay, finished_before, output_path, save
+from dfm_nb.dataset import LatentStatistics, read_empty_text
+from dfm_nb.guided import GuidedDenoiser
 from dfm_nb.parallel import Layout, generator_for, mpu
-from dfm_nb.trainer import build_chunks, layout_of
+from dfm_nb.prompts import Request, parse, requests_of
+from dfm_nb.trainer import build_chunks
+
+__all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "parse", "requests_of", "save"]
+
+StepCallback = Callable[[int, int, "Clips"], None]
+"""callback(step, num_steps, clips) with the batch's denoised estimates, decoded when they are looked at."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """One prompt with its settings; `index` decides, with `seed`, its starting noise.
+class Preview:
+    """A clip on the way: the denoised estimate after a step. `frames` uint8 [T, H, W, 3] is decoded when first looked at."""
 
-    height, width : px, divisible by 16; num_video_frames : 1 + 4k; guidance : 1 is none; guidance_interval : noise levels (low, high]
-    where guidance acts; strength : with `init_video`, the share of the steps that is run.
-    """
+    def __init__(self, pipe: Pipeline, request: Request, latent: torch.Tensor):
+        self.pipe, self.request, self.latent = pipe, request, latent
 
-    prompt: str
-    index: int = 0
-    negative_prompt: str = ""
-    height: int = 64
-    width: int = 64
-    num_video_frames: int = 1
-    fps: float = 12.0
-    num_steps: int = 35
-    guidance: float = 7.0
-    guidance_interval: tuple[float, float] | None = None
-    guidance_rescale: float = 0.0
-    sampler: str = "heun"
-    schedule: str = "karras"
-    sigma_min: float = 0.002
-    sigma_max: float = 80.0
-    rho: float = 7.0
-    seed: int = 1
-    init_image: str | None = None
-    init_video: str | None = None
-    strength: float = 0.6
+    @functools.cached_property
+    def frames(self) -> np.ndarray:
+        return self.pipe.decode(self.latent)
 
-    def check(self) -> None:
-        """ValueError naming the nearest legal values."""
-        for name in ("height", "width"):
-            px = getattr(self, name)
-            if px < 16 or px % 16:
-                low = max(16, px // 16 * 16)
-                raise ValueError(f"--{name} must be divisible by 16; got {px}; use {low} or {low + 16}")
-        n = self.num_video_frames
-        if n < 1 or (n - 1) % 4:
-            low = max(0, (n - 1) // 4) * 4 + 1
-            raise ValueError(
-                f"--num-video-frames must be 1 + 4k (pixel frames; the tokenizer codes 1 and then groups of 4); got {n}; "
-                f"use {low} or {low + 4}"
-            )
-        samplers.get_sampler(self.sampler)
-        if self.schedule not in samplers.SCHEDULES:
-            raise ValueError(f"--schedule must be one of {', '.join(samplers.SCHEDULES)}; got {self.schedule!r}")
-        if self.fps <= 0:
-            raise ValueError(f"--fps must be positive; got {self.fps}")
-        if self.init_image and self.init_video:
-            raise ValueError("give --init-image or --init-video, not both")
-
-    @property
-    def latent_grid(self) -> tuple[int, int, int]:
-        """Latent T, H, W."""
-        return 1 + (self.num_video_frames - 1) // 4, self.height // 8, self.width // 8
-
-    def sigmas(self) -> torch.Tensor:
-        extra = {"rho": self.rho} if self.schedule == "karras" else {}
-        levels = samplers.SCHEDULES[self.schedule](self.num_steps, self.sigma_min, self.sigma_max, **extra)
-        return samplers.tail(levels, self.strength) if self.init_video else levels
-
-
-@dataclass
-class Generated:
-    """A finished sample: frames uint8 [T, H, W, 3], its request, and its latent float32 [C, T, H, W] (normalised)."""
-
-    frames: np.ndarray
-    request: Request
-    latent: torch.Tensor = field(repr=False)
-
-    def _repr_html_(self) -> str:
-        """An inline player (a picture for one frame)."""
-        return video.inline_html(self.frames, self.request.fps, self.request.prompt)
+    _repr_html_ = Generated._repr_html_
 
 
 class Clips(list):
-    """Generated samples; plays as a row in a notebook. `array()` gives [N, T, H, W, 3] uint8 when the sizes agree."""
+    """Generated samples (or previews); plays as a row in a notebook. `array()` gives [N, T, H, W, 3] uint8 when the sizes agree."""
 
     def array(self) -> np.ndarray:
         return np.stack([g.frames for g in self])
@@ -135,6 +81,14 @@ class Pipeline:
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
         self._tokenizer = self._text_encoder = None
         self.guide = guide
+        for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std") if guide is not None else ():
+            if guide.manifest[what] != self.manifest[what]:
+                raise ValueError(
+                    f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than {folder}; take an earlier "
+                    "checkpoint of that run, or a smaller model trained on the same prepared folder"
+                )
+        self.finished = Clips()
+        self.memory_check = True
         self._texts: dict[str, torch.Tensor] = {}
 
     @classmethod
@@ -165,7 +119,7 @@ class Pipeline:
         source.load(chunks, ema)
         for chunk in chunks:
             chunk.eval().requires_grad_(False)
-        guide_pipe = cls.from_checkpoint(guide, ema, layout) if guide else None
+        guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe)
 
     @property
@@ -187,7 +141,14 @@ class Pipeline:
     def text_encoder(self):
         if self._text_encoder is None:
             name = self.manifest["text_encoder"]["name"]
-            self._text_encoder = plugins.load("text_encoders", name).build(self._text_path, device=str(self.device))
+            encoder = plugins.load("text_encoders", name).build(self._text_path, device=str(self.device))
+            saved, found = self.manifest["text_encoder"].get("sha256"), encoder.identity().get("sha256")
+            if saved and found and saved != found:
+                raise ValueError(
+                    f"the checkpoint was trained with another text encoder ({name}, sha256 {saved[:12]}, not {found[:12]}); pass "
+                    "its folder with --text-encoder-path"
+                )
+            self._text_encoder = encoder
         return self._text_encoder
 
     def encode_text(self, texts: Sequence[str]) -> list[torch.Tensor]:
@@ -198,39 +159,102 @@ class Pipeline:
         return [self._texts[t] if t else self.empty_text for t in texts]
 
     def __call__(
-        self, prompts: Sequence[str] | str, batch_size: int = 16, callback=None, progress=False, **settings
-    ) -> Clips:
-        """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts."""
+        self, prompts: Sequence[str] | str, batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
+        preview_every: int = 1, **settings,
+    ) -> Clips:  # fmt: skip
+        """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts.
+
+        After an interrupt `finished` holds the clips that were done.
+        """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         requests = [Request(prompt=p, index=i, **settings) for i, p in enumerate(prompts)]
-        done = dict(self.run(requests, batch_size, callback, progress))
+        done = dict(self.run(requests, batch_size, callback, progress, preview_every))
         return Clips(done[i] for i in range(len(requests)))
 
-    def run(self, requests: Sequence[Request], batch_size: int = 16, callback=None, progress: bool = False):
-        """Yield (position in `requests`, `Generated`), in batches of requests that differ in prompt and seed only."""
+    def run(
+        self, requests: Sequence[Request], batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
+        preview_every: int = 1,
+    ) -> Iterator[tuple[int, Generated]]:  # fmt: skip
+        """Yield (position in `requests`, `Generated`), in batches of requests that differ in prompts and seed only.
+
+        Parameters
+        ----------
+        callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its last; `clips`
+            are the batch's `Preview`s. What it raises ends the run.
+
+        Raises
+        ------
+        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before anything is drawn where
+            that can be known.
+        """
+        if batch_size < 1 or preview_every < 1:
+            raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
             groups.setdefault(replace(r, prompt="", negative_prompt="", index=0, seed=0), []).append(i)
-        bar = tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress)
-        for positions in groups.values():
-            for start in range(0, len(positions), batch_size):
-                batch = positions[start : start + batch_size]
-                latents = self.sample_latents([requests[i] for i in batch], callback)
+        batches = [p[s : s + batch_size] for p in groups.values() for s in range(0, len(p), batch_size)]
+        self.finished = Clips()
+        self.tokenizer  # noqa: B018 - a missing or wrong one is said now, not after the drawing
+        for batch in batches:
+            self._check_memory([requests[i] for i in batch])
+        with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
+            show_step = lambda step, steps: bar.set_postfix_str(f"step {step}/{steps}")  # noqa: E731
+            for batch in batches:
+                latents = self.sample_latents([requests[i] for i in batch], callback, preview_every, show_step)
                 for i, latent in zip(batch, latents):
-                    yield i, Generated(self.decode(latent), requests[i], latent.float().cpu())
+                    self.finished.append(Generated(self.decode(latent), requests[i], latent.float().cpu()))
                     bar.update()
-        bar.close()
+                    yield i, self.finished[-1]
+
+    # ---- memory -----------------------------------------------------------------------------------------------
+
+    def memory(self, requests: Sequence[Request]) -> tuple[sampling_memory.Sizes, sampling_memory.Work]:
+        """What `sampling_memory.estimate` needs to know of a batch."""
+        m, first = self.config.model, requests[0]
+        weights = sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters())
+        sizes = sampling_memory.Sizes(
+            weights, m.num_layers // m.pipeline_model_parallel_size, m.hidden_size, m.ffn_hidden_size or 4 * m.hidden_size,
+            4 if self.config.mixed_precision == "fp32" else 2, m.tensor_model_parallel_size, m.context_parallel_size,
+        )  # fmt: skip
+        halves = 1 if self.guide is not None or first.guidance == 1 else 2
+        work = sampling_memory.Work(
+            len(requests), *first.latent_grid, halves, 32, m.in_channels, m.patch_spatial, m.patch_temporal
+        )
+        return sizes, work
+
+    def _check_memory(self, requests: Sequence[Request]) -> None:
+        sizes, work = self.memory(requests)
+        room = sampling_memory.available_bytes(self.device)
+        if self.memory_check and sampling_memory.estimate(sizes, work).beside_weights > room:
+            raise ValueError(sampling_memory.refusal(sizes, work, room, begun=False))
+
+    @contextlib.contextmanager
+    def _explaining_memory(self, requests: Sequence[Request]):
+        """Turn "out of memory" into a sentence that says what to change."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
+                raise
+            room = sampling_memory.available_bytes(self.device)
+            raise ValueError(sampling_memory.refusal(*self.memory(requests), room, begun=True)) from error
 
     # ---- latents ----------------------------------------------------------------------------------------------
 
-    def sample_latents(self, requests: Sequence[Request], callback: Callable | None = None) -> torch.Tensor:
-        """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompt, negative prompt and seed."""
+    def sample_latents(
+        self, requests: Sequence[Request], callback: StepCallback | None = None, preview_every: int = 1,
+        step_callback: Callable[[int, int], None] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
+        with self._explaining_memory(requests):
+            return self._sample(requests, callback, preview_every, step_callback)
+
+    def _sample(self, requests: Sequence[Request], callback, preview_every: int, step_callback) -> torch.Tensor:
         first = requests[0]
         sigmas = first.sigmas()
         c, (t, h, w) = self.config.model.in_channels, first.latent_grid
-        start = self._start_latents(requests)
-        given = self._given_frames(requests)
+        start, given = self._start_latents(requests), self._given_frames(requests)
         noise = torch.stack(
             [
                 torch.randn(c, t, h, w, generator=generator_for("sample", r.seed, r.index), dtype=torch.float64)
@@ -238,22 +262,19 @@ class Pipeline:
             ]
         )
         x = (start + sigmas[0] * noise).to(self.device)
-        guided = _Guided(self, requests, given)
-        options = {}
+        guided = GuidedDenoiser(self, requests, given)
+        options: dict = {}
         if first.sampler in samplers.STOCHASTIC:
             options["noise"] = [generator_for("churn", r.seed, r.index) for r in requests]
-        try:
-            x = samplers.get_sampler(first.sampler)(
-                guided, x, sigmas, callback=self._preview(callback, requests), **options
-            )
-        except torch.cuda.OutOfMemoryError as error:
-            raise ValueError(_out_of_memory(first, len(requests))) from error
-        return guided.with_given(x)
 
-    def _preview(self, callback, requests):
-        if callback is None:
-            return None
-        return lambda step, steps, x, D_x: callback(step, steps, D_x, requests)
+        def show(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
+            if step_callback:
+                step_callback(step, num_steps)
+            if callback and (step % preview_every == 0 or step == num_steps):
+                callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
+
+        sampler = samplers.get_sampler(first.sampler)
+        return guided.with_given(sampler(guided, x, sigmas, callback=show, **options))
 
     def _encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
         """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
@@ -289,239 +310,94 @@ class Pipeline:
 
     def decode(self, latent: torch.Tensor) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""
-        raw = self.statistics.from_model(latent.cpu(), self.config.model.sigma_data)
-        pixels = self.tokenizer.decode(raw[None].to(self.device))[0].float().cpu()
-        return ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 3, 0).contiguous().numpy()
+        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.config.model.sigma_data))
 
+    def decode_stored(self, latent: torch.Tensor) -> np.ndarray:
+        """A latent as shards hold it (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
 
-class _Guided:
-    """The guided denoiser of a batch: x [N, C, T, H, W] float64, sigma -> D; one packed forward per call."""
-
-    def __init__(self, pipe: Pipeline, requests: Sequence[Request], given: torch.Tensor | None):
-        self.pipe, self.requests, self.first, self.given = pipe, requests, requests[0], given
-        self.cond = pipe.encode_text([r.prompt for r in requests])
-        self.uncond = pipe.encode_text([r.negative_prompt for r in requests])
-        m = pipe.config.model
-        self.patch = (m.patch_spatial, m.patch_temporal)
-        self._packs: dict[bool, tuple[PackDenoiser, list[int]]] = {}
-        self._guide = None
-        if pipe.guide is not None:
-            self._guide = _Guided(pipe.guide, [replace(r, guidance=1.0) for r in requests], given)
-
-    def _denoiser(self, both: bool) -> tuple[PackDenoiser, list[int]]:
-        """For the conditional samples, or for conditional and unconditional ones; and each segment's sample number."""
-        if both not in self._packs:
-            texts = self.cond + self.uncond if both else self.cond
-            c, grid = self.pipe.config.model.in_channels, self.first.latent_grid
-            blank = torch.zeros(c, *grid)
-            given = 0 if self.given is None else self.given.shape[1]
-            draws = [Draw(f"{i:06d}", blank, t, self.first.fps, 1.0, blank, given) for i, t in enumerate(texts)]
-            layout = layout_of(self.pipe.config.model)
-            settings = PackSettings(
-                0, *self.patch, sigma_data=self.pipe.config.model.sigma_data,
-                token_multiple=layout.token_multiple(), text_multiple=layout.text_multiple(),
-            )  # fmt: skip
-            pack: Pack = pack_draws(draws, settings)
-            assert abs(float(pack.sigma[0]) - (CLEAN_SIGMA if given else 1.0)) < 1e-6
-            denoiser = PackDenoiser(self.pipe.chunks, pack, self.pipe.config.model.sigma_data, self.pipe.device)
-            self._packs[both] = denoiser, [int(k) for k in pack.keys]
-        return self._packs[both]
-
-    def with_given(self, x: torch.Tensor) -> torch.Tensor:
-        if self.given is None:
-            return x
-        x = x.clone()
-        x[:, :, : self.given.shape[1]] = self.given.to(x)
-        return x
-
-    def _evaluate(self, x: torch.Tensor, sigma: float, both: bool) -> torch.Tensor:
-        denoiser, order = self._denoiser(both)
-        n = len(x)
-        tokens = [patchify(x[i % n], *self.patch) for i in order]
-        padding = denoiser.pack.cu_q[-1] - sum(map(len, tokens))
-        packed = torch.cat([*tokens, x.new_zeros(padding, tokens[0].shape[1])])
-        D = denoiser(packed, sigma)
-        t, h, w = self.first.latent_grid
-        grid = (t // self.patch[1], h // self.patch[0], w // self.patch[0])
-        per = len(tokens[0])
-        out: list = [None] * len(order)
-        for segment, i in enumerate(order):
-            out[i] = unpatchify(D[segment * per : (segment + 1) * per], grid, *self.patch)
-        return torch.stack(out)
-
-    def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        level = float(sigma)
-        x = self.with_given(x)
-        if self._guide is not None:
-            D, D_guide = self._evaluate(x, level, both=False), self._guide._evaluate(x, level, both=False)
-            weight = samplers.guidance_at(level, self.first.guidance, self.first.guidance_interval)
-            return self.with_given(samplers.autoguidance(D, D_guide, weight))
-        weight = samplers.guidance_at(level, self.first.guidance, self.first.guidance_interval)
-        if weight == 1:
-            return self.with_given(self._evaluate(x, level, both=False))
-        D_cond, D_uncond = self._evaluate(x, level, both=True).chunk(2)
-        D = samplers.classifier_free(D_cond, D_uncond, weight)
-        if self.first.guidance_rescale:
-            D = samplers.rescale(D, D_cond, self.first.guidance_rescale)
-        return self.with_given(D)
-
-
-def _out_of_memory(r: Request, batch: int) -> str:
-    t, h, w = r.latent_grid
-    return (
-        f"out of GPU memory with {batch} clip(s) of {r.num_video_frames} frames at {r.height}x{r.width} "
-        f"({t * h * w // 4} tokens each, twice with guidance); lower --batch-size, --num-video-frames (each 4 frames cost "
-        f"{h * w // 4} tokens) or --height/--width, or raise --cp-size"
-    )
+        Tokenizers with `decode_windows` give a long clip piece by piece, so only bytes of it are ever whole.
+        """
+        _, t, h, w = latent.shape
+        latent = latent[None].float().to(self.device)
+        frames, done = np.empty((1 + 4 * (t - 1), 8 * h, 8 * w, 3), np.uint8), 0
+        windows = getattr(self.tokenizer, "decode_windows", None)
+        for pixels in windows(latent) if windows else [self.tokenizer.decode(latent)]:
+            piece = ((pixels[0].float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte()
+            frames[done : done + piece.shape[1]] = piece.permute(1, 2, 3, 0).numpy()
+            done += piece.shape[1]
+        assert done == len(frames), (done, len(frames))
+        return frames
 
 
 # ---- command line -------------------------------------------------------------------------------------------------
 
 
-def parse(argv: list[str] | None):
-    p = ArgumentParser(prog="dfm generate", description="Draw clips from a trained DiT.")
-    p.add_argument("--checkpoint-path", required=True, help="run folder, iter_* folder or exported file")
-    p.add_argument("--prompt", action="append", default=[], help="repeat for several")
-    p.add_argument("--prompts-file", help=".txt with a prompt a line, or .jsonl with settings per line")
-    p.add_argument("--negative-prompt", default="", help="what to move away from; empty: the empty caption")
-    p.add_argument("--height", type=int, default=64, help="px, divisible by 16")
-    p.add_argument("--width", type=int, default=64, help="px, divisible by 16")
-    p.add_argument("--num-video-frames", type=int, default=1, help="pixel frames, 1 + 4k; 1 gives a PNG")
-    p.add_argument("--fps", type=float, default=12.0, help="frames per second of the file, which the model is told too")
-    p.add_argument("--num-steps", type=int, default=35)
-    p.add_argument("--guidance", type=float, default=7.0,
-                   help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt")  # fmt: skip
-    p.add_argument(
-        "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts"
-    )
-    p.add_argument(
-        "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
-    )
-    p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
-    p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
-    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES))
-    p.add_argument("--sigma-min", type=float, default=0.002)
-    p.add_argument("--sigma-max", type=float, default=80.0)
-    p.add_argument("--rho", type=float, default=7.0)
-    p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--init-image", help="first frame (models trained with dataset.condition_frames_prob)")
-    p.add_argument("--init-video", help="start from this clip, noised")
-    p.add_argument("--strength", type=float, default=0.6, help="share of the steps that is run with --init-video")
-    p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
-    p.add_argument("--batch-size", type=int, default=16, help="clips drawn together; does not change the result")
-    p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
-    p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")
-    p.add_argument("--pp-size", type=int, default=1, help="processes that share the layers")
-    p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="tokenizer file or folder")
-    p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
-    p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
-    p.add_argument("--video-save-path", default="out.mp4")
-    p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
-    p.add_argument("--overwrite", action="store_true", help="replace existing files")
-    return p.parse_args(argv)
+def _interrupt_on_sigterm():
+    """End on SIGTERM as on Ctrl-C: torchrun sends it to the processes that are left. Returns the handler there was."""
 
+    def interrupt(*_signal) -> None:
+        raise KeyboardInterrupt
 
-REQUEST_FLAGS = (
-    "negative_prompt", "height", "width", "num_video_frames", "fps", "num_steps", "guidance", "guidance_interval",
-    "guidance_rescale", "sampler", "schedule", "sigma_min", "sigma_max", "rho", "seed", "init_image", "init_video", "strength",
-)  # fmt: skip
-
-
-def requests_of(args) -> list[Request]:
-    """Prompts of the command line, then those of the file; a JSONL line may set any field of `Request`."""
-    common = {k: getattr(args, k) for k in REQUEST_FLAGS}
-    if common["guidance_interval"]:
-        common["guidance_interval"] = tuple(common["guidance_interval"])
-    lines: list[dict] = [{"prompt": p} for p in args.prompt]
-    if args.prompts_file:
-        lines += _read_prompts(Path(args.prompts_file))
-    if not lines:
-        raise ValueError("there is nothing to draw: give --prompt TEXT or --prompts-file FILE")
-    requests = [Request(**{**common, **line, "index": line.get("index", i)}) for i, line in enumerate(lines)]
-    for r in requests:
-        r.check()
-    return requests
-
-
-def _read_prompts(path: Path) -> list[dict]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no prompts file {path}")
-    text = path.read_text(encoding="utf-8").splitlines()
-    if path.suffix != ".jsonl":
-        return [{"prompt": line.strip()} for line in text if line.strip()]
-    known, out = set(Request.__dataclass_fields__), []
-    for number, line in enumerate(text, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-        unknown = set(record) - known
-        if unknown or "prompt" not in record:
-            what = f"unknown {', '.join(sorted(unknown))}" if unknown else "no prompt"
-            raise ValueError(
-                f"{path}, line {number}: {what}; a line has a prompt and may set {', '.join(sorted(known))}"
-            )
-        if record.get("guidance_interval"):
-            record["guidance_interval"] = tuple(record["guidance_interval"])
-        out.append(record)
-    return out
-
-
-def output_path(base: Path, request: Request, many: bool) -> Path:
-    """NAME.mp4 for one prompt in one process, else idx=I_rank=R_NAME.mp4; .png for one frame."""
-    suffix = ".png" if request.num_video_frames == 1 else ".mp4"
-    name = f"idx={request.index}_rank={parallel.rank()}_{base.stem}" if many else base.stem
-    return base.with_name(name + suffix)
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, interrupt)
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
+    if args.overwrite and args.skip_existing:
+        raise ValueError("give --overwrite or --skip-existing, not both")
     requests = requests_of(args)
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
-    checkpoint.find_weights(args.checkpoint_path)  # a wrong path is said before anything starts
+    digest = checkpoint.identity(args.checkpoint_path)  # a wrong path is said before anything starts
+    guide = checkpoint.identity(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None
+    check_replay(args, requests, digest, ema, guide)
     parallel.init(layout)
-    pipe = Pipeline.from_checkpoint(
-        args.checkpoint_path, ema, layout, args.tokenizer_path, args.text_encoder_path, args.autoguidance_checkpoint
-    )
     dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     writes = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0
     writes = writes and parallel.is_last_pipeline_stage()
     base = Path(args.video_save_path).expanduser().absolute()
     base.parent.mkdir(parents=True, exist_ok=True)
     many = len(requests) > 1 or "RANK" in os.environ
-    mine = requests[dp_rank::dp_size]
-    paths = [output_path(base, r, many) for r in mine]
-    existing = [p for p in paths if p.exists()]
+    work = [(output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
+    if args.skip_existing:
+        work = [(p, r) for p, r in work if not finished_before(p, r, digest, ema, guide)]
+    existing = [p for p, _ in work if p.exists()]
     if existing and not args.overwrite:
-        raise FileExistsError(f"{existing[0]} exists; pass --overwrite or choose another --video-save-path")
-    digest = checkpoint.identity(args.checkpoint_path)
-    started = time.monotonic()
-    for i, result in pipe.run(mine, args.batch_size, progress=parallel.rank() == 0):
+        raise FileExistsError(
+            f"{existing[0]} exists; pass --overwrite, --skip-existing (if an earlier run of this command made it), or choose another "
+            "--video-save-path"
+        )
+    pipe = Pipeline.from_checkpoint(
+        args.checkpoint_path, ema, layout, args.tokenizer_path, args.text_encoder_path, args.autoguidance_checkpoint
+    )
+    pipe.memory_check = not args.no_memory_check
+    about = {
+        "layout": str(layout), "mixed_precision": pipe.config.mixed_precision, "tokenizer": pipe.manifest["tokenizer"],
+        "text_encoder": pipe.manifest["text_encoder"], "autoguidance_checkpoint": guide, "dfm_nb": __version__,
+        "torch": torch.__version__,
+    }  # fmt: skip
+    started, finished = time.monotonic(), []
+    before = _interrupt_on_sigterm()
+    try:
+        for i, result in pipe.run([r for _, r in work], args.batch_size, progress=parallel.rank() == 0):
+            if writes:
+                path = work[i][0]
+                save(result, path, digest, ema, time.monotonic() - started, args.save_latents, about)
+                finished.append(path)
+                print(f"[INFO] wrote {path}", flush=True)
+    except KeyboardInterrupt:
         if writes:
-            save(result, paths[i], digest, ema, time.monotonic() - started, args.save_latents)
-            print(f"[INFO] wrote {paths[i]}", flush=True)
+            names = ", ".join(p.name for p in finished) or "none"
+            print(f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: {names}; run the same command with "
+                  "--skip-existing for the rest", flush=True)  # fmt: skip
+        return 130
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     parallel.shutdown()
     return 0
-
-
-def save(
-    result: Generated, path: Path, checkpoint_identity: dict, ema, elapsed_s: float, latents: bool = False
-) -> None:
-    """The clip and, beside it, NAME.json with what it takes to make it again (and its latent, float32 [C, T, H, W])."""
-    if latents:
-        save_file({"latent": result.latent.contiguous()}, path.with_suffix(path.suffix + ".safetensors"))
-    if result.request.num_video_frames == 1:
-        video.write_png(path, result.frames[0])
-    else:
-        video.write_mp4(path, result.frames, result.request.fps)
-    record = {
-        **asdict(result.request), "checkpoint": checkpoint_identity, "ema": ema, "elapsed_s": round(elapsed_s, 3),
-        "latent_sha256": hashlib.sha256(result.latent.numpy().tobytes()).hexdigest(),
-    }  # fmt: skip
-    path.with_suffix(path.suffix + ".json").write_text(json.dumps(record, indent=1))
 
 
 if __name__ == "__main__":

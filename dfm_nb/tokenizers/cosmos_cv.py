@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -102,13 +103,15 @@ class CosmosCV:
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
+        return torch.cat(list(self.decode_windows(latents)), 2)
+
+    def decode_windows(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        """`decode` in pieces along time, one window's frames each."""
         if latents.ndim != 5 or latents.shape[1] != CHANNELS:
             raise ValueError(f"latents must be [B, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
-        parts = []
         for start, stop, drop in _windows(latents.shape[2], WINDOW_LATENTS, OVERLAP_LATENTS):
             frames = self._tiled("decoder", latents[:, :, start:stop], 1, SPATIAL)
-            parts.append(frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :])
-        return torch.cat(parts, 2)
+            yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
 
     def _tiled(self, name: str, x: torch.Tensor, unit_in: int, unit_out: int) -> torch.Tensor:
         """Run a half, in spatial tiles when asked; `unit` is the size of a latent pixel in the input and in the output."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -119,6 +119,10 @@ class PCATokenizer:
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w], in [-1, 1] where the input was."""
+        return torch.cat(list(self.decode_windows(latents)), 2)
+
+    def decode_windows(self, latents: torch.Tensor, size: int = 4) -> Iterator[torch.Tensor]:
+        """`decode` in pieces along time: the first frame, then those of `size` latents at a time."""
         if latents.ndim != 5 or latents.shape[1] != CHANNELS:
             raise ValueError(f"latents must be [B, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
         z, p = rearrange(latents.float(), "b c t h w -> b t h w c"), self._on_device
@@ -126,14 +130,12 @@ class PCATokenizer:
         def lift(kind, codes):
             return (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
 
-        first = rearrange(lift("image", z[:, :1]), "b 1 h w (c p q) -> b c 1 (h p) (w q)", c=3, p=SPATIAL, q=SPATIAL)
-        if z.shape[1] == 1:
-            return first
-        rest = rearrange(
-            lift("video", z[:, 1:]),
-            "b t h w (c s p q) -> b c (t s) (h p) (w q)", c=3, s=TEMPORAL, p=SPATIAL, q=SPATIAL,
-        )  # fmt: skip
-        return torch.cat((first, rest), 2)
+        yield rearrange(lift("image", z[:, :1]), "b 1 h w (c p q) -> b c 1 (h p) (w q)", c=3, p=SPATIAL, q=SPATIAL)
+        for start in range(1, z.shape[1], size):
+            yield rearrange(
+                lift("video", z[:, start : start + size]),
+                "b t h w (c s p q) -> b c (t s) (h p) (w q)", c=3, s=TEMPORAL, p=SPATIAL, q=SPATIAL,
+            )  # fmt: skip
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer's file; `path` may be a folder."""

@@ -1,0 +1,150 @@
+"""Image-to-video, video-to-video and autoguidance, end to end; on a model trained with dataset.condition_frames_prob."""
+
+import numpy as np
+import pytest
+import torch
+
+from dfm_nb.generate import Pipeline, Request
+from dfm_nb.guided import GuidedDenoiser
+from dfm_nb.samplers import karras_sigmas, sample_euler
+from dfm_nb.video import write_mp4, write_png
+from tests import tiny_run
+
+FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 9}
+
+
+@pytest.fixture(scope="module")
+def conditioned_checkpoint(tiny_data):
+    return tiny_run.train(
+        tiny_data, tiny_data.parent / "conditioned", "dataset.condition_frames_prob=0.5", "rng.seed=3"
+    )
+
+
+@pytest.fixture(scope="module")
+def conditioned(conditioned_checkpoint, tiny_pipe):
+    return Pipeline.from_checkpoint(conditioned_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    """A PNG of smooth colours, 64 x 96 px."""
+    y, x = np.mgrid[0:64, 0:96]
+    path = tmp_path_factory.mktemp("picture") / "first.png"
+    write_png(path, np.stack([y * 4, x * 2, np.full_like(x, 90)], -1).astype(np.uint8))
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m_sde", "unipc"])
+def test_given_image_stays_the_first_frame(conditioned, picture, sampler):
+    requests = [Request(p, index=i, init_image=picture, sampler=sampler, **FAST) for i, p in enumerate("ab")]
+    latents = conditioned.sample_latents(requests)
+    given = conditioned._given_frames(requests)
+    assert given.shape == (16, 1, 4, 6)
+    assert torch.equal(latents[0][:, :1], given) and torch.equal(latents[1][:, :1], given)
+    assert not torch.allclose(latents[0][:, 1:], latents[1][:, 1:])
+    frames = conditioned.decode(latents[0])
+    assert (frames[0] == conditioned.decode(given)[0]).all(), "and comes out as the tokenizer codes it"
+
+
+@pytest.mark.slow
+def test_later_frames_see_the_given_one(conditioned, picture, tmp_path):
+    write_png(tmp_path / "black.png", np.zeros((32, 48, 3), np.uint8))
+    one, other = (
+        conditioned.sample_latents([Request("a", init_image=p, **FAST)]) for p in (picture, str(tmp_path / "black.png"))
+    )
+    assert (one[:, :, 1:] - other[:, :, 1:]).abs().mean() > 1e-3
+
+
+@pytest.mark.slow
+def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture):
+    """The network is told CLEAN_SIGMA for the given frame and the sampler's sigma for the others."""
+    request = Request("a", init_image=picture, **FAST)
+    guided = GuidedDenoiser(conditioned, [request], conditioned._given_frames([request]))
+    seen = []
+    run = type(guided._denoiser(True)[0])._run
+
+    def spy(self, inputs, shape):
+        seen.append((inputs.c_noise.unique().tolist(), inputs.row.clone()))
+        return run(self, inputs, shape)
+
+    guided._denoiser(True)[0]._run = spy.__get__(guided._denoiser(True)[0])
+    x = torch.randn(1, 16, 3, 4, 6, dtype=torch.float64)
+    guided(x, torch.tensor(5.0))
+    levels, rows = seen[0]
+    assert len(levels) == 2, "two levels: of the given frame and of the others"
+    per_frame = 2 * 3
+    assert len(rows[:per_frame].unique()) == 1 and rows[0] != rows[per_frame]
+
+
+@pytest.mark.slow
+def test_loss_is_not_counted_on_given_frames(conditioned):
+    """Corrupting the network's output there changes nothing; on the other frames it does."""
+    from dfm_nb.dataset import Draw, PackSettings, pack_draws
+    from dfm_nb.denoiser import forward
+
+    g = torch.Generator().manual_seed(0)
+    latent, noise = torch.randn(16, 3, 4, 6, generator=g), torch.randn(16, 3, 4, 6, generator=g)
+    text = conditioned.empty_text
+    pack = pack_draws([Draw("a", latent, text, 12.0, 1.0, noise, clean_frames=1)], PackSettings(0))
+    with torch.no_grad():
+        output, loss_of = forward(conditioned.chunks[0], pack, 0.5, conditioned.device)
+    per_frame = 2 * 3
+
+    def counted(out):
+        losses = loss_of(out)
+        return (losses.loss * losses.mask).sum()
+
+    spoilt = output.clone()
+    spoilt[:per_frame] += 10
+    assert torch.equal(counted(spoilt), counted(output))
+    spoilt[per_frame:] += 10
+    assert counted(spoilt) > 10 * counted(output)
+
+
+@pytest.mark.slow
+def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
+    """The start is the clip's latent plus noise at the level where `strength` cuts the schedule, bit for bit."""
+    frames = np.random.default_rng(0).integers(0, 255, (9, 32, 48, 3)).astype(np.uint8)
+    write_mp4(tmp_path / "in.mp4", frames, 12, crf=1)
+    request = Request(
+        "a", init_video=str(tmp_path / "in.mp4"), strength=0.5, sampler="euler", **{**FAST, "num_steps": 6}
+    )
+    sigmas = karras_sigmas(6)[3:]
+    assert torch.equal(request.sigmas(), sigmas)
+    from dfm_nb.parallel import generator_for
+
+    start = conditioned._start_latents([request])[0]
+    noise = torch.randn(start.shape, generator=generator_for("sample", 1, 0), dtype=torch.float64)
+    want = sample_euler(GuidedDenoiser(conditioned, [request], None), (start + sigmas[0] * noise)[None], sigmas)
+    assert torch.equal(conditioned.sample_latents([request]), want)
+
+
+@pytest.mark.slow
+def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):
+    write_mp4(tmp_path / "in.mp4", np.zeros((5, 32, 48, 3), np.uint8), 12)
+    with pytest.raises(ValueError, match="has 5 frames; --num-video-frames asks for 9"):
+        conditioned.sample_latents([Request("a", init_video=str(tmp_path / "in.mp4"), **FAST)])
+    for flag in ("init_video", "init_image"):
+        with pytest.raises(FileNotFoundError, match=f"there is no file .*nowhere.mp4 .--{flag.replace('_', '-')}"):
+            conditioned(["a"], **{flag: str(tmp_path / "nowhere.mp4")}, **FAST)
+
+
+@pytest.mark.slow
+def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_checkpoint, tiny_pipe, tiny_checkpoint):
+    guided = Pipeline.from_checkpoint(tiny_checkpoint, guide=conditioned_checkpoint)
+    x, sigma = torch.randn(2, 16, 3, 4, 6, dtype=torch.float64), torch.tensor(1.5)
+
+    def estimate(pipe, guidance, **settings):
+        requests = [
+            Request(p, index=i, **{**FAST, "guidance": guidance, **settings}) for i, p in enumerate(("red", "blue"))
+        ]
+        return GuidedDenoiser(pipe, requests, None)(x, sigma)
+
+    main, weak = estimate(tiny_pipe, 1.0), estimate(conditioned, 1.0)
+    torch.testing.assert_close(estimate(guided, 2.5), weak + 2.5 * (main - weak), rtol=1e-6, atol=1e-6)
+    assert torch.equal(estimate(guided, 2.5, guidance_interval=(2.0, 9.0)), main), "outside the interval there is none"
+    rescaled = estimate(guided, 2.5, guidance_rescale=1.0)
+    torch.testing.assert_close(rescaled.flatten(1).std(1), main.flatten(1).std(1))
+    with pytest.raises(ValueError, match="--negative-prompt and --autoguidance-checkpoint both"):
+        estimate(guided, 2.5, negative_prompt="night")

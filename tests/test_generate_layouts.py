@@ -1,0 +1,61 @@
+"""Eight prompts give the same latents for any batch size, number of processes and layout."""
+
+import pytest
+import torch
+
+from tests.conftest import run_ranks
+
+COLOURS = ("red", "blue", "green", "white", "orange", "purple", "yellow", "pink")
+PROMPTS = [f"a {c} butterfly over a meadow{' at night' * (i % 3)}" for i, c in enumerate(COLOURS)]
+FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 5, "sampler": "unipc"}
+
+
+def draw(run, layout: tuple[int, int, int], batch_size: int) -> dict[int, torch.Tensor]:
+    """Latents by prompt index, of this rank."""
+    from dfm_nb import parallel
+    from dfm_nb.generate import Pipeline, Request
+    from dfm_nb.parallel import Layout, mpu
+
+    layout = Layout(*layout)
+    parallel.init(layout, timeout_s=60)
+    pipe = Pipeline.from_checkpoint(run, layout=layout)
+    requests = [Request(p, index=i, **FAST) for i, p in enumerate(PROMPTS)]
+    mine = requests[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
+    return {mine[i].index: g.latent for i, g in pipe.run(mine, batch_size)}
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_checkpoint):
+    (latents,) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), 8)
+    assert sorted(latents) == list(range(8))
+    return latents
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "world, layout, batch_size",
+    [(1, (1, 1, 1), 1), (1, (1, 1, 1), 4), (2, (1, 1, 1), 1), (2, (1, 1, 1), 4), (2, (1, 1, 2), 1), (2, (1, 1, 2), 4),
+     (2, (2, 1, 1), 4), (2, (1, 2, 1), 4), (4, (1, 1, 2), 3)],
+    ids=["batch 1", "batch 4", "DP2 batch 1", "DP2 batch 4", "CP2 batch 1", "CP2 batch 4", "TP2", "PP2", "CP2xDP2 batch 3"],
+)  # fmt: skip
+def test_eight_prompts_give_the_same_latents(tiny_checkpoint, expected, world, layout, batch_size):
+    ranks = run_ranks(world, draw, tiny_checkpoint, layout, batch_size)
+    for latents in ranks:
+        for i, latent in latents.items():
+            torch.testing.assert_close(latent, expected[i], rtol=1e-4, atol=1e-4)
+    assert {i for latents in ranks for i in latents} == set(range(8))
+    shares = world // (layout[0] * layout[1] * layout[2])
+    assert all(len(latents) == 8 // shares for latents in ranks), "data-parallel ranks share the prompts"
+
+
+@pytest.mark.slow
+def test_one_layout_is_bit_exact(tiny_checkpoint, expected):
+    (again,) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), 8)
+    assert all(torch.equal(again[i], expected[i]) for i in range(8))
+
+
+@pytest.mark.slow
+def test_prompts_differ(expected):
+    """What the comparisons above are worth: another prompt or another place in the list changes a latent by far more."""
+    distance = [float((expected[i] - expected[0]).abs().mean()) for i in range(1, 8)]
+    assert min(distance) > 0.05

@@ -1,0 +1,34 @@
+"""Runs of three iterations on a small synthetic set: weights mean nothing (but are far from zero), everything else is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import run_ranks
+
+SIZE = [
+    "model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "train.train_iters=3", "train.global_batch_size=1",
+    "dataset.task_encoder_seq_length=160", "scheduler.lr_warmup_iters=1", "optimizer.lr=0.02", "train.eval_interval=0",
+]  # fmt: skip
+
+
+def prepare(folder: Path) -> Path:
+    """30 pictures and 4 clips of short side 32 px."""
+    from dfm_nb.prepare import main
+
+    argv = ["--source", "synthetic", "--num-images", "30", "--num-clips", "4", "--short-side", "32"]
+    assert main([*argv, "--output-dir", str(folder)]) == 0
+    return folder
+
+
+def train(data: Path, run: Path, *overrides: str) -> Path:
+    """In a process of its own; returns the run folder."""
+    argv = ["--recipe", "demo", "--dataset-path", str(data), "--run-dir", str(run), *SIZE, *overrides]
+    assert run_ranks(1, _train, argv) == [0]
+    return run
+
+
+def _train(argv: list[str]) -> int:
+    from dfm_nb.train import main
+
+    return main(argv)
