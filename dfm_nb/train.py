@@ -109,13 +109,14 @@ class Validation:
             first += size
 
     def run(self) -> dict[str, object]:
-        """val_loss and val_loss_by_sigma of the weights, and val_loss_ema of each average."""
+        """val_loss and val_loss_by_sigma of the weights, and the same of each average (val_loss_ema_0.1, ...)."""
         raw = self.trainer.evaluate(self.packs, self.index, self.num_sigmas)
         record = {"val_loss": raw["loss"], "val_loss_by_sigma": raw["by_sigma"], "val_sigmas": self.sigmas.tolist()}
         for sigma_rel in self.trainer.ema.sigma_rels:
             with self.trainer.ema.applied(sigma_rel):
                 result = self.trainer.evaluate(self.packs, self.index, self.num_sigmas)
             record[f"val_loss_ema_{sigma_rel:g}"] = result["loss"]
+            record[f"val_loss_ema_{sigma_rel:g}_by_sigma"] = result["by_sigma"]
         return record
 
 
@@ -124,7 +125,7 @@ class Training:
 
     def __init__(self, resolved: cfg.Resolved, run: Run, store):
         self.resolved, self.config, self.run = resolved, resolved.config, run
-        self.rank = parallel.rank()
+        self.rank, self.config_yaml = parallel.rank(), cfg.to_yaml(resolved)
         self.trainer = Trainer(self.config)
         self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
         c = self.config.checkpoint
@@ -135,7 +136,7 @@ class Training:
         self.iteration = self.skipped_in_a_row = self.skipped = 0
         self.validation: Validation | None = None
         self.metrics = Metrics(run.metrics_file) if self.rank == 0 else None
-        self.loggers = Loggers(self.config.logger, run, {"config": cfg.to_yaml(resolved)}) if self.rank == 0 else None
+        self.loggers = Loggers(self.config.logger, run, {"config": self.config_yaml}) if self.rank == 0 else None
         self.stop = StopRequest(self.config.train.exit_on_signal)
         self.elapsed_s = 0.0
         limit_s, world = self.config.dist.hang_timeout_s, dist.get_world_size()
@@ -173,7 +174,7 @@ class Training:
             "data": self.loader.state(), "consumed_samples": self.loader.state()["samples"],
             "consumed_tokens": self.loader.state()["tokens"],
         }  # fmt: skip
-        self.writer.save(self.trainer.pieces(), self.iteration, state, cfg.to_yaml(self.resolved), self.assets)
+        self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, self.assets)
 
     def validate(self, val_store) -> dict[str, object]:
         if self.validation is None:
@@ -196,13 +197,21 @@ class Training:
         )  # fmt: skip
         with t.ema.applied(max(t.ema.sigma_rels)) if t.ema.sigma_rels else contextlib.nullcontext():
             ((_, result),) = self._pipeline.run([request])
-        if mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0:
-            if parallel.is_last_pipeline_stage():
-                base = self.run.sample_folder(self.iteration) / "sample.mp4"
-                path = output_path(base, request, many=True)
-                save(result, path, {"run": self.run.name, "iteration": self.iteration}, "validation", 0.0)
-                if self.loggers is not None:
-                    self.loggers.sample(self.iteration, result.frames, v.fps, prompt, path)
+        done = None
+        if (
+            mpu.get_tensor_model_parallel_rank()
+            == mpu.get_context_parallel_rank()
+            == mpu.get_pipeline_model_parallel_rank()
+            == 0
+        ):
+            path = output_path(self.run.sample_folder(self.iteration) / "sample.mp4", request, many=True)
+            save(result, path, {"run": self.run.name, "iteration": self.iteration}, "validation", 0.0)
+            done = request.index, prompt, str(path)
+        everyone: list = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, done)
+        if self.loggers is not None:
+            for index, caption, path in filter(None, everyone):
+                self.loggers.sample(self.iteration, index, caption, Path(path))
 
     def loop(self, val_store) -> int:
         """Train to `train.train_iters`; returns the exit code."""
@@ -310,7 +319,9 @@ class Training:
 
     def _write(self, record: dict, kind: str = "train") -> None:
         if kind == "val":
-            averaged = ", ".join(f"{k[9:]} {v:.4f}" for k, v in record.items() if k.startswith("val_loss_ema"))
+            averaged = ", ".join(
+                f"{k[9:]} {v:.4f}" for k, v in record.items() if k.startswith("val_loss_ema") and isinstance(v, float)
+            )
             log.info("Validation at iteration %d: %.4f (%s)", self.iteration, record["val_loss"], averaged)
         if self.metrics is not None:
             self.metrics.write({"iteration": self.iteration, **record})
