@@ -139,6 +139,10 @@ class NotebookPage:
             index,
         )
 
+    def cell(self, index: int):
+        """A cell of the notebook that is in front (others may be open in hidden tabs)."""
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell").nth(index)
+
     def restart_kernel(self) -> None:
         """The menu's Restart Kernel, confirmed."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:restart-kernel'); }")

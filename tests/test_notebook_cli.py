@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -153,6 +154,18 @@ def test_lab_copies_the_notebooks_once(tmp_path):
     mine = tmp_path / "notebooks" / "00_tour.ipynb"
     mine.write_text("mine")
     assert lab.provide(tmp_path / "notebooks") == 0 and mine.read_text() == "mine"
+
+
+def test_installed_package_brings_the_notebooks(tmp_path, monkeypatch):
+    root = Path(lab.__file__).parents[1]
+    files = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    assert files[lab.SHARE] == ["notebooks/*.ipynb"] and len(list(root.glob("notebooks/*.ipynb"))) == 6
+    monkeypatch.setattr(lab, "__file__", str(tmp_path / "site-packages/workbench/lab.py"))
+    monkeypatch.setattr(lab.sysconfig, "get_path", lambda _name: str(tmp_path))
+    assert lab.shipped() is None
+    (tmp_path / lab.SHARE).mkdir(parents=True)
+    (tmp_path / lab.SHARE / "00_tour.ipynb").write_text("{}")
+    assert lab.shipped() == tmp_path / lab.SHARE and lab.provide(tmp_path / "mine") == 1
 
 
 def _status(url: str) -> int:

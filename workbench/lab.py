@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import site
 import socket
 import sys
 import sysconfig
@@ -20,6 +21,8 @@ from workbench.place import FIRST, kernel_encryption
 
 DEFAULT_PORT = 8888
 HOST = "127.0.0.1"
+SHARE = "share/dfm_nb/notebooks"
+"""Where the wheel puts the notebooks, below the environment's prefix (`data-files` in pyproject.toml)."""
 
 
 def parser() -> ArgumentParser:
@@ -91,7 +94,8 @@ def free_port(wanted: int | None) -> int:
 
 def shipped() -> Path | None:
     """The notebooks of this installation: beside the source tree, or under the environment's share/."""
-    for folder in (Path(__file__).parents[1] / "notebooks", Path(sysconfig.get_path("data"), "share/dfm_nb/notebooks")):
+    bases = (sysconfig.get_path("data"), site.getuserbase())
+    for folder in (Path(__file__).parents[1] / "notebooks", *(Path(base, SHARE) for base in bases)):
         if (folder / FIRST).is_file():
             return folder
     return None

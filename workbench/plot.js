@@ -13,7 +13,7 @@ function short(v) {
   const a = Math.abs(v);
   if (v === 0) return "0";
   if (a >= 1e5 || a < 1e-4) return v.toExponential(1);
-  return String(Number(v.toPrecision(3)));
+  return String(Number(v.toPrecision(4)));
 }
 
 function scale(values, log, from, to, pad) {
