@@ -10,6 +10,8 @@ and, for text, `text_corpus` (JSONL -> Megatron .bin/.idx) and `text_blend` (wei
 
 import warnings
 
+from dfm_nb import _megatron_import
+
 __version__ = "0.1.0"
 
 # megatron-core says at import what this project does without
@@ -18,3 +20,4 @@ warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distri
 warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
 warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)
 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)
+_megatron_import.install()
