@@ -1,11 +1,13 @@
-"""Memory that `dfm plan` estimates against the peak of real training steps, on CPU in fp32.
+"""Memory that `dfm plan` estimates against the peak of real training steps, on CPU.
 
-    python benchmarks/plan_memory.py [--sizes demo,DiT-S,DiT-B] [--tokens 1024,4096]
+    python benchmarks/plan_memory.py [--cases "DiT-S,1024,none,fp32 DiT-S,1024,full,bf16"]
 
 Each case is a fresh process: imports and a tiny model's step first (libraries load their kernels then), then the resident set is read, the peak
 counter is reset, the model is built and takes two steps on mock packs (the optimizer's state exists from the first on). Measured: peak minus the
 resident set before. glibc gives every freed block of 64 KiB or more back to the system (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_), so
-that the resident set is what is held and not what was. Prints a table, writes benchmarks/results/plan_memory.{json,md}.
+that the resident set is what is held and not what was. As a check on that, a second process reads the peak of torch's CPU allocator from the profiler's
+memory events, which counts tensors alone. Writes benchmarks/results/plan_memory.{json,md} after each case and goes on from what is there; fails when an
+estimate is more than 15 % off.
 """
 
 from __future__ import annotations
@@ -16,16 +18,23 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 OUT = Path(__file__).parent / "results" / "plan_memory"
-RECOMPUTE = ("none", "full")
+TOLERANCE = 0.15
 STEPS = 2
+CASES = (
+    "demo,1024,none,fp32 demo,1024,full,fp32 demo,4096,none,fp32 demo,4096,full,fp32 DiT-S,1024,none,fp32 DiT-S,1024,selective,fp32 "
+    "DiT-S,1024,full,fp32 DiT-S,1024,none,bf16 DiT-S,1024,full,bf16 DiT-S,4096,none,fp32 DiT-S,4096,full,fp32 DiT-B,1024,none,fp32 "
+    "DiT-B,1024,full,fp32 DiT-L,512,full,fp32"
+)
+"""size, tokens of a pack, recompute, precision"""
 
 
-def settings(size: str, tokens: int, recompute: str) -> list[str]:
+def settings(size: str, tokens: int, recompute: str, precision: str = "fp32") -> list[str]:
     return [
-        f"model.size={size}", "mixed_precision=fp32", "dataset.mock=true", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5",
+        f"model.size={size}", f"mixed_precision={precision}", "dataset.mock=true", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5",
         f"dataset.task_encoder_seq_length={tokens}", "train.global_batch_size=1", "train.caption_dropout=0",
         f"model.recompute_granularity={'null' if recompute == 'none' else recompute}",
     ]  # fmt: skip
@@ -55,8 +64,8 @@ def take_steps(overrides: list[str], steps: int):
     return config, pack, len(SegmentLayout(pack.cu_q, pack.cu_q).runs)
 
 
-def measure(size: str, tokens: int, recompute: str) -> dict:
-    """In this process; see the module's header."""
+def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -> dict:
+    """In this process; see the module's header. kind : "resident" or "allocated"."""
     import torch
 
     from dfm_nb import parallel, plan
@@ -64,40 +73,52 @@ def measure(size: str, tokens: int, recompute: str) -> dict:
 
     torch.set_num_threads(1)
     parallel.init()
-    take_steps(settings("tiny", 64, recompute), 1)
+    take_steps(settings("tiny", 64, recompute, precision), 1)
+    wanted = settings(size, tokens, recompute, precision)
+    if kind == "allocated":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            take_steps(wanted, STEPS)
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text())["traceEvents"]
+        return {"allocated": max(e["args"]["Total Allocated"] for e in events if e.get("name") == "[memory]")}
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counter starts again
-    config, pack, runs = take_steps(settings(size, tokens, recompute), STEPS)
+    config, pack, runs = take_steps(wanted, STEPS)
     peak = resident("VmHWM") - before
-    samples = len(pack.keys)
-    load = plan.Load(tokens, samples, round(len(pack.text) / samples), 1, 4, len(config.ema.sigma_rels), True, runs)
+    samples, number = len(pack.keys), 4 if precision == "fp32" else 2
+    load = plan.Load(
+        tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs
+    )
     estimate, _ = plan.memory(resolve_size(config.model), plan.Plan(recompute=recompute), load)
     parallel.shutdown()
     return {
-        "size": size, "tokens": tokens, "recompute": recompute, "parameters": parameter_count(config), "measured": peak,
-        "estimate": estimate.total, "activations": estimate.activations, "error": estimate.total / peak - 1,
+        "size": size, "tokens": tokens, "recompute": recompute, "precision": precision, "parameters": parameter_count(config),
+        "measured": peak, "estimate": estimate.total, "activations": estimate.activations, "error": estimate.total / peak - 1,
     }  # fmt: skip
 
 
-def run_case(size: str, tokens: int, recompute: str) -> dict:
+def run_case(size: str, tokens: int, recompute: str, precision: str = "fp32", kind: str = "resident") -> dict:
     """`measure` in a fresh process."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    argv = [sys.executable, __file__, "--case", f"{size},{tokens},{recompute}"]
+    argv = [sys.executable, __file__, "--case", f"{size},{tokens},{recompute},{precision},{kind}"]
     done = subprocess.run(argv, env=env, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{size} at {tokens} tokens, recompute {recompute}:\n{done.stderr}")
+        raise RuntimeError(f"{size} at {tokens} tokens, recompute {recompute}, {precision}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def table(rows: list[dict]) -> str:
     gib = 1 << 30
     lines = [
-        f"Peak memory of {STEPS} training steps, fp32, one CPU process ({platform.machine()}), a fresh process per case; GiB.",
-        "", "| model | tokens | recompute | measured | estimate | of it activations | estimate / measured - 1 |", "|---|---|---|---|---|---|---|",
+        f"Peak memory of {STEPS} training steps, one CPU process ({platform.machine()}), a fresh process per case; GiB.",
+        "", "| model | tokens | precision | recompute | resident | tensors alone | estimate | of it activations | estimate / resident - 1 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         lines.append(
-            f"| {r['size']} | {r['tokens']} | {r['recompute']} | {r['measured'] / gib:.3f} | {r['estimate'] / gib:.3f} "
+            f"| {r['size']} | {r['tokens']} | {r['precision']} | {r['recompute']} | {r['measured'] / gib:.3f} | {r['allocated'] / gib:.3f} | {r['estimate'] / gib:.3f} "
             f"| {r['activations'] / gib:.3f} | {r['error']:+.1%} |"
         )
     return "\n".join(lines)
@@ -114,25 +135,33 @@ def machine() -> dict:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="demo,DiT-S,DiT-B")
-    parser.add_argument("--tokens", default="1024,4096")
+    parser.add_argument("--cases", default=CASES, help="size,tokens,recompute,precision, with spaces between cases")
+    parser.add_argument("--again", action="store_true", help="measure anew what is there")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        size, tokens, recompute = args.case.split(",")
-        print(json.dumps(measure(size, int(tokens), recompute)))
-        return
-    cases = [(s, int(t), r) for s in args.sizes.split(",") for t in args.tokens.split(",") for r in RECOMPUTE]
-    rows = []
-    for case in cases:
-        rows.append(run_case(*case))
-        print(*case, f"{rows[-1]['error']:+.1%}", file=sys.stderr, flush=True)
+        size, tokens, recompute, precision, kind = args.case.split(",")
+        print(json.dumps(measure(size, int(tokens), recompute, precision, kind)))
+        return 0
+    path = OUT.with_suffix(".json")
+    rows = json.loads(path.read_text())["cases"] if path.exists() and not args.again else []
+    done = {(r["size"], r["tokens"], r["recompute"], r["precision"]) for r in rows}
+    for text in args.cases.split():
+        size, tokens, recompute, precision = text.split(",")
+        if (size, int(tokens), recompute, precision) in done:
+            continue
+        row = run_case(size, int(tokens), recompute, precision)
+        rows.append(row | run_case(size, int(tokens), recompute, precision, "allocated"))
+        print(text, f"{rows[-1]['error']:+.1%}", file=sys.stderr, flush=True)
+        OUT.with_suffix(".md").write_text(table(rows) + "\n")
+        path.write_text(json.dumps({"machine": machine(), "cases": rows}, indent=1) + "\n")
     print(table(rows))
-    OUT.with_suffix(".md").write_text(table(rows) + "\n")
-    OUT.with_suffix(".json").write_text(json.dumps({"machine": machine(), "cases": rows}, indent=1))
+    bad = [r for r in rows if abs(r["error"]) > TOLERANCE]
+    print(f"{len(rows) - len(bad)} passed, {len(bad)} failed")
+    return bool(bad)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -5,7 +5,7 @@
 The baseline is what the reference describes: an image is opened, resized twice, encoded alone, its caption is padded to 512 tokens and encoded alone,
 the padded embedding is pickled, and a WebDataset writer appends the sample. Both use the same tokenizer and text encoder, the same files and the same
 threads, interleaved in one process; loading the models is not counted. Text sizes are also counted for a T5-11B-sized embedding (1,024 values a token;
-random weights, as only the size matters). `--memory` runs whole preparations of 1,000 and 10,000 images. Writes benchmarks/results/prepare.{json,md}.
+random weights, as only the size matters). `--memory` instead runs whole preparations of 1,000 and 10,000 images. Writes benchmarks/results/prepare.{json,md}.
 """
 
 from __future__ import annotations
@@ -183,20 +183,28 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=240)
     parser.add_argument("--baseline-images", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", action="store_true", help="also 1,000 and 10,000 images")
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="only the memory of 1,000 and 10,000 images, added to the results there are",
+    )
+    parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    encoder = minilm.build()
-    result: dict = {
-        "machine": f"{len(os.sched_getaffinity(0))} x {cpu_name()}", "threads": torch.get_num_threads(),
-        "load_before": os.getloadavg()[0], "sizes": [compare(px, args, encoder) for px in (64, 256, 512)],
-    }  # fmt: skip
-    result["peak_mib_of_this_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    file = args.output_dir / "prepare.json"
+    result: dict = json.loads(file.read_text()) if file.exists() else {}
     if args.memory:
         result["memory"] = [peak_memory(n) for n in (1_000, 10_000)]
-    OUT.with_suffix(".json").write_text(json.dumps(result, indent=1))
-    OUT.with_suffix(".md").write_text(write_table(result))
+    else:
+        encoder = minilm.build()
+        result |= {
+            "machine": f"{len(os.sched_getaffinity(0))} x {cpu_name()}", "threads": torch.get_num_threads(),
+            "load_before": os.getloadavg()[0], "sizes": [compare(px, args, encoder) for px in (64, 256, 512)],
+        }  # fmt: skip
+        result["peak_mib_of_this_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    file.write_text(json.dumps(result, indent=1))
+    (args.output_dir / "prepare.md").write_text(write_table(result))
     print(write_table(result))
     return 0
 
