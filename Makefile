@@ -1,4 +1,4 @@
-# make demo | make lab | make test | make lint | make parallel-check | make chaos
+# make demo | make lab | make test | make lint | make docs | make parallel-check | make chaos | make bench | make bench-gpu
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo lab test lint setup parallel-check chaos clean
+.PHONY: demo lab test lint setup docs parallel-check chaos bench bench-gpu clean
 
 setup: $(STAMP)
 
@@ -31,11 +31,20 @@ lint: setup
 test: setup lint
 	$(BIN)/python -m pytest -q
 
+docs: setup
+	$(BIN)/python scripts/api_reference.py build/docs/api
+
 parallel-check: setup
 	$(BIN)/python benchmarks/parallel_check.py
 
 chaos: setup
 	$(BIN)/python benchmarks/chaos.py
+
+bench: setup
+	$(BIN)/python benchmarks/bench.py
+
+bench-gpu:  # from a bare checkout: whatever python has the dependencies
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/bench_gpu.py
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -111,19 +111,20 @@ class NotebookPage:
     page : Playwright's page. `run_all` and `run_cell` act as the menu does.
     """
 
-    READY = """() => {
+    READY = """(notebook) => {
         const app = window.jupyterapp, panel = app && app.shell.currentWidget;
+        if (!panel || !panel.context || panel.context.path !== notebook) return false;
         const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
         return Boolean(kernel && kernel.status === "idle" && panel.content && panel.content.widgets.length);
     }"""
 
     def __init__(self, page, server: LabServer, notebook: str):
-        self.page = page
+        self.page, self.notebook = page, notebook
         page.goto(server.url(f"lab/tree/{notebook}"))
         self.wait_idle()
 
     def wait_idle(self, timeout_s: float = 120) -> None:
-        self.page.wait_for_function(self.READY, timeout=timeout_s * 1000)
+        self.page.wait_for_function(self.READY, arg=self.notebook, timeout=timeout_s * 1000)
 
     def run_all(self) -> None:
         """Run > Run All Cells; returns at once."""

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import stat
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from dfm_nb import text_cli, text_weights
 from dfm_nb.text_index import Index
+from tests.docs_pages import Page, desk
 from tests.text_tokenizers import build, sample_text, save
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
+PAGE = Page("docs/text.md")
 
 # `hf download` without a network: it takes the same flags, and copies a tokenizer made here.
 HF = """#!/usr/bin/env bash
@@ -31,35 +25,25 @@ mkdir -p "$folder" && cp "$TINY_TOKENIZER"/* "$folder"
 """
 
 
-@pytest.fixture
-def desk(tmp_path):
-    """A folder with the page's inputs, and the environment to run its blocks in."""
+def make_inputs(folder):
+    """data/curated/*.jsonl of the page."""
     corpora = {"techpulse_corpus": 0, "news_articles": 1000, "tech_docs": 2000, "forums": 3000}
-    (tmp_path / "data" / "curated").mkdir(parents=True)
+    (folder / "data" / "curated").mkdir(parents=True)
     for name, seed in corpora.items():
         rows = [{"text": sample_text(seed + i, words=40), "source": name} for i in range(30)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / "data" / "curated" / f"{name}.jsonl").write_text(text)
-    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
-    (tmp_path / "bin").mkdir()
-    hf = tmp_path / "bin" / "hf"
-    hf.write_text(HF)
-    hf.chmod(hf.stat().st_mode | stat.S_IXUSR)
-    env = dict(os.environ, TINY_TOKENIZER=str(save(build("llama3"), tmp_path / "tiny")), OMP_NUM_THREADS="1")
-    env["PATH"] = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), env["PATH"]])
-    return tmp_path, env
+        (folder / "data" / "curated" / f"{name}.jsonl").write_text(text)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_block_of_the_page_runs(desk):
-    folder, env = desk
-    said = ""
-    for language, code in BLOCKS:
-        start = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
-        done = subprocess.run([*start, code], cwd=folder, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
-        said += done.stdout + done.stderr
+def test_every_block_of_the_page_runs(tmp_path):
+    folder = tmp_path
+    make_inputs(folder)
+    tiny = save(build("llama3"), folder / "tiny")
+    preload = ("dfm_nb.text_cli", "dfm_nb.text_train", "transformers", "matplotlib.pyplot")
+    with desk(folder, preload, hf=HF, TINY_TOKENIZER=str(tiny)) as here:
+        said = here.run_page(PAGE)
 
     prefix = folder / "data" / "megatron"
     counts = {n: Index.open(prefix / f"{n}_text_document").num_documents for n in ("techpulse", "news", "flawed")}
@@ -78,24 +62,23 @@ def test_every_block_of_the_page_runs(desk):
 
 
 def test_the_page_has_only_blocks_that_are_run():
-    assert {language for language, _ in BLOCKS} == {"bash", "python"} and len(BLOCKS) > 10
-    assert PAGE.count("```") == 2 * len(BLOCKS)
+    assert {language for language, _ in PAGE.fences} == {"bash", "python"} and len(PAGE.blocks) > 10
+    assert PAGE.text.count("```") == 2 * len(PAGE.blocks)
 
 
 def test_the_page_names_every_command_and_flag_of_preprocess(capsys):
     for command in text_cli.COMMANDS:
-        assert f"dfm text {command}" in PAGE
+        assert f"dfm text {command}" in PAGE.text
     with pytest.raises(SystemExit):
         text_cli.main(["preprocess", "--help"])
     flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
-    assert len(flags) > 12 and [f for f in sorted(flags) if f not in PAGE] == []
+    assert len(flags) > 12 and [f for f in sorted(flags) if f not in PAGE.text] == []
 
 
 def test_the_page_names_every_strategy():
     for strategy in text_weights.STRATEGIES:
-        assert strategy.split("[")[0].split(":")[0] in PAGE
+        assert strategy.split("[")[0].split(":")[0] in PAGE.text
 
 
 def test_links_of_the_page_lead_to_files():
-    links = [target for target in re.findall(r"\]\(([^)#]+)\)", PAGE)]
-    assert links and [t for t in links if not (ROOT / "docs" / t).resolve().exists()] == []
+    assert PAGE.links() and PAGE.missing_links() == []

@@ -73,6 +73,15 @@ def test_status_tells_progress_and_time_left(tmp_path):
     assert monitor.eta_s == pytest.approx(2.0 * 30)
     for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
         assert words in monitor.status()
+    assert monitor.state == "started elsewhere"
+
+
+def test_finished_run_of_a_command_line_is_called_finished(tmp_path):
+    write(tmp_path, *(record(i) for i in range(1, 5)))
+    (tmp_path / "config.yaml").write_text("train:\n  train_iters: 4\n")
+    monitor = Monitor(tmp_path)
+    monitor.read()
+    assert monitor.status().startswith("finished · iteration 4/4")
 
 
 def test_status_of_an_empty_folder_has_no_numbers(tmp_path):
@@ -155,7 +164,7 @@ def test_picture_carries_its_text(tmp_path):
     monitor = Monitor(tmp_path)
     page = monitor._repr_html_()
     assert monitor.png().startswith(b"\x89PNG")
-    assert 'alt="not started · iteration 29' in page and "training 0.03448 at 29" in page
+    assert 'alt="started elsewhere · iteration 29' in page and "training 0.03448 at 29" in page
     assert "<details>" in monitor.picture_html(folded=True) and "<details>" not in page
 
 

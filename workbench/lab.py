@@ -93,8 +93,8 @@ def free_port(wanted: int | None) -> int:
 
 
 def shipped() -> Path | None:
-    """The notebooks of this installation: beside the source tree, or under the environment's share/."""
-    bases = (sysconfig.get_path("data"), site.getuserbase())
+    """The notebooks of this installation: beside the source tree, under the environment's share/, or (pip --target) beside the package."""
+    bases = (sysconfig.get_path("data"), site.getuserbase(), Path(__file__).parents[1])
     for folder in (Path(__file__).parents[1] / "notebooks", *(Path(base, SHARE) for base in bases)):
         if (folder / FIRST).is_file():
             return folder

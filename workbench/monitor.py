@@ -99,9 +99,17 @@ class Monitor:
         pace_s = (timed[-1]["elapsed_s"] - timed[0]["elapsed_s"]) / steps if steps > 0 else math.nan
         return pace_s * (self.train_iters - self.iteration) if pace_s > 0 else None
 
+    @property
+    def state(self) -> str:
+        """The job's; of a run that was not started from a notebook, what its metrics tell."""
+        state = self.job.state
+        if state == "not started" and self.iteration:
+            return "finished" if self.iteration == self.train_iters else "started elsewhere"
+        return state
+
     def status(self) -> str:
         """One line: state, iteration, loss, validation loss, learning rate, tokens/s, time left."""
-        last, state = self.reader.last, self.job.state
+        last, state = self.reader.last, self.state
         of = f"/{self.train_iters}" if self.train_iters else ""
         parts = [f"{state}", f"iteration {self.iteration}{of}"]
         for name, key, form in (
@@ -136,7 +144,7 @@ class Monitor:
         _set(
             self._bar,
             "bar_style",
-            {"finished": "success", "failed": "danger", "stopped": "warning"}.get(self.job.state, ""),
+            {"finished": "success", "failed": "danger", "stopped": "warning"}.get(self.state, ""),
         )
         text = f'<span role="status">{html.escape(self.status())}</span>'
         if self.reader.fault:

