@@ -2,7 +2,8 @@
 
     python benchmarks/guidance.py --checkpoint-path runs/demo/train [--num-prompts 128] [--classifier-cache FILE]
 
-What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: guidance.json and guidance.md.
+What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: guidance.json, guidance.md and
+guidance.png (the first samples of each negative prompt, from the same noise).
 A classifier fitted on real renders reads colour, background and pattern off each sample; frequencies come with 95 % Wilson intervals, their
 differences with Newcombe's interval. The arms of a comparison share prompts and starting noise.
 
@@ -26,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from dfm_nb import parallel
+from dfm_nb import parallel, video
 from dfm_nb.evaluate import MEASURED, load_classifier, unseen_attributes, wilson
 from dfm_nb.generate import Pipeline, Request
 from dfm_nb.sources import synthetic
@@ -54,15 +55,17 @@ def draw(pipe: Pipeline, prompts: list[str], name: str, **settings) -> list:
     return [done[i].frames for i in range(len(prompts))]
 
 
-def negative_prompts(pipe: Pipeline, judge, wanted: list[dict[str, str]]) -> dict:
-    """Frequencies of backgrounds that no prompt names, by negative prompt."""
+def negative_prompts(pipe: Pipeline, judge, wanted: list[dict[str, str]], sheet: list) -> dict:
+    """Frequencies of backgrounds that no prompt names, by negative prompt; the first samples of each go to `sheet`."""
     prompts, arms = [without_background(a) for a in wanted], {}
     for name, negative in (
         ("none", ""),
         ("at night", "A butterfly at night."),
         ("over a meadow", "A butterfly over a meadow."),
     ):
-        found = judge.predict(draw(pipe, prompts, f"negative prompt {name}", guidance=STRONG, negative_prompt=negative))
+        drawn = draw(pipe, prompts, f"negative prompt {name}", guidance=STRONG, negative_prompt=negative)
+        sheet += [(frames, f"negative prompt {name}: {p}") for frames, p in zip(drawn[:8], prompts)]
+        found = judge.predict(drawn)
         arms[name] = {b: sum(f["background"] == b for f in found) for b in synthetic.BACKGROUNDS}
     return arms
 
@@ -148,7 +151,8 @@ def main() -> None:
     pipe = Pipeline.from_checkpoint(args.checkpoint_path)
     judge = load_classifier(args.classifier_cache, 64)
     wanted = unseen_attributes(args.num_prompts, "still")
-    negative, interval = negative_prompts(pipe, judge, wanted), intervals(pipe, judge, wanted)
+    sheet: list = []
+    negative, interval = negative_prompts(pipe, judge, wanted, sheet), intervals(pipe, judge, wanted)
     result = {
         "num_prompts": args.num_prompts, "guidance": STRONG, "settings": SETTINGS, "negative": negative, "interval": interval,
         "comparisons": comparisons(negative, interval, args.num_prompts),
@@ -157,6 +161,8 @@ def main() -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "guidance.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.output_dir / "guidance.md").write_text(table(result))
+    pictures, captions = zip(*sheet)
+    video.write_png(args.output_dir / "guidance.png", video.contact_sheet(list(pictures), list(captions), columns=8))
     print(table(result))
     parallel.shutdown()
 

@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 # megatron-core says at import what this project does without
 warnings.filterwarnings("ignore", message=".*(Transformer Engine|TransformerEngine|Apex).*", category=UserWarning)
-warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"(megatron|torch\.distributed).*")
 warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
 warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)
 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)

@@ -27,7 +27,7 @@ def lean_imports() -> Iterator[None]:
     import torch
 
     absent = [name for name in LEFT_OUT if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # None: the import system raises ModuleNotFoundError
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: the import system raises ModuleNotFoundError
     compile_ = torch.compile
     if not torch.cuda.is_available():
         torch.compile = lambda model=None, **_: (lambda f: f) if model is None else model  # type: ignore[assignment]

@@ -92,6 +92,20 @@ def finished_before(path: Path, request: Request, checkpoint_identity: dict, ema
     return False
 
 
+def replay_verdict(prompts_file: str | None, path: Path) -> str:
+    """What to say of the clip at `path` if `prompts_file` is a sidecar with the hashes of its own: the same bits, or not."""
+    if not prompts_file or Path(prompts_file).suffix != ".json":
+        return ""
+    was, now = (json.loads(p.read_text()) for p in (Path(prompts_file), path.with_suffix(path.suffix + ".json")))
+    if "latent_sha256" not in was:
+        return ""
+    if was["latent_sha256"] == now["latent_sha256"]:
+        return f", bit for bit the clip of {prompts_file}"
+    changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
+    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "another machine, or a changed setting"
+    return f"; its latent differs from that of {prompts_file} ({said})"
+
+
 def check_replay(args, requests: list[Request], digest: dict, ema, guide: dict | None = None) -> None:
     """ValueError when --prompts-file is the sidecar of a clip that other weights, or another input, made.
 

@@ -69,17 +69,17 @@ def unseen_attributes(count: int, motion: str) -> list[dict[str, str]]:
             f"there are {most} unseen combinations to draw; got {count}; use --num-prompts {most} or fewer"
         )
     for i in range(count):
-        turn = i // len(triples)
-        species = synthetic.SPECIES[(i + turn) % len(synthetic.SPECIES)]
+        turn, place = divmod(i, len(triples))
+        species = synthetic.SPECIES[(place + turn) % len(synthetic.SPECIES)]  # another one in every turn
         posture = synthetic.POSTURES[(i // 3 + turn) % len(synthetic.POSTURES)]
-        out.append({**triples[i % len(triples)], "species": species, "posture": posture, "motion": motion})
+        out.append({**triples[place], "species": species, "posture": posture, "motion": motion})
     return out
 
 
 def _settings(args) -> dict:
     """What all requests share."""
     return {
-        "seed": args.seed, "num_steps": args.num_steps, "guidance": args.guidance, "sampler": args.sampler,
+        "seed": args.seed, "num_steps": args.num_steps, "guidance": args.guidance, "sampler": args.sampler, "schedule": args.schedule,
         "negative_prompt": args.negative_prompt,
         "guidance_interval": tuple(args.guidance_interval) if args.guidance_interval else None,
     }  # fmt: skip
@@ -175,7 +175,8 @@ def parse(argv: list[str] | None):
     p.add_argument("--guidance", type=float, default=2.0)
     p.add_argument("--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"))
     p.add_argument("--negative-prompt", default="")
-    p.add_argument("--sampler", default="heun")
+    p.add_argument("--sampler", default="heun", help="and the next: as in dfm generate")
+    p.add_argument("--schedule", default="karras")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
     p.add_argument("--classifier-cache", help="file that keeps the fitted classifier")

@@ -73,7 +73,8 @@ def _weighted_mmd(k_xx: np.ndarray, k_yy: np.ndarray, k_xy: np.ndarray, u: np.nd
     """The estimate with multiplicities u [n], v [m]; a sample is never paired with itself, nor with its copies."""
 
     def within(k: np.ndarray, w: np.ndarray) -> float:
-        return (w @ k @ w - (w**2) @ np.diag(k)) / (w.sum() ** 2 - (w**2).sum())
+        pairs = w.sum() ** 2 - (w**2).sum()
+        return (w @ k @ w - (w**2) @ np.diag(k)) / pairs if pairs else np.nan  # one sample, drawn every time
 
     return float(within(k_xx, u) + within(k_yy, v) - 2 * (u @ k_xy @ v) / (u.sum() * v.sum()))
 
@@ -139,7 +140,7 @@ def _bootstrap(
 
 
 def _interval(value: float, draws: np.ndarray) -> Estimate:
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.nanquantile(draws, [0.025, 0.975])
     return Estimate(float(value), float(low), float(high))
 
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from dfm_nb import __version__, checkpoint, parallel, plugins, samplers, sampling_memory, video
 from dfm_nb import config as cfg
 from dfm_nb.argv import guard
-from dfm_nb.clip_files import Generated, check_replay, finished_before, output_path, save
+from dfm_nb.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
 from dfm_nb.dataset import LatentStatistics, read_empty_text
 from dfm_nb.guided import GuidedDenoiser
 from dfm_nb.parallel import Layout, generator_for, mpu
@@ -386,7 +386,7 @@ def main(argv: list[str] | None = None) -> int:
                 path = work[i][0]
                 save(result, path, digest, ema, time.monotonic() - started, args.save_latents, about)
                 finished.append(path)
-                print(f"[INFO] wrote {path}", flush=True)
+                print(f"[INFO] wrote {path}{replay_verdict(args.prompts_file, path)}", flush=True)
     except KeyboardInterrupt:
         if writes:
             names = ", ".join(p.name for p in finished) or "none"

@@ -110,7 +110,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--width", type=int, default=64, help="px, divisible by 16")
     p.add_argument("--num-video-frames", type=int, default=1, help="pixel frames, 1 + 4k; 1 gives a PNG")
     p.add_argument("--fps", type=float, default=12.0, help="frames per second of the file, which the model is told too")
-    p.add_argument("--num-steps", type=int, default=35)
+    p.add_argument("--num-steps", type=int, default=35, help="steps; each is one evaluation, with heun two")
     p.add_argument("--guidance", type=float, default=7.0,
                    help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt")  # fmt: skip
     p.add_argument(
@@ -121,13 +121,13 @@ def parse(argv: list[str] | None):
     )
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
     p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
-    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES))
-    p.add_argument("--sigma-min", type=float, default=0.002)
-    p.add_argument("--sigma-max", type=float, default=80.0)
-    p.add_argument("--rho", type=float, default=7.0)
+    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES), help="how steps are spread")
+    p.add_argument("--sigma-min", type=float, default=0.002, help="last noise level before 0")
+    p.add_argument("--sigma-max", type=float, default=80.0, help="first noise level")
+    p.add_argument("--rho", type=float, default=7.0, help="of --schedule karras: larger, denser near sigma-min")
     p.add_argument("--sigmas", type=float, nargs="+", dest="sigma_levels", metavar="SIGMA",
                    help="noise levels instead of a schedule and --num-steps, decreasing to 0")  # fmt: skip
-    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--seed", type=int, default=1, help="decides the starting noise, with the place in the list")
     p.add_argument("--init-image", help="first frame (models trained with dataset.condition_frames_prob)")
     p.add_argument("--init-video", help="start from this clip, noised")
     p.add_argument("--strength", type=float, default=0.6, help="share of the steps that is run with --init-video")
@@ -139,7 +139,9 @@ def parse(argv: list[str] | None):
     p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="tokenizer file or folder")
     p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
     p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
-    p.add_argument("--video-save-path", default="out.mp4")
+    p.add_argument(
+        "--video-save-path", default="out.mp4", help="of one clip; several get idx=I_rank=R_ before the name"
+    )
     p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
     p.add_argument("--overwrite", action="store_true", help="replace existing files")
     p.add_argument(

@@ -31,7 +31,7 @@ prompts = [
     "A plain orange monarch flapping its wings in the sky.",
     "An eyespotted yellow morpho flapping its wings at night.",
 ]
-Gallery.of_guidance(pipe, prompts, guidance=(1, 2, 4), num_frames=9, height=64, width=64, seed=3)
+Gallery.of_guidance(pipe, prompts, guidance=(1, 2, 4), num_video_frames=9, num_steps=18, seed=3)
 """,
     "data": """
 from workbench import DatasetBrowser
@@ -39,6 +39,7 @@ from workbench import DatasetBrowser
 DatasetBrowser("demo/data").widget
 """,
 }
+ERROR = '[data-mime-type="application/vnd.jupyter.error"]'
 SHOWN = {"monitor": ".dfm-monitor .dfm-plot path", "gallery": "video", "data": ".dfm-browser [role=status]"}
 
 
@@ -59,7 +60,7 @@ def take(project: Path, private: Path, output: Path) -> None:
             notebook = NotebookPage(page, server, f"{name}.ipynb")
             notebook.hide_sides()
             notebook.run_cell(0)
-            notebook.cell(0).locator(SHOWN[name]).first.wait_for(timeout=300_000)
+            notebook.cell(0).locator(f"{SHOWN[name]}, {ERROR}").first.wait_for(timeout=300_000)
             notebook.wait_idle(300)
             page.wait_for_timeout(2000)  # images and videos are decoded
             if errors := notebook.errors():

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dfm_nb.argv import guard, torchrun_argv
-from dfm_nb.clip_files import output_path
+from dfm_nb.clip_files import output_path, replay_verdict
 from dfm_nb.generate import main
 from dfm_nb.prompts import Request
 from dfm_nb.video import read_image, read_video, write_mp4
@@ -39,7 +39,7 @@ def test_output_names(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path):
+def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     """Every setting away from its default, in a folder that does not exist yet."""
     out = tmp_path / "deep" / "a.mp4"
     flags = [
@@ -49,6 +49,7 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path):
     assert generate(tiny_checkpoint, out, *flags) == 0
     sidecar = json.loads((tmp_path / "deep" / "a.mp4.json").read_text())
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
+    assert f"b.mp4, bit for bit the clip of {out}.json" in capsys.readouterr().out
     assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
     again = json.loads((tmp_path / "b.mp4.json").read_text())
     changing = {"elapsed_s", "made_at"}
@@ -69,6 +70,18 @@ def test_sidecar_of_other_weights_is_refused(tiny_checkpoint, tmp_path, capsys):
     )
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", tmp_path / "a.mp4.json") == 2
     assert "is of a clip made by other weights" in capsys.readouterr().err
+
+
+def test_a_replay_that_differs_names_what_has_changed(tmp_path):
+    was, now = (
+        {"latent_sha256": "a", "torch": "2.8", "layout": "CP 2"},
+        {"latent_sha256": "b", "torch": "2.9", "layout": "CP 2"},
+    )
+    (tmp_path / "was.mp4.json").write_text(json.dumps(was))
+    (tmp_path / "now.mp4.json").write_text(json.dumps(now))
+    said = replay_verdict(str(tmp_path / "was.mp4.json"), tmp_path / "now.mp4")
+    assert said.startswith("; its latent differs") and said.endswith("(torch 2.8, now 2.9)")
+    assert replay_verdict("prompts.txt", tmp_path / "now.mp4") == "" == replay_verdict(None, tmp_path / "now.mp4")
 
 
 @pytest.mark.slow

@@ -88,6 +88,13 @@ def test_intervals_hold_the_value_they_are_for():
     assert (covered >= 49).all(), covered
 
 
+def test_kernel_interval_of_two_samples_is_finite():
+    """Half of the resamples are one sample twice, which has no pairs: they are left out."""
+    rng = np.random.default_rng(2)
+    e = kernel_estimate(rng.standard_normal((2, 3)), rng.standard_normal((2, 3)) + 1, 50)
+    assert np.isfinite([e.value, e.low, e.high]).all() and e.low <= e.high
+
+
 def test_frechet_interval_is_around_the_value_and_shrinks_with_samples():
     rng, width = np.random.default_rng(1), {}
     for n in (50, 800):

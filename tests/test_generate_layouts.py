@@ -10,8 +10,8 @@ PROMPTS = [f"a {c} butterfly over a meadow{' at night' * (i % 3)}" for i, c in e
 FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 5, "sampler": "unipc"}
 
 
-def draw(run, layout: tuple[int, int, int], batch_size: int) -> dict[int, torch.Tensor]:
-    """Latents by prompt index, of this rank."""
+def draw(run, layout: tuple[int, int, int], batch_sizes: tuple[int, ...]) -> list[dict[int, torch.Tensor]]:
+    """Latents by prompt index, of this rank; drawn once for each batch size."""
     from dfm_nb import parallel
     from dfm_nb.generate import Pipeline, Request
     from dfm_nb.parallel import Layout, mpu
@@ -21,36 +21,52 @@ def draw(run, layout: tuple[int, int, int], batch_size: int) -> dict[int, torch.
     pipe = Pipeline.from_checkpoint(run, layout=layout)
     requests = [Request(p, index=i, **FAST) for i, p in enumerate(PROMPTS)]
     mine = requests[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
-    return {mine[i].index: g.latent for i, g in pipe.run(mine, batch_size)}
+    return [{mine[i].index: g.latent for i, g in pipe.run(mine, size)} for size in batch_sizes]
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_checkpoint):
-    (latents,) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), 8)
-    assert sorted(latents) == list(range(8))
-    return latents
+def one_process(tiny_checkpoint):
+    """In batches of 8, 1 and 4."""
+    (runs,) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), (8, 1, 4))
+    assert all(sorted(latents) == list(range(8)) for latents in runs)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def expected(one_process):
+    return one_process[0]
+
+
+def assert_same(latents, expected) -> None:
+    for i, latent in latents.items():
+        torch.testing.assert_close(latent, expected[i], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_eight_prompts_give_the_same_latents_in_any_batch(one_process, expected):
+    for latents in one_process[1:]:
+        assert_same(latents, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "world, layout, batch_size",
-    [(1, (1, 1, 1), 1), (1, (1, 1, 1), 4), (2, (1, 1, 1), 1), (2, (1, 1, 1), 4), (2, (1, 1, 2), 1), (2, (1, 1, 2), 4),
-     (2, (2, 1, 1), 4), (2, (1, 2, 1), 4), (4, (1, 1, 2), 3)],
-    ids=["batch 1", "batch 4", "DP2 batch 1", "DP2 batch 4", "CP2 batch 1", "CP2 batch 4", "TP2", "PP2", "CP2xDP2 batch 3"],
+    "world, layout, batch_sizes",
+    [(2, (1, 1, 1), (1, 4)), (2, (1, 1, 2), (1, 4)), (2, (2, 1, 1), (4,)), (2, (1, 2, 1), (4,)), (4, (1, 1, 2), (3,))],
+    ids=["DP2", "CP2", "TP2", "PP2", "CP2xDP2"],
 )  # fmt: skip
-def test_eight_prompts_give_the_same_latents(tiny_checkpoint, expected, world, layout, batch_size):
-    ranks = run_ranks(world, draw, tiny_checkpoint, layout, batch_size)
-    for latents in ranks:
-        for i, latent in latents.items():
-            torch.testing.assert_close(latent, expected[i], rtol=1e-4, atol=1e-4)
-    assert {i for latents in ranks for i in latents} == set(range(8))
+def test_eight_prompts_give_the_same_latents(tiny_checkpoint, expected, world, layout, batch_sizes):
+    by_rank = run_ranks(world, draw, tiny_checkpoint, layout, batch_sizes)
     shares = world // (layout[0] * layout[1] * layout[2])
-    assert all(len(latents) == 8 // shares for latents in ranks), "data-parallel ranks share the prompts"
+    for ranks in zip(*by_rank):  # of each batch size
+        for latents in ranks:
+            assert_same(latents, expected)
+        assert {i for latents in ranks for i in latents} == set(range(8))
+        assert all(len(latents) == 8 // shares for latents in ranks), "data-parallel ranks share the prompts"
 
 
 @pytest.mark.slow
 def test_one_layout_is_bit_exact(tiny_checkpoint, expected):
-    (again,) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), 8)
+    ((again,),) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), (8,))
     assert all(torch.equal(again[i], expected[i]) for i in range(8))
 
 
