@@ -1,0 +1,355 @@
+"""Train the `residual` tokenizer on butterflies drawn on the spot, and measure it against the PCA that it starts from.
+
+    python scripts/train_tokenizer.py [--output dfm_nb/assets/residual_tokenizer.safetensors] [--steps 4200]
+
+Enters: nothing. Leaves: the tokenizer's file, and beside the checkpoint (`--run-dir`) `metrics.jsonl` and `result.json`.
+Guarantees: deterministic for a number of threads: step n draws its pictures and its noise from (seed, n) alone, so a run that was stopped goes
+on from its last checkpoint as if it had not been (to rounding). Training sees only the attribute combinations of the training split; the figures are of those
+that it leaves out. Cost: 0.6 s a step on one idle core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from dfm_nb.encoding import to_pixels
+from dfm_nb.sources import synthetic
+from dfm_nb.tokenizers.pca import PCATokenizer
+from dfm_nb.tokenizers.residual import ASSET, ResidualTokenizer, Shape
+
+# height, width in px; images and clips at first, images and clips from step FROM_IMAGES on; share of the steps: about as many pixels in each
+BATCHES = (
+    ((64, 64), (9, 3), (4, 5), 0.55), ((64, 80), (7, 3), (3, 4), 0.08), ((80, 64), (7, 3), (3, 4), 0.08),
+    ((64, 96), (6, 2), (3, 3), 0.05), ((96, 64), (6, 2), (3, 3), 0.05), ((48, 48), (15, 5), (7, 9), 0.05),
+    ((96, 96), (4, 1), (2, 2), 0.09), ((128, 128), (2, 1), (1, 1), 0.05),
+)  # fmt: skip
+FROM_IMAGES = 400
+CLIP_FRAMES = (9, 9, 17)
+FIT_ITEMS, CALIBRATION_BATCHES, HELD_OUT = 1500, 40, 64
+RESULT = "result.json"
+
+
+def draw(rng: np.random.Generator, height: int, width: int, frames: int) -> np.ndarray:
+    """A butterfly of a combination that is in the training split, uint8 [T, H, W, 3]."""
+    seen = synthetic.seen_combinations()
+    attributes = dict(seen[rng.integers(len(seen))])
+    attributes["species"] = synthetic.SPECIES[rng.integers(len(synthetic.SPECIES))]
+    attributes["posture"] = synthetic.POSTURES[rng.integers(len(synthetic.POSTURES))]
+    return synthetic.render(attributes, int(rng.integers(2**63)), height, width, frames)
+
+
+class Batches(torch.utils.data.Dataset):
+    """Item n is step n's (images, clips): uint8 [B, T, H, W, 3], a function of (seed, n). Each drawing serves twice, mirrored the second time."""
+
+    def __init__(self, seed: int, steps: int):
+        self.seed, self.steps = seed, steps
+        self._drawn: tuple[int, tuple[Tensor, ...]] = (-1, ())
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __getitem__(self, step: int) -> tuple[Tensor, ...]:
+        number, mirrored = divmod(step, 2)
+        if self._drawn[0] != number:
+            self._drawn = (number, self._draw(number))
+        return tuple(x.flip(3) for x in self._drawn[1]) if mirrored else self._drawn[1]
+
+    def _draw(self, number: int) -> tuple[Tensor, ...]:
+        rng = np.random.default_rng([self.seed, number])
+        (height, width), *counts, _ = BATCHES[rng.choice(len(BATCHES), p=[b[3] for b in BATCHES])]
+        images, clips = counts[2 * number >= FROM_IMAGES]
+        frames = CLIP_FRAMES[rng.integers(len(CLIP_FRAMES))]
+        clips = max(1, round(clips * 3 / (1 + frames // 4)))
+        return tuple(
+            torch.from_numpy(np.stack([draw(rng, height, width, t) for _ in range(count)]))
+            for count, t in ((images, 1), (clips, frames))
+        )
+
+
+def fit_pca(seed: int) -> PCATokenizer:
+    """The closed form the demo would fit: images and clips of the training split at 64 px."""
+    source = synthetic.build(num_images=FIT_ITEMS * 4 // 5, num_clips=FIT_ITEMS // 5, seed=seed)
+    items = tqdm(range(len(source)), desc="fit pca", unit="item", leave=False)
+    return PCATokenizer.fit(to_pixels(next(source.read(i)).video) for i in items)
+
+
+def reconstruction_loss(made: Tensor, wanted: Tensor) -> Tensor:
+    """Root mean square error of each sample, averaged: between the L2 error and its logarithm, which the PSNR is."""
+    return ((made - wanted).square().flatten(1).mean(1) + 1e-5).sqrt().mean()
+
+
+def spread_penalty(z: Tensor) -> Tensor:
+    """How far the channels' mean and variance are from 0 and 1."""
+    mean, variance = z.mean((0, 3, 4)), z.var((0, 3, 4))
+    return mean.square().mean() + (variance - 1).square().mean()
+
+
+def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step: int) -> tuple[Tensor, list[float]]:
+    """The loss of a step and the PSNR in dB of its images and clips."""
+    generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
+    total, psnr = torch.zeros(()), []
+    for frames in batch:
+        video = to_pixels(frames)
+        z = model.forward_encode(video)
+        amount = 2 * args.noise * torch.rand(len(z), 1, 1, 1, 1, generator=generator)
+        made = model.forward_decode(z + amount * torch.randn(z.shape, generator=generator))
+        added = (z - model.pca.encode(video)).square().mean()
+        loss = reconstruction_loss(made, video)
+        total = total + loss + args.spread * spread_penalty(z) + args.stay * added
+        psnr.append(-20 * math.log10(loss.item() / 2))
+    return total, psnr
+
+
+def learning_rate(step: int, args) -> float:
+    """Linear warm-up over 50 steps, constant for a fifth of the steps, down to 45 % at three sevenths, and slowly to nothing."""
+    corners = [share * args.steps for share in (806 / 4200, 3 / 7, 1)]
+    return args.lr * min((step + 1) / 50, float(np.interp(step, corners, (1.0, 0.446, 0.0))))
+
+
+def orthogonal(m: Tensor, iterations: int = 5) -> Tensor:
+    """Nearly the orthogonal factor of matrices [n, a, b]: the Newton-Schulz quintic of Jordan et al., Muon (2024), in float32."""
+    tall = m.shape[1] > m.shape[2]
+    x = m.mT if tall else m
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum with an orthogonalised update, for convolution weights as matrices [out, in * kh * kw]; its size is that of an AdamW update.
+
+    torch.optim.Muon multiplies in bfloat16, which CPUs without AVX512-BF16 do about 30 times slower, and takes only matrices.
+    """
+
+    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[Tensor]] = {}
+            for p in group["params"]:
+                by_shape.setdefault(p.shape, []).append(p)
+            for shape, same in by_shape.items():
+                updates = []
+                for p in same:
+                    state = self.state[p]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(p)
+                    state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+                    updates.append(p.grad.lerp(state["momentum"], group["momentum"]).flatten(1))
+                size = 0.2 * max(updates[0].shape) ** 0.5  # the root mean square of AdamW's updates
+                for p, u in zip(same, orthogonal(torch.stack(updates))):
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(u.view(shape), alpha=group["lr"] * size)
+
+
+class Training:
+    """The model, its optimiser and where it is; `save` and `load` are exact."""
+
+    def __init__(self, args):
+        torch.manual_seed(args.seed)
+        self.args, self.step, self.seconds = args, 0, 0.0
+        self.file = args.run_dir / "checkpoint.pt"
+        self.shape = Shape(**json.loads(args.shape))
+        settings = {"lr", "noise", "spread", "stay", "seed"}
+        self.settings = {k: v for k, v in vars(args).items() if k in settings} | {"shape": asdict(self.shape)}
+        saved = torch.load(self.file, weights_only=True) if self.file.exists() else None
+        if saved and saved["settings"] != self.settings:
+            raise SystemExit(f"{self.file} is of another training ({saved['settings']}); choose another --run-dir")
+        pca = PCATokenizer(saved["pca"]) if saved else fit_pca(args.seed)
+        self.model = ResidualTokenizer(pca, self.shape)
+        named = list(self.model.named_parameters())
+        inner = {n for n, x in named if x.ndim == 4 and ("coarse" in n or "fine" in n)}
+        self.optimizers = [
+            Muon([x for n, x in named if n in inner], args.lr),
+            torch.optim.AdamW([x for n, x in named if n not in inner], lr=args.lr, betas=(0.9, 0.98)),
+        ]
+        if saved:
+            self.model.load_state_dict(saved["model"])
+            for optimizer, state in zip(self.optimizers, saved["optimizers"]):
+                optimizer.load_state_dict(state)
+            self.step, self.seconds = saved["step"], saved["seconds"]
+
+    def save(self) -> None:
+        state = {
+            "settings": self.settings, "pca": self.model.pca.tensors, "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers], "step": self.step, "seconds": self.seconds,
+        }  # fmt: skip
+        temporary = self.file.with_name(self.file.name + ".tmp")
+        torch.save(state, temporary)
+        temporary.replace(self.file)
+
+    def run(self) -> None:
+        args = self.args
+        loader = torch.utils.data.DataLoader(
+            Batches(args.seed, args.steps), batch_size=None, sampler=range(self.step, args.steps), num_workers=1,
+            prefetch_factor=4,
+        )  # fmt: skip
+        recent, begun = [], time.monotonic() - self.seconds
+        stop = time.monotonic() + args.max_minutes * 60
+        with (
+            tqdm(total=args.steps, initial=self.step, desc="train", unit="step") as bar,
+            (args.run_dir / "metrics.jsonl").open("a") as log,
+        ):
+            for batch in loader:
+                for group in (g for o in self.optimizers for g in o.param_groups):
+                    group["lr"] = learning_rate(self.step, args)
+                loss, psnr = step_loss(self.model, batch, args, self.step)
+                self.model.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+                for optimizer in self.optimizers:
+                    optimizer.step()
+                self.step += 1
+                self.seconds = time.monotonic() - begun
+                recent.append([loss.item(), *psnr])
+                bar.update()
+                if self.step % args.log_every == 0:
+                    mean = np.mean(recent, 0)
+                    recent.clear()
+                    row = dict(zip(("loss", "images_db", "clips_db"), (round(float(m), 4) for m in mean)))
+                    log.write(json.dumps({"step": self.step, **row, "elapsed_s": round(self.seconds)}) + "\n")
+                    log.flush()
+                    bar.set_postfix(row)
+                if self.step % args.save_every == 0 or self.step == args.steps or time.monotonic() > stop:
+                    self.save()
+                if time.monotonic() > stop:
+                    break
+
+
+@torch.no_grad()
+def calibrate(model: ResidualTokenizer, seed: int) -> None:
+    """Give every channel mean 0 and variance 1 over batches that come after the training's."""
+    found: list[list[Tensor]] = [[], []]
+    for n in range(CALIBRATION_BATCHES):
+        for frames in Batches(seed, 0)[2**31 + n]:
+            z = model.encode(to_pixels(frames))
+            for kind, part in enumerate((z[:, :, :1], z[:, :, 1:])):
+                found[kind].append(part.transpose(0, 1).flatten(1))
+    rows = [torch.cat(f, 1) for f in found]
+    model.calibrate(torch.stack([r.mean(1) for r in rows]), torch.stack([r.std(1) for r in rows]))
+
+
+@torch.no_grad()
+def measure(tokenizer, size_px: int, noise: float, count: int, seed: int = 99) -> dict[str, float]:
+    """Mean PSNR in dB over held-out images and clips, with noise of that standard deviation added to the latents."""
+    source = synthetic.build("unseen", num_images=count, num_clips=count // 2, size_px=size_px, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, list[float]] = {"images": [], "clips": []}
+    for i in range(len(source)):
+        video = to_pixels(next(source.read(i)).video)[None]
+        z = tokenizer.encode(video)
+        made = tokenizer.decode(z + noise * torch.randn(z.shape, generator=generator)).clamp(-1, 1)
+        found["images" if i < count else "clips"].append(-10 * math.log10((made - video).square().mean().item() / 4))
+    return {k: round(sum(v) / len(v), 2) for k, v in found.items()}
+
+
+def table(model: ResidualTokenizer) -> list[dict]:
+    """PCA and residual at several sizes and noise levels."""
+    rows = []
+    for size, noise in ((64, 0.0), (64, 0.05), (64, 0.1), (64, 0.2), (96, 0.0), (128, 0.0)):
+        for tokenizer in (model.pca, model):
+            rows.append(
+                {
+                    "tokenizer": tokenizer.name,
+                    "size_px": size,
+                    "noise": noise,
+                    **measure(tokenizer, size, noise, HELD_OUT),
+                }
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+@torch.no_grad()
+def picture(model: ResidualTokenizer, path: Path, seed: int = 7) -> None:
+    """Held-out images, and every other frame of a clip: original, PCA, residual, one above the other; PSNR in the titles."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    source = synthetic.build("unseen", num_images=12, num_clips=8, seed=seed)
+    drawn = [to_pixels(next(source.read(i)).video)[None] for i in range(len(source))]
+    images = [v for v in drawn[:12] if v.shape[3:] == (64, 64)][:4]
+    clip = next(v for v in drawn[12:] if v.shape[3:] == (64, 64))
+    rows = []
+    for coder in (None, model.pca, model):
+        made = [v if coder is None else coder.decode(coder.encode(v)).clamp(-1, 1) for v in (*images, clip)]
+        errors = [(a - b).square().mean().item() for a, b in zip(made, (*images, clip))]
+        rows.append(([v[0, :, 0] for v in made[:-1]] + list(made[-1][0].unbind(1)[1:9:2]), errors))
+    figure, axes = plt.subplots(3, 8, figsize=(12, 5), squeeze=False)
+    for line, (name, (cells, errors)) in zip(axes, zip(("original", "pca", "residual"), rows)):
+        for i, (axis, cell) in enumerate(zip(line, cells)):
+            axis.imshow((cell.movedim(0, -1) / 2 + 0.5).clamp(0, 1).numpy(), interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if name != "original" and i <= len(images):
+                axis.set_title(
+                    f"{-10 * math.log10(errors[i] / 4):.1f} dB" + (" (clip)" if i == len(images) else ""), fontsize=9
+                )
+        line[0].set_ylabel(name)
+    axes[0][0].set_title("images", loc="left", fontsize=9)
+    axes[0][len(images)].set_title("a clip: frames 1, 3, 5, 7", loc="left", fontsize=9)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--output", type=Path, default=ASSET)
+    p.add_argument("--run-dir", type=Path, default=Path("runs/tokenizer"), help="checkpoint, metrics, result")
+    p.add_argument("--picture", type=Path, help="write original | PCA | residual here, PNG")
+    p.add_argument("--steps", type=int, default=4200)
+    p.add_argument("--lr", type=float, default=4e-3)
+    p.add_argument(
+        "--noise", type=float, default=0.05, help="mean standard deviation of the noise on latents in training"
+    )
+    p.add_argument("--spread", type=float, default=0.01, help="weight of the penalty that keeps latents white")
+    p.add_argument("--stay", type=float, default=0.0, help="weight of the squared distance from the PCA's latents")
+    p.add_argument("--shape", default="{}", help="JSON: fields of residual.Shape that differ from the default")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--save-every", type=int, default=200)
+    p.add_argument("--log-every", type=int, default=50)
+    p.add_argument("--max-minutes", type=float, default=math.inf, help="stop here; run again to go on")
+    args = p.parse_args()
+    args.run_dir.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    training = Training(args)
+    count = sum(x.numel() for x in training.model.parameters())
+    print(
+        f"{count / 1e6:.2f} M parameters, {2 * count / 1e6:.2f} MB; from step {training.step} to {args.steps}",
+        flush=True,
+    )
+    training.run()
+    model = training.model.eval()
+    if training.step < args.steps:
+        print(f"stopped at step {training.step}; run the same command again to go on", flush=True)
+        return
+    calibrate(model, args.seed)
+    rows = table(model)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    model.save(args.output)
+    if args.picture:
+        picture(model, args.picture)
+    result = {"settings": training.settings, "parameters": count, "seconds": round(training.seconds), "rows": rows}
+    (args.run_dir / RESULT).write_text(json.dumps(result | {"identity": model.identity()}, indent=2) + "\n")
+    print(f"{args.output}: {args.output.stat().st_size / 1e6:.2f} MB after {training.seconds:.0f} s of training")
+
+
+if __name__ == "__main__":
+    main()
