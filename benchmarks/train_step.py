@@ -168,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size", default="demo")
+    parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
     torch.set_num_threads(1)
     parallel.init()
@@ -181,8 +182,8 @@ def main() -> None:
             f"| {r['case']} | {r['packed_tokens_per_s']:,.0f} | {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"
         )
     print("\n".join(lines))
-    OUT.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    OUT.with_suffix(".json").write_text(json.dumps(rows, indent=1))
+    (args.output_dir / "train_step.md").write_text("\n".join(lines) + "\n")
+    (args.output_dir / "train_step.json").write_text(json.dumps(rows, indent=1))
     parallel.shutdown()
 
 

@@ -1,0 +1,162 @@
+"""`make bench`: the CPU benchmarks one after the other, in a reduced form that takes under 20 minutes on two quiet cores.
+
+    python benchmarks/bench.py [--only packing,loader] [--list]
+
+Enters: nothing; each benchmark makes its own data. Leaves: every table on standard output and in benchmarks/results/bench.md, with the machine, the date,
+the command, the seconds and the outcome of each; the same in bench.json; the reduced results themselves in benchmarks/results/bench/, so that the
+full results beside it, which the documentation quotes, stay as they are.
+Guarantees: every benchmark is a process group of its own with a time limit, killed whole when it is over; one that fails does not stop the others, and
+the exit code is then 1. The index is rewritten after each, so that an interrupted run leaves what it had. Cost: about 12 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tqdm import tqdm
+
+from benchmarks import report
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGET_S = 1200
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script with the flags of its reduced form. `{out}` and `{text}` stand for the results' folder and for a JSONL with text."""
+
+    name: str
+    flags: str
+    limit_s: float
+    against: str
+    """What it is measured against, in the same run."""
+
+    def argv(self, out: str, text: str) -> list[str]:
+        return [f"benchmarks/{self.name}.py", *(f.format(out=out, text=text) for f in self.flags.split())]
+
+
+SET = (
+    Benchmark("packing", "--seeds 5 --output-dir {out}", 120, "padding, next-fit, first-fit-decreasing"),
+    Benchmark("loader", "--samples 300 --rounds 5 --output-dir {out}", 180, "tarfile, webdataset, Energon's loader"),
+    Benchmark("prepare", "--images 120 --baseline-images 12 --rounds 2 --output-dir {out}", 240, "one image at a time, padded captions"),
+    Benchmark("train_step", "--rounds 3 --output-dir {out}", 180, "a plain PyTorch DiT on padded batches"),
+    Benchmark("text_preprocess", "{text} --only speed --megabytes 5 --rounds 1 --output-dir {out}", 300, "the design of Megatron-LM's tool"),
+    Benchmark("samplers", "--num-samples 200 --output-dir {out}", 240, "35 Heun steps"),
+    Benchmark("checkpoint_stall", "--size DiT-S --rounds 2 --output-dir {out}", 180, "a blocking save"),
+    Benchmark("elastic_resume", "--iterations 20 --output-dir {out}", 240, "the uninterrupted run"),
+    Benchmark("scaling", "--rounds 2 --images 300 --output-dir {out}", 300, "one process; two that work alone"),
+    Benchmark("growth", "--quick --rounds 2 --output-dir {out}", 300, "fitted exponents"),
+)  # fmt: skip
+
+NOT_IN_THE_SET = {
+    "sampler_quality, guidance": "they need a trained checkpoint: `--checkpoint-path RUN` after `make demo`",
+    "chaos, prepare_kill": "they prove recovery, not speed: `make chaos`",
+    "parallel_check, sizes_axes, plan_memory": "they prove equality and estimates: `make parallel-check`, the scripts by name",
+    "bench_gpu": "it needs a CUDA device: `make bench-gpu`",
+}
+
+
+def run(argv: list[str], limit_s: float, log: Path) -> dict[str, Any]:
+    """Run `python ARGV` in a process group of its own: seconds, `outcome` ("ok" or why not) and what it printed; stderr goes to `log`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    begun = time.monotonic()
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *argv], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )  # fmt: skip
+        try:
+            printed, _ = process.communicate(timeout=limit_s)
+            outcome = "ok" if process.returncode == 0 else f"failed with exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            printed, outcome = "", f"failed: not done after {limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # also what it left behind
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-1:]
+    if outcome != "ok" and last:
+        outcome += ": " + last[0].strip()[-200:]
+    return {"seconds": round(time.monotonic() - begun, 1), "outcome": outcome, "printed": printed.strip()}
+
+
+def index(rows: list[dict], about: dict[str, Any]) -> str:
+    """bench.md: the machine, a line a benchmark, then each one's table."""
+    total = sum(r["seconds"] for r in rows)
+    failed = [r["name"] for r in rows if r["outcome"] != "ok"]
+    lines = [
+        "# Benchmarks in one run", "", f"Written by `make bench` (`python benchmarks/bench.py`): reduced forms, {total / 60:.1f} minutes in all, "
+        + (f"failed: {', '.join(failed)}." if failed else "none failed."), report.sentence(about) + ".", "",
+        report.table(["benchmark", "against", "seconds", "outcome", "command"],
+                     [[r["name"], r["against"], f"{r['seconds']:.0f}", r["outcome"].replace("|", "/"), f"`{r['command']}`"] for r in rows]),
+        "", "Not in this run:", "", *(f"- {names}: {why}." for names, why in NOT_IN_THE_SET.items()),
+    ]  # fmt: skip
+    for r in rows:
+        body = "\n".join(line if not line.startswith("#") else "##" + line for line in r["printed"].splitlines())
+        lines += ["", f"## {r['name']}", "", body or f"No result: {r['outcome']}."]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="names, with commas between them")
+    parser.add_argument("--list", action="store_true", help="print the commands and stop")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of the whole run")
+    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    args = parser.parse_args(argv)
+    names = [b.name for b in SET]
+    wanted = args.only.split(",") if args.only else names
+    unknown = [name for name in wanted if name not in names]
+    if unknown:
+        parser.error(f"--only takes {', '.join(names)}; got {', '.join(unknown)}")
+    chosen = [b for b in SET if b.name in wanted]
+    if args.list:
+        print("\n".join("python " + shlex.join(b.argv("benchmarks/results/bench", "TEXT.jsonl")) for b in chosen))
+        return 0
+    from benchmarks.growth import write_corpus
+
+    about, rows, deadline = report.machine(), [], time.monotonic() + args.budget_s
+    about["threads"] = 1  # of the benchmarks
+    out = args.output_dir / "bench"
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench_") as place:
+        corpus = Path(place) / "library.jsonl"
+        write_corpus(corpus, 8)
+        for benchmark in tqdm(chosen, desc="benchmarks", disable=None):
+            limit_s = min(benchmark.limit_s, deadline - time.monotonic())
+            flags = benchmark.argv(str(out), str(corpus))
+            shown = shlex.join(benchmark.argv("benchmarks/results/bench", "TEXT.jsonl"))
+            row: dict[str, Any] = {"name": benchmark.name, "against": benchmark.against, "command": f"python {shown}"}
+            if limit_s > 0:
+                row |= run(flags, limit_s, Path(place) / f"{benchmark.name}.log")
+            else:
+                row |= {
+                    "seconds": 0.0,
+                    "outcome": f"not started: the run's {args.budget_s:.0f} s are spent",
+                    "printed": "",
+                }
+            rows.append(row)
+            print(f"\n== {benchmark.name}: {row['outcome']}, {row['seconds']:.0f} s\n{row['printed']}", flush=True)
+            report.write("bench", {"machine": about, "rows": rows}, index(rows, about), args.output_dir)
+    failed = [r["name"] for r in rows if r["outcome"] != "ok"]
+    print(
+        f"\n{len(rows) - len(failed)} of {len(rows)} benchmarks ran"
+        + (f"; failed: {', '.join(failed)}" if failed else "")
+    )
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

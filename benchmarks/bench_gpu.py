@@ -1,0 +1,355 @@
+"""The CUDA set: training steps of every DiT size on one GPU: tokens/s, TFLOP/s, MFU and memory, eager and compiled, by attention back end.
+
+    python benchmarks/bench_gpu.py [--sizes DiT-S,DiT-XL] [--tokens 8192,16384] [--profile]
+    python benchmarks/bench_gpu.py --device cpu --smoke        the same code on tiny sizes, to see that it runs
+
+Enters: nothing; packs are random latents of pictures and a short clip with 128 caption tokens. Leaves: a table and benchmarks/results/bench_gpu.{json,md},
+rewritten after each case. Runs from a bare checkout: the package need not be installed, its dependencies must be.
+
+A case is a size, a pack length, a back end of `dfm_nb.attention` and eager or compiled layers; a step is forward, backward and fused AdamW in bf16 with
+fp32 master weights. First every size with the default back end, eager and compiled; then DiT-XL with each other back end. DiT-7B runs with as many of
+its layers as memory allows, and says how many. FLOPs are `sizes.model_flops`: true segment lengths, recomputation not counted. MFU is against the
+dense bf16 peak of `PEAKS`; a GPU that is not there gets none. The step is timed on three packs that it has seen before, and on packs that it has not:
+where that takes much longer, `torch.compile` compiles anew for each pack. Every case is a process of its own with a time limit: one that dies, runs out of memory
+or hangs is a row with the reason, and the others go on; the exit code is then 1. Without CUDA the exit code is 2. `--profile` adds where the GPU's time
+goes in a step of DiT-XL. Cost: about 45 s a case on an H100-class GPU is allowed for; `--budget-s` stops starting cases after that many seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import report
+
+PEAKS: dict[str, float] = {
+    # parts of the name that torch gives, the more special first: dense bf16 FLOP/s, half of what data sheets print "with sparsity"
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+MIX = [[1, 64, 64], [5, 32, 32], [1, 48, 64], [1, 32, 32]]
+"""Latents (T, H, W) of 1024, 1280, 768 and 256 tokens: pictures of 512, 384 x 512 and 256 px, a clip of 17 frames of 256 px."""
+SMOKE_MIX = [[1, 8, 8], [3, 8, 8], [1, 8, 12]]
+SIZES = ("DiT-S", "DiT-B", "DiT-L", "DiT-XL", "DiT-7B")
+BYTES_PER_PARAMETER = 18
+"""bf16 weight; fp32 gradient, master weight and two moments."""
+
+
+def peak_flops(name: str) -> float | None:
+    """Dense bf16 peak of a GPU by its name, None when it is not in the table."""
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def layers_that_fit(memory_bytes: float, parameters_per_layer: float, tokens: int, width: int, most: int) -> int:
+    """Layers of a stack whose states and activations (about 50 bytes a token and channel) take three quarters of the memory; at least one."""
+    per_layer = BYTES_PER_PARAMETER * parameters_per_layer + 50 * tokens * width
+    return max(1, min(most, int(0.75 * memory_bytes / per_layer)))
+
+
+# ---- one case, in a process of its own -----------------------------------------------------------------------------
+
+
+def settings(case: dict[str, Any]) -> list[str]:
+    """Overrides of the configuration for a case."""
+    mix = SMOKE_MIX if case["smoke"] else MIX
+    out = [
+        f"model.size={case['size']}", f"model.attention_backend={case['backend']}", "model.in_channels=16", "model.text_dim=1024",
+        "model.sigma_data=0.5", "mixed_precision=bf16", "dataset.mock=true", f"dataset.mock_latent_sizes={json.dumps(mix)}",
+        "dataset.mock_text_tokens=128", f"dataset.task_encoder_seq_length={case['tokens']}", "dataset.packing_buffer_size=40",
+        "dataset.num_workers=0", "train.global_batch_size=1", "train.train_iters=1000", "scheduler.lr_warmup_iters=1", "ema.sigma_rels=[]",
+    ]  # fmt: skip
+    return out + ([f"model.num_layers={case['num_layers']}"] if case.get("num_layers") else [])
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Build the model, take steps, time them. Seconds of a step are medians; memory is the allocator's peak (resident set on a CPU)."""
+    import torch
+
+    from dfm_nb import config as cfg
+    from dfm_nb import parallel, sizes
+    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.trainer import Trainer
+
+    cuda = case["device"] == "cuda"
+    parallel.init()
+    shape = sizes.find_size(case["size"])
+    if cuda and case["size"] == "DiT-7B":
+        whole = cfg.resolve(None, overrides=settings(case)).config
+        per_layer = sizes.parameter_table(whole)["layers"] / shape.num_layers
+        memory = torch.cuda.get_device_properties(0).total_memory
+        case["num_layers"] = layers_that_fit(memory, per_layer, case["tokens"], shape.hidden_size, shape.num_layers)
+    config = cfg.resolve(None, overrides=settings(case)).config
+    trainer = Trainer(config)
+    if case["compiled"]:
+        for chunk in trainer.chunks:
+            for layer in chunk.decoder.layers:
+                layer.compile(backend="aot_eager" if case["smoke"] else "inductor")
+    loader = packed_loader(config, open_store(config), 0, 1)
+    packs = [loader.next_step() for _ in range(3)]  # made beforehand: the loader is not what is measured
+    unseen = [loader.next_step() for _ in range(2)]
+
+    def timed(function) -> float:
+        begun = time.perf_counter()
+        function()
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+    first_s = timed(lambda: trainer.step(packs[0]))
+    for i in range(case["warmup"]):
+        trainer.step(packs[i % 3])
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    step_s = [timed(lambda i=i: trainer.step(packs[i % 3])) for i in range(case["steps"])]
+    peak_bytes = torch.cuda.max_memory_allocated() if cuda else _resident_peak()
+    backward_s = [timed(lambda i=i: trainer.backward(packs[i % 3])) for i in range(min(3, case["steps"]))]
+    unseen_s = [timed(lambda p=p: trainer.step(p)) for p in unseen]
+    flops = [_flops(config, pack) for (pack,) in packs]
+    used = [flops[i % 3] / s for i, s in enumerate(step_s)]
+    name = torch.cuda.get_device_name() if cuda else report.processor()
+    peak = peak_flops(name) if cuda else None
+    out = {
+        "gpu": name, "torch": torch.__version__, "cuda": torch.version.cuda, "num_layers": config.model.num_layers, "parameters": sizes.parameter_count(config),
+        "resolved_backend": trainer.model_config.packed_attention_backend,
+        "step_s": statistics.median(step_s), "each_step_s": step_s, "first_step_s": first_s, "forward_backward_s": statistics.median(backward_s), "unseen_pack_step_s": statistics.median(unseen_s),
+        "tokens_per_s": statistics.median(packs[i % 3][0].num_tokens / s for i, s in enumerate(step_s)),
+        "tflops_per_s": statistics.median(used) / 1e12, "mfu": statistics.median(used) / peak if peak else None, "peak_bytes": peak_bytes,
+    }  # fmt: skip
+    if case["profile"]:
+        out["time_by_kernel"] = profile(lambda: trainer.step(packs[0]), cuda)
+    parallel.shutdown()
+    return out
+
+
+def _flops(config, pack) -> int:
+    from dfm_nb import sizes
+
+    n = len(pack.keys)
+    q, kv = ([b - a for a, b in zip(cu, cu[1:])][:n] for cu in (pack.cu_q, pack.cu_kv))
+    return sizes.model_flops(config, q, kv)
+
+
+def _resident_peak() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def profile(step, cuda: bool) -> dict[str, Any]:
+    """Where the device's time goes in one step: milliseconds by kernel (by operator on a CPU), the longest 25, and how long the device idles."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    with torch.profiler.profile(activities=activities) as recorded:
+        begun = time.perf_counter()
+        step()
+        if cuda:
+            torch.cuda.synchronize()
+        wall_ms = 1e3 * (time.perf_counter() - begun)
+    wanted = torch.autograd.DeviceType.CUDA if cuda else torch.autograd.DeviceType.CPU
+    rows = []
+    for event in recorded.key_averages():
+        if event.device_type == wanted and not event.is_user_annotation:  # ranges would count their kernels twice
+            micros = event.self_device_time_total if cuda else event.self_cpu_time_total
+            rows.append({"name": event.key[:120], "ms": micros / 1e3, "calls": event.count})
+    rows.sort(key=lambda r: -r["ms"])
+    busy_ms = sum(r["ms"] for r in rows)
+    return {"wall_ms": wall_ms, "busy_ms": busy_ms, "longest": rows[:25]}
+
+
+def child(case: dict[str, Any]) -> int:
+    """Print the measurement, or that memory ran out, as one JSON line."""
+    import torch
+
+    try:
+        result = measure(case)
+    except torch.cuda.OutOfMemoryError as error:
+        result = {"failed": "out of memory: " + str(error).split("\n")[0][:200]}
+    print(json.dumps(result))
+    return 0
+
+
+# ---- the set -----------------------------------------------------------------------------------------------------
+
+
+def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every size with the default back end, eager and compiled; then one size with each other back end, eager.
+
+    A back end that this machine does not have is a case with the reason as `unavailable`.
+    """
+    import torch
+
+    from dfm_nb.attention import BACKENDS, pick_backend
+
+    sizes = ["tiny"] if args.smoke else args.sizes.split(",")
+    lengths = [128] if args.smoke else [int(t) for t in args.tokens.split(",")]
+    swept = "DiT-XL" if "DiT-XL" in sizes else sizes[-1]
+    common = {
+        "device": args.device, "smoke": args.smoke, "warmup": 3, "steps": 2 if args.smoke else args.steps,
+    }  # fmt: skip
+    wanted = [(s, t, "auto", c) for s in sizes for t in lengths for c in (False, True)]
+    default = pick_backend("auto", torch.device(args.device))
+    others = [b for b in BACKENDS if b not in ("auto", default)]
+    wanted += [(swept, t, b, False) for t in lengths for b in others]
+    out = []
+    for size, tokens, backend, compiled in wanted:
+        profiled = args.profile and (size, backend) == (swept, "auto")
+        case = {**common, "size": size, "tokens": tokens, "backend": backend, "compiled": compiled, "profile": profiled}
+        try:
+            pick_backend(backend, torch.device(args.device))
+        except ValueError as error:
+            case["unavailable"] = str(error)
+        if (backend, args.device) == ("flex", "cpu"):
+            case["unavailable"] = "FlexAttention has no backward on a CPU"
+        out.append(case)
+    return out
+
+
+def run_case(case: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """The case with its measurement, or with `failed` or `unavailable` and the reason."""
+    argv = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
+    with tempfile.TemporaryFile("w+") as said:
+        try:
+            done = subprocess.run(
+                argv, stdout=subprocess.PIPE, stderr=said, text=True, timeout=limit_s, env={**os.environ}
+            )
+        except subprocess.TimeoutExpired:
+            return {**case, "failed": f"not done after {limit_s:.0f} s"}
+        lines = done.stdout.strip().splitlines()
+        if done.returncode == 0 and lines:
+            return {**case, **json.loads(lines[-1])}
+        said.seek(0)
+        last = [line for line in said.read().splitlines() if line.strip()][-1:] or [f"exit code {done.returncode}"]
+        return {**case, "failed": last[0][:300]}  # fmt: skip
+
+
+def text(rows: list[dict], about: dict) -> str:
+    cells = []
+    for r in rows:
+        size = r["size"] + (f" ({r['num_layers']} layers)" if r["size"] == "DiT-7B" and "num_layers" in r else "")
+        backend = (
+            f"{r['backend']} = {r['resolved_backend']}"
+            if r["backend"] == "auto" and "resolved_backend" in r
+            else r["backend"]
+        )
+        head = [size, f"{r['tokens']:,}", backend, "compiled" if r["compiled"] else "eager"]
+        if "step_s" in r:
+            mfu = f"{r['mfu']:.1%}" if r["mfu"] is not None else ""
+            cells.append(
+                [
+                    *head,
+                    f"{1e3 * r['step_s']:,.1f}",
+                    f"{1e3 * r['unseen_pack_step_s']:,.1f}",
+                    f"{r['tokens_per_s']:,.0f}",
+                    f"{r['tflops_per_s']:,.4g}",
+                    mfu,
+                    f"{r['peak_bytes'] / 2**30:.1f}",
+                ]
+            )
+        else:
+            cells.append([*head, r.get("unavailable") or "failed: " + r["failed"], "", "", "", "", ""])
+    gpu = next(
+        (f"{r['gpu']}, CUDA {r['cuda']}, " for r in rows if "gpu" in r and r["device"] == "cuda"),
+        "no GPU: a smoke run on the CPU, ",
+    )
+    lines = [f"bf16 training steps on one device: {gpu}{report.sentence(about)}.", ""]
+    lines.append(
+        report.table(
+            [
+                "size",
+                "tokens",
+                "attention",
+                "layers",
+                "ms a step",
+                "on a new pack",
+                "tokens/s",
+                "TFLOP/s",
+                "MFU",
+                "peak GiB",
+            ],
+            cells,
+        )
+    )
+    for r in (r for r in rows if "time_by_kernel" in r):
+        p = r["time_by_kernel"]
+        lines += [
+            "",
+            f"A step of {r['size']} at {r['tokens']:,} tokens, {'compiled' if r['compiled'] else 'eager'}: {p['wall_ms']:.1f} ms, of which the device was",
+            f"busy {p['busy_ms']:.1f} ms. Longest:",
+            "",
+        ]
+        lines.append(
+            report.table(
+                ["kernel", "ms", "calls"],
+                [[e["name"].replace("|", "/"), f"{e['ms']:.2f}", e["calls"]] for e in p["longest"][:12]],
+            )
+        )
+    return "\n".join(lines)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--tokens", default="8192,16384", help="of a pack")
+    parser.add_argument("--steps", type=int, default=10, help="timed, after three that are not")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
+    parser.add_argument("--profile", action="store_true", help="also where the time of a step goes")
+    parser.add_argument("--case-limit-s", type=float, default=300)
+    parser.add_argument("--budget-s", type=float, default=3600, help="no new case after that many seconds")
+    parser.add_argument(
+        "--output-dir", type=Path, help="default: benchmarks/results; of a smoke run: nothing is written"
+    )
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.case:
+        return child(json.loads(args.case))
+    if args.device == "cpu" and not args.smoke:
+        parser.error("--device cpu runs with --smoke only")
+    import torch
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(
+            "error: this benchmark needs a CUDA device and torch sees none; --device cpu --smoke runs its code on tiny sizes",
+            file=sys.stderr,
+        )
+        return 2
+    from tqdm import tqdm
+
+    about, begun, rows = report.machine(), time.monotonic(), []
+    todo = cases(args)
+    with tempfile.TemporaryDirectory() as nowhere:
+        folder = args.output_dir or (Path(nowhere) if args.smoke else report.RESULTS)
+        for case in tqdm(todo, desc="cases", disable=None):
+            if "unavailable" in case:
+                rows.append(case)
+                continue
+            if time.monotonic() - begun > args.budget_s:
+                rows.append({**case, "failed": f"not started: the budget of {args.budget_s:.0f} s is spent"})
+                continue
+            rows.append(run_case(case, args.case_limit_s))
+            report.write("bench_gpu", {"machine": about, "peaks": PEAKS, "rows": rows}, text(rows, about), folder)
+    print(text(rows, about))
+    failed = [r for r in rows if "failed" in r]
+    print(f"{len(rows) - len(failed)} of {len(rows)} cases ran or are not available here, {len(failed)} failed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

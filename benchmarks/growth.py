@@ -1,0 +1,274 @@
+"""Growth: how cost grows with data set size, sequence length and corpus size; log-log plots with fitted exponents.
+
+    python benchmarks/growth.py [--only data|sequence|corpus] [--quick]
+
+Enters: nothing; makes its own pictures and packs, and text from Python's own library and installed packages. Leaves: a table and
+benchmarks/results/growth.{json,md,png}. One thread, one process at a time, imports apart; medians of `--rounds` interleaved rounds (preparation once).
+
+- data set size: seconds to prepare N synthetic pictures of 32 px; to open the folder; to plan one epoch of packs;
+- sequence length: seconds of a training step (demo size, float32) on one pack of S tokens that is a single clip (its attention is quadratic), and on
+  packs of S tokens of pictures of 64 tokens (linear); for comparison the exponent of the step's floating point operations over the same lengths;
+- corpus: seconds of `dfm text preprocess` on M megabytes, one worker.
+
+The exponent k is of cost = c * size^k over all sizes; beside it a start-up a and the rate after it, from cost = a + b * size (smallest relative error).
+Cost: about four minutes on a quiet core; `--quick` a minute and a half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from tqdm import tqdm
+
+from benchmarks import report
+from tests.conftest import run_ranks
+
+SIZES = {"data": [250, 500, 1000, 2000, 4000], "sequence": [512, 1024, 2048, 4096, 8192], "corpus": [1, 2, 4, 8, 16]}
+QUICK = {"data": [125, 250, 500, 1000], "sequence": [512, 1024, 2048, 4096], "corpus": [1, 2, 4, 8]}
+UNITS = {"data": "samples", "sequence": "tokens", "corpus": "MB"}
+PICTURE = 64
+"""Tokens of the pictures in the linear case: latents of 1 x 16 x 16, patches of 2 x 2."""
+
+
+# ---- data set size -----------------------------------------------------------------------------------------------
+
+
+def _timed(function: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
+    """On one rank: seconds by size of preparing, opening and planning an epoch."""
+    import torch
+
+    from dfm_nb.dataset import EnergonStore, PackPlan, PackSettings
+    from dfm_nb.prepare import main
+
+    torch.set_num_threads(1)
+    out: dict[str, list[float]] = {"prepare": [], "open": [], "plan an epoch": []}
+    with tempfile.TemporaryDirectory(prefix="growth_") as place:
+        folders = []
+        for n in (sizes[0] // 2, *sizes):  # the first does not count: it loads the encoders' files
+            folders.append(Path(place) / str(n))
+            argv = [
+                "--source",
+                "synthetic",
+                "--num-images",
+                str(n),
+                "--num-clips",
+                "0",
+                "--short-side",
+                "32",
+                "--output-dir",
+                str(folders[-1]),
+            ]
+            out["prepare"].append(_timed(lambda argv=argv: main(argv)))
+        del out["prepare"][0]
+        opened = [[_timed(lambda f=f: EnergonStore(f)) for f in folders] for _ in range(rounds)]
+        out["open"] = [statistics.median(times) for times in zip(*opened)][1:]
+        stores = [EnergonStore(f) for f in folders[1:]]
+
+        def epoch(store):
+            plan = PackPlan(store, PackSettings(seed=1), 1024, 100)
+            while plan.epoch == 0:
+                plan.next()
+
+        planned = [[_timed(lambda s=s: epoch(s)) for s in stores] for _ in range(rounds)]
+        out["plan an epoch"] = [statistics.median(times) for times in zip(*planned)]
+    return out  # fmt: skip
+
+
+# ---- sequence length ---------------------------------------------------------------------------------------------
+
+
+def _latents(tokens: int, single: bool) -> list[int]:
+    """Latent (T, H, W) of the samples: one clip of `tokens` tokens, or pictures of 64."""
+    return [tokens // PICTURE if single else 1, 16, 16]
+
+
+def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[float], list[float]]:
+    """On one rank: (seconds, model FLOPs) of a training step by tokens; medians of `rounds` after one that does not count."""
+    import torch
+
+    from dfm_nb import config as cfg
+    from dfm_nb import parallel
+    from dfm_nb import sizes as model_sizes
+    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.trainer import Trainer
+
+    torch.set_num_threads(1)
+    parallel.init()
+    steps, flops = [], []
+    for tokens in sizes:
+        overrides = [
+            "model.size=demo", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "mixed_precision=fp32", "dataset.mock=true",
+            f"dataset.mock_latent_sizes=[{json.dumps(_latents(tokens, single))}]", f"dataset.task_encoder_seq_length={tokens}",
+            "dataset.packing_buffer_size=1", "dataset.num_workers=0", "train.global_batch_size=1", "ema.sigma_rels=[]",
+        ]  # fmt: skip
+        config = cfg.resolve(None, overrides=overrides).config
+        loader = packed_loader(config, open_store(config), 0, 1)
+        steps.append((Trainer(config), loader.next_step()))
+        (pack,) = steps[-1][1]
+        lengths = [[b - a for a, b in zip(cu, cu[1:])][: len(pack.keys)] for cu in (pack.cu_q, pack.cu_kv)]
+        assert sum(lengths[0]) == tokens and len(lengths[0]) == (1 if single else tokens // PICTURE)
+        flops.append(float(model_sizes.model_flops(config, *lengths)))
+    seconds = [[_timed(lambda t=t, p=p: t.step(p)) for t, p in steps] for _ in range(rounds + 1)][1:]
+    return [statistics.median(times) for times in zip(*seconds)], flops
+
+
+# ---- corpus size -------------------------------------------------------------------------------------------------
+
+
+def write_corpus(path: Path, megabytes: float) -> int:
+    """JSONL of `megabytes` of text: Python's own library and the installed packages, file by file, in pieces of 4,000 characters; bytes written."""
+    import sysconfig
+
+    written, roots = 0, [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    with path.open("w", encoding="utf-8") as out:
+        for root in roots:
+            for file in sorted(root.rglob("*.py")):
+                whole = file.read_text(encoding="utf-8", errors="ignore")
+                for start in range(0, len(whole), 4000):
+                    written += out.write(json.dumps({"text": whole[start : start + 4000]}) + "\n")
+                    if written >= megabytes * 1e6:
+                        return written
+    raise ValueError(
+        f"the installed Python holds {written / 1e6:.0f} MB of text, fewer than the {megabytes:g} asked for"
+    )
+
+
+def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
+    """On one rank: seconds of `dfm text preprocess` by megabytes."""
+    from benchmarks.text_preprocess import train_tokenizer
+    from dfm_nb.text_cli import main
+
+    with tempfile.TemporaryDirectory(prefix="growth_") as place:
+        folder = Path(place)
+        write_corpus(folder / "for_tokenizer.jsonl", 4)
+        train_tokenizer(folder / "tokenizer", folder / "for_tokenizer.jsonl", 8000)
+        for size in sizes:
+            write_corpus(folder / f"{size}.jsonl", size)
+
+        def preprocess(size: int) -> None:
+            argv = ["preprocess", "--input", str(folder / f"{size}.jsonl"), "--output-prefix", str(folder / f"out{size}"), "--tokenizer-model",
+                    str(folder / "tokenizer"), "--workers", "1", "--append-eod", "--no-resume"]  # fmt: skip
+            assert main(argv) == 0
+
+        preprocess(sizes[0])  # imports and the tokenizer's file
+        seconds = [[_timed(lambda s=s: preprocess(s)) for s in sizes] for _ in range(rounds)]
+    return [statistics.median(times) for times in zip(*seconds)]
+
+
+# ---- the whole ---------------------------------------------------------------------------------------------------
+
+
+def curve(group: str, name: str, sizes: list[int], costs: list[float]) -> dict:
+    """A measured curve with its fits."""
+    k, c = report.exponent(sizes, costs)
+    fixed, rate = report.fixed_and_growing(sizes, costs)
+    return {
+        "group": group,
+        "name": name,
+        "sizes": sizes,
+        "seconds": costs,
+        "exponent": k,
+        "factor": c,
+        "fixed_s": fixed,
+        "s_per_unit": rate,
+    }
+
+
+def measure(group: str, sizes: list[int], rounds: int) -> list[dict]:
+    """The curves of one group."""
+    if group == "data":
+        (costs,) = run_ranks(1, data_rank, sizes, rounds, timeout_s=1200)
+        return [curve(group, name, sizes, costs[name]) for name in costs]
+    if group == "corpus":
+        return [curve(group, "text preprocess", sizes, run_ranks(1, corpus_rank, sizes, rounds, timeout_s=1200)[0])]
+    curves = []
+    for name, single in (("step on one clip", True), ("step on pictures", False)):
+        ((costs, flops),) = run_ranks(1, sequence_rank, sizes, rounds, single, timeout_s=1200)
+        curves.append(
+            curve(group, name, sizes, costs) | {"flops": flops, "flops_exponent": report.exponent(sizes, flops)[0]}
+        )
+    return curves
+
+
+def text(curves: list[dict], about: dict, rounds: int) -> str:
+    rows = []
+    for c in curves:
+        span = f"{c['sizes'][0]:,} to {c['sizes'][-1]:,} {UNITS[c['group']]}"
+        more = f"{c['flops_exponent']:.2f}" if "flops_exponent" in c else ""
+        rows.append([c["name"], span, f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}", f"{c['exponent']:.2f}", more,
+                     f"{c['fixed_s']:.2g} s + {1e3 * c['s_per_unit']:.3g} ms a {UNITS[c['group']].removesuffix('s')}"])  # fmt: skip
+    head = ["cost", "size", "seconds", "exponent", "exponent of its FLOPs", "start-up and rate"]
+    return (
+        f"One thread, medians of {rounds} interleaved rounds (preparation: once).\n{report.sentence(about)}.\n\n"
+        + report.table(head, rows)
+    )
+
+
+def plot(curves: list[dict], path: Path) -> None:
+    """A log-log panel a group: the measured points and the fitted power."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator
+
+    from dfm_nb.runs import PALETTE
+
+    titles = {"data": "data set size (samples)", "sequence": "sequence length (tokens)", "corpus": "corpus (MB)"}
+    groups = [g for g in titles if any(c["group"] == g for c in curves)]
+    figure = Figure(figsize=(4.4 * len(groups), 3.9), layout="constrained")
+    for axes, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups):
+        own = [c for c in curves if c["group"] == group]
+        for colour, c in zip(PALETTE, own):
+            axes.plot(c["sizes"], c["seconds"], "o", color=colour)
+            fitted = [c["factor"] * n ** c["exponent"] for n in c["sizes"]]
+            axes.plot(
+                c["sizes"], fitted, "-", linewidth=1, color=colour, label=f"{c['name']}: size^{c['exponent']:.2f}"
+            )
+        axes.set(xscale="log", yscale="log", xlabel=titles[group], ylabel="seconds")
+        axes.set_xticks(own[0]["sizes"], [f"{n:,}" for n in own[0]["sizes"]])
+        spread = max(max(c["seconds"]) for c in own) / min(min(c["seconds"]) for c in own)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if spread > 100 else (1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high * (high / low) ** 0.22)  # room for the legend
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e6e6e6", linewidth=0.6)
+        axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(SIZES), action="append", help="this group only; may be given again")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    args = parser.parse_args(argv)
+    about, sizes = report.machine(), QUICK if args.quick else SIZES
+    curves = []
+    for group in tqdm(args.only or list(sizes), desc="groups", disable=None):
+        curves += measure(group, sizes[group], args.rounds)
+    result = {"machine": about, "rounds": args.rounds, "curves": curves}
+    report.save("growth", result, text(curves, about, args.rounds), args.output_dir)
+    plot(curves, args.output_dir / "growth.png")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

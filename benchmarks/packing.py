@@ -1,0 +1,250 @@
+"""Packing: useful tokens / capacity, and time a pack, of dfm_nb's packer against padding, next-fit and first-fit-decreasing.
+
+    python benchmarks/packing.py [--seeds 7] [--packs 200] [--capacity 15360] [--buffer 100]
+
+Enters: random streams of sample lengths. Leaves: a table and benchmarks/results/packing.{json,md}.
+All see the same streams, without end, so that no last, half-empty pack is counted. What they are:
+
+- padding: the next samples, in the order they come, as rows of one rectangle that has at most `capacity` tokens; useful tokens / the rectangle's;
+- next-fit: the next samples, in the order they come, until one does not fit;
+- first-fit-decreasing, by buffers: `buffer` samples (or enough for two packs) are sorted and packed, all packs are given out, the buffer is read anew:
+  what an Energon task encoder with a packing buffer does;
+- first-fit-decreasing, refilled: the same, but only the fullest pack is given out and the buffer is filled up again;
+- dfm_nb: the fullest pack that holds the oldest waiting sample (exact subset sum), then the buffer is filled up again.
+
+The longest wait is how many packs went out between a sample's arrival in the buffer and its leaving it. Cost: under a minute on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Callable, Iterator
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import report
+from dfm_nb.packing import Packer
+from dfm_nb.sources import synthetic
+
+PATCH_PX = 16
+"""A token stands for 16 x 16 px (8x8 of the tokenizer, patches of 2x2) and, after the first, for four frames."""
+
+
+# ---- mixes: endless streams of lengths in tokens -----------------------------------------------------------------
+
+
+def _side(units: float, base_px: int) -> int:
+    return max(1, round(units * base_px / PATCH_PX))
+
+
+def synthetic_mix(rng: random.Random, base_px: int) -> Iterator[int]:
+    """Lengths as the synthetic source draws them, a fifth of them clips (its defaults: 1,200 images and 300 clips)."""
+    while True:
+        clip = rng.random() < 0.2
+        shapes = synthetic.CLIP_SHAPES if clip else synthetic.IMAGE_SHAPES
+        (h, w), _ = rng.choices(shapes, [weight for _, weight in shapes])[0]
+        frames = rng.choices([n for n, _ in synthetic.CLIP_FRAMES], [p for _, p in synthetic.CLIP_FRAMES])[0]
+        yield _side(h, base_px) * _side(w, base_px) * ((1 + (frames - 1) // 4) if clip else 1)
+
+
+def uniform_mix(rng: random.Random) -> Iterator[int]:
+    """Square pictures, 12 sides from 128 to 1024 px as evenly as multiples of 16 px allow, all equally likely."""
+    sides = [round((128 + i * (1024 - 128) / 11) / PATCH_PX) for i in range(12)]
+    while True:
+        yield rng.choice(sides) ** 2
+
+
+def text_mix(rng: random.Random, capacity: int) -> Iterator[int]:
+    """Document lengths: lognormal, median 400 tokens, sigma 1.2; longer ones than a pack are cut."""
+    while True:
+        yield min(capacity, max(1, round(rng.lognormvariate(5.99, 1.2))))
+
+
+MIXES: dict[str, Callable[[random.Random, int], Iterator[int]]] = {
+    "synthetic, 64 px": lambda rng, capacity: synthetic_mix(rng, 64),
+    "synthetic, 512 px": lambda rng, capacity: synthetic_mix(rng, 512),
+    "12 sizes, 128 to 1024 px": lambda rng, capacity: uniform_mix(rng),
+    "text-like, lognormal": text_mix,
+}
+
+
+# ---- packers: endless streams of packs, a pack being (lengths, tokens of the memory it takes, longest wait in packs) --
+
+Pack = tuple[list[int], int, int]
+
+
+def padding(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
+    rows: list[int] = []
+    longest = 0
+    for length in stream:
+        if (len(rows) + 1) * max(longest, length) > capacity:
+            yield rows, len(rows) * longest, 0
+            rows, longest = [], 0
+        rows.append(length)
+        longest = max(longest, length)
+
+
+def next_fit(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
+    pack: list[int] = []
+    used = 0
+    for length in stream:
+        if used + length > capacity:
+            yield pack, capacity, 0
+            pack, used = [], 0
+        pack.append(length)
+        used += length
+
+
+def first_fit_decreasing(lengths: list[int], capacity: int) -> list[list[int]]:
+    """Indices of `lengths` by pack: the longest first, each into the first pack that has room for it."""
+    packs: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if lengths[i] > capacity:
+            raise ValueError(f"a sample of {lengths[i]} tokens does not fit a pack of {capacity}")
+        into = next((p for p, free in enumerate(room) if free >= lengths[i]), None)
+        if into is None:
+            packs.append([])
+            room.append(capacity)
+            into = -1
+        packs[into].append(i)
+        room[into] -= lengths[i]
+    return packs
+
+
+def _fill(waiting: list[tuple[int, int]], stream: Iterator[int], capacity: int, buffer: int, now: int) -> None:
+    """Append (length, arrival) as `Packer` does: at least `buffer` samples, and enough for two packs."""
+    tokens = sum(length for length, _ in waiting)
+    while len(waiting) < buffer or tokens < 2 * capacity:
+        waiting.append((next(stream), now))
+        tokens += waiting[-1][0]
+
+
+def ffd_by_buffers(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
+    while True:
+        waiting: list[tuple[int, int]] = []
+        _fill(waiting, stream, capacity, buffer, 0)
+        for wait, pack in enumerate(first_fit_decreasing([length for length, _ in waiting], capacity)):
+            yield [waiting[i][0] for i in pack], capacity, wait
+
+
+def ffd_refilled(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
+    waiting: list[tuple[int, int]] = []
+    now = 0
+    while True:
+        _fill(waiting, stream, capacity, buffer, now)
+        packs = first_fit_decreasing([length for length, _ in waiting], capacity)
+        fullest = set(max(packs, key=lambda pack: sum(waiting[i][0] for i in pack)))
+        taken = [w for i, w in enumerate(waiting) if i in fullest]
+        yield [length for length, _ in taken], capacity, now - min(arrival for _, arrival in taken)
+        waiting = [w for i, w in enumerate(waiting) if i not in fullest]
+        now += 1
+
+
+def ours(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
+    packer, now = Packer(capacity, buffer), 0
+
+    def items():
+        for length in stream:
+            yield (length, now), length
+
+    arriving = items()
+    while True:
+        taken = packer.next(arriving)
+        yield [length for length, _ in taken], capacity, now - min(arrival for _, arrival in taken)
+        now += 1
+
+
+PACKERS: dict[str, Callable[[Iterator[int], int, int], Iterator[Pack]]] = {
+    "padding": padding,
+    "next-fit": next_fit,
+    "first-fit-decreasing, by buffers": ffd_by_buffers,
+    "first-fit-decreasing, refilled": ffd_refilled,
+    "dfm_nb": ours,
+}
+
+
+# ---- measurement -------------------------------------------------------------------------------------------------
+
+
+def draw(mix: str, seed: int, packs: int, capacity: int, buffer: int) -> list[int]:
+    """Lengths enough for that many packs and for the buffers behind them."""
+    lengths, tokens = [], 0
+    drawn = MIXES[mix](random.Random(f"{mix}/{seed}"), capacity)
+    while tokens < (packs + 3) * capacity:
+        lengths.append(next(drawn))
+        tokens += lengths[-1]
+    return lengths + list(islice(drawn, buffer))
+
+
+def measure(packer: str, lengths: list[int], packs: int, capacity: int, buffer: int) -> dict[str, float]:
+    """Useful share, milliseconds of processor time a pack and the longest wait, over the first `packs` packs of a stream."""
+    begun = time.process_time()
+    given_out = list(islice(PACKERS[packer](iter(lengths), capacity, buffer), packs))
+    seconds = time.process_time() - begun
+    assert len(given_out) == packs and all(sum(pack) <= memory <= capacity for pack, memory, _ in given_out), packer
+    useful = sum(sum(pack) for pack, _, _ in given_out) / sum(memory for _, memory, _ in given_out)
+    longest = max(wait for _, _, wait in given_out)
+    return {"useful": useful, "ms_per_pack": 1e3 * seconds / packs, "longest_wait_packs": longest}
+
+
+def run(seeds: int, packs: int, capacity: int, buffer: int) -> list[dict]:
+    """A row a mix and packer: medians over the seeds, and each seed's figures."""
+    rows = []
+    for mix in MIXES:
+        each: dict[str, list] = {name: [] for name in PACKERS}
+        for seed in range(seeds):
+            lengths = draw(mix, seed, packs, capacity, buffer)
+            for name in PACKERS:  # interleaved
+                each[name].append(measure(name, lengths, packs, capacity, buffer))
+        for name, runs in each.items():
+            medians = {k: statistics.median(r[k] for r in runs) for k in runs[0]}
+            rows.append({"mix": mix, "packer": name, **medians, "runs": runs})
+    return rows
+
+
+def mean_length(mix: str, capacity: int) -> float:
+    return statistics.fmean(islice(MIXES[mix](random.Random(0), capacity), 5000))
+
+
+def text(rows: list[dict], about: dict, args: argparse.Namespace) -> str:
+    lines = [
+        f"Useful tokens / capacity (of padding: / the rectangle's tokens); capacity {args.capacity:,}, buffer {args.buffer} samples and at least two packs.",
+        f"Medians of {args.seeds} seeds, {args.packs} packs each; least and greatest in brackets. {report.sentence(about)}.", "",
+    ]  # fmt: skip
+    cells = []
+    for row in rows:
+        middle, least, greatest = report.spread([r["useful"] for r in row["runs"]])
+        mix = f"{row['mix']} (mean {mean_length(row['mix'], args.capacity):,.0f} tokens)"
+        cells.append([mix, row["packer"], f"{middle:.3f} ({least:.3f} to {greatest:.3f})", f"{row['ms_per_pack']:.2f}",
+                      f"{row['longest_wait_packs']:.0f}"])  # fmt: skip
+    return (
+        "\n".join(lines)
+        + "\n"
+        + report.table(["mix", "packer", "useful", "CPU ms a pack", "longest wait, packs"], cells)
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=7)
+    parser.add_argument("--packs", type=int, default=200)
+    parser.add_argument("--capacity", type=int, default=15_360)
+    parser.add_argument("--buffer", type=int, default=100)
+    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    args = parser.parse_args(argv)
+    about = report.machine()
+    rows = run(args.seeds, args.packs, args.capacity, args.buffer)
+    settings = {k: getattr(args, k) for k in ("seeds", "packs", "capacity", "buffer")}
+    report.save("packing", {"machine": about, **settings, "rows": rows}, text(rows, about, args), args.output_dir)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

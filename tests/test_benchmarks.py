@@ -1,0 +1,224 @@
+"""The benchmarks' own arithmetic, packers against what must hold of any packing, the run of many, and the CUDA set's code on tiny sizes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from benchmarks import bench, bench_gpu, growth, packing, report, scaling
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+# ---- report ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_exponent_recovers_a_power(power):
+    sizes = [250, 500, 1000, 4000]
+    k, c = report.exponent(sizes, [0.003 * n**power for n in sizes])
+    assert k == pytest.approx(power) and c == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize(("sizes", "costs"), [([1, 1], [1, 2]), ([1, 2], [1]), ([1, 2], [0, 1]), ([5], [1])])
+def test_exponent_refuses_what_fits_no_line(sizes, costs):
+    with pytest.raises(ValueError, match="fit needs|must be positive"):
+        report.exponent(sizes, costs)
+
+
+def test_start_up_is_told_from_growth():
+    sizes = [100, 200, 400, 3200]
+    fixed, rate = report.fixed_and_growing(sizes, [2 + 0.01 * n for n in sizes])
+    assert fixed == pytest.approx(2) and rate == pytest.approx(0.01)
+    fixed, rate = report.fixed_and_growing(sizes, [n**2 for n in sizes])  # a line through them would start below zero
+    assert fixed == 0 and rate > 0
+
+
+def test_table_refuses_a_row_of_another_width():
+    assert report.table(["a", "b"], [[1, 2]]).splitlines() == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
+    with pytest.raises(AssertionError):
+        report.table(["a", "b"], [[1]])
+
+
+# ---- packing -----------------------------------------------------------------------------------------------------
+
+
+def test_first_fit_decreasing_by_hand():
+    packs = packing.first_fit_decreasing([3, 7, 5, 4, 6, 2], 10)
+    assert [[1, 0], [4, 3], [2, 5]] == packs  # 7+3, 6+4, 5+2
+    with pytest.raises(ValueError, match="11 tokens does not fit a pack of 10"):
+        packing.first_fit_decreasing([11], 10)
+
+
+def test_first_fit_decreasing_packs_every_sample_once():
+    rng = random.Random(0)
+    lengths = [rng.randint(1, 100) for _ in range(300)]
+    packs = packing.first_fit_decreasing(lengths, 128)
+    assert sorted(i for pack in packs for i in pack) == list(range(300))
+    assert all(sum(lengths[i] for i in pack) <= 128 for pack in packs)
+    assert len(packs) <= 11 / 9 * -(-sum(lengths) // 128) + 6 / 9 + 3  # 11/9 OPT + 6/9 (Dosa 2007), OPT near the bound
+
+
+@pytest.mark.parametrize("mix", list(packing.MIXES))
+def test_packers_use_each_sample_of_the_stream_at_most_once(mix):
+    lengths = packing.draw(mix, 0, 12, 4096 if "512" not in mix else 15_360, 40)
+    capacity = max(4096, *lengths)
+    for name, packer in packing.PACKERS.items():
+        packs = list(islice(packer(iter(lengths), capacity, 20), 4))
+        used = sorted(length for pack, _, _ in packs for length in pack)
+        left = sorted(lengths)
+        for length in used:
+            left.remove(length)  # raises when a length is used more often than it came
+        assert len(packs) == 4 and all(sum(pack) <= memory <= capacity for pack, memory, _ in packs), name
+
+
+def test_our_packer_is_the_fullest_on_mixed_sizes():
+    lengths = packing.draw("12 sizes, 128 to 1024 px", 3, 40, 15_360, 100)
+    useful = {name: packing.measure(name, lengths, 40, 15_360, 100)["useful"] for name in packing.PACKERS}
+    assert useful["dfm_nb"] >= 0.98
+    assert useful["padding"] < useful["next-fit"] < useful["first-fit-decreasing, by buffers"] < useful["dfm_nb"]
+
+
+def test_synthetic_mix_has_the_lengths_of_the_source():
+    from dfm_nb.sources import synthetic
+
+    source = synthetic.build(num_images=150, num_clips=30, size_px=64)
+    real = set()
+    for i in range(180):
+        (clip,) = source.read(i)
+        frames, height, width, _ = clip.video.shape
+        real.add((1 + (frames - 1) // 4) * (height // 16) * (width // 16))
+    assert real <= set(islice(packing.synthetic_mix(random.Random(0), 64), 4000))
+
+
+# ---- scaling, growth ---------------------------------------------------------------------------------------------
+
+
+def test_scaling_ratios_are_taken_within_a_round():
+    rounds = [{"1 process": 10.0, "DP2": 19.0}, {"1 process": 5.0, "DP2": 9.0}, {"1 process": 20.0, "DP2": 30.0}]
+    assert scaling.ratios(rounds, "1 process")["DP2"] == pytest.approx((1.8, 1.5, 1.9))
+
+
+def test_growth_corpus_has_the_megabytes_asked_for(tmp_path):
+    written = growth.write_corpus(tmp_path / "text.jsonl", 0.3)
+    lines = (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()
+    assert 300_000 <= written < 310_000 and all(json.loads(line)["text"] for line in lines)
+
+
+def test_growth_plot_and_table_show_the_fit(tmp_path):
+    curves = [growth.curve("data", "prepare", [250, 500, 1000], [1.0, 2.0, 4.0]),
+              growth.curve("corpus", "text preprocess", [1, 2, 4], [3.0, 4.0, 6.0])]  # fmt: skip
+    growth.plot(curves, tmp_path / "growth.png")
+    shown = growth.text(curves, report.machine(), 3).splitlines()
+    assert "| prepare | 250 to 1,000 samples | 1 to 4 | 1.00 |" in shown[-2]
+    assert "2 s + 1e+03 ms a MB" in shown[-1]
+    assert (tmp_path / "growth.png").stat().st_size > 5000
+
+
+# ---- the run of many ---------------------------------------------------------------------------------------------
+
+
+def test_bench_says_why_a_benchmark_failed(tmp_path):
+    good = bench.run(["-c", "print('| a |')"], 30, tmp_path / "a.log")
+    assert good["outcome"] == "ok" and good["printed"] == "| a |"
+    bad = bench.run(["-c", "import sys; print('half'); sys.exit('the disk is full')"], 30, tmp_path / "b.log")
+    assert bad["outcome"] == "failed with exit code 1: the disk is full"
+    slow = bench.run(["-c", "import time; time.sleep(60)"], 0.5, tmp_path / "c.log")
+    assert slow["outcome"].startswith("failed: not done after") and slow["seconds"] < 20
+
+
+def test_bench_index_names_what_failed():
+    rows = [{"name": "packing", "against": "padding", "command": "python x", "seconds": 61.0, "outcome": "ok", "printed": "# head\n| a |"},
+            {"name": "loader", "against": "tar", "command": "python y", "seconds": 2.0, "outcome": "failed: it hung", "printed": ""}]  # fmt: skip
+    lines = bench.index(rows, report.machine()).splitlines()
+    assert "1.1 minutes in all, failed: loader." in lines[2]
+    assert "### head" in lines and "No result: failed: it hung." in lines
+
+
+def test_bench_scripts_and_flags_exist():
+    for benchmark in bench.SET:
+        script, *flags = benchmark.argv("OUT", "TEXT")
+        source = (ROOT / script).read_text()
+        for flag in (f for f in flags if f.startswith("--")):
+            assert f'add_argument("{flag}"' in source, (script, flag)
+    assert sum(b.limit_s for b in bench.SET) > bench.BUDGET_S  # so the budget, and not the limits, keeps the run short
+
+
+# ---- the CUDA set ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H200", 989e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12),
+     ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA GeForce RTX 4090", None)],
+)  # fmt: skip
+def test_peaks_are_found_by_the_gpus_name(name, peak):
+    assert bench_gpu.peak_flops(name) == peak
+
+
+def test_layer_stack_grows_with_memory():
+    few, many = (bench_gpu.layers_that_fit(gib * 2**30, 270e6, 16384, 4096, 28) for gib in (40, 140))
+    assert 1 <= few < many <= 28
+    assert bench_gpu.layers_that_fit(2**30, 270e6, 16384, 4096, 28) == 1
+    assert bench_gpu.layers_that_fit(2**50, 270e6, 16384, 4096, 28) == 28
+
+
+def test_cuda_set_has_every_size_back_end_and_both_modes():
+    from dfm_nb.attention import BACKENDS
+
+    args = argparse.Namespace(
+        smoke=False, sizes="DiT-S,DiT-XL", tokens="8192,16384", device="cpu", steps=5, profile=True
+    )
+    cases = bench_gpu.cases(args)
+    assert {(c["size"], c["tokens"], c["compiled"]) for c in cases} >= {
+        (s, t, m) for s in ("DiT-S", "DiT-XL") for t in (8192, 16384) for m in (False, True)
+    }
+    assert {c["backend"] for c in cases if c["size"] == "DiT-XL"} == set(BACKENDS) - {"sdpa"}  # auto is sdpa on a CPU
+    missing = {c["backend"]: c["unavailable"] for c in cases if "unavailable" in c}
+    assert set(missing) == {"varlen", "flash_attn", "flex"} and "CUDA" in missing["varlen"]
+
+
+@pytest.mark.slow
+def test_cuda_set_runs_its_code_on_a_cpu(tmp_path):
+    argv = [
+        sys.executable,
+        str(ROOT / "benchmarks/bench_gpu.py"),
+        "--device",
+        "cpu",
+        "--smoke",
+        "--profile",
+        "--output-dir",
+        str(tmp_path),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)  # not the checkout's folder
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    result = json.loads((tmp_path / "bench_gpu.json").read_text())
+    ran = [r for r in result["rows"] if "unavailable" not in r]
+    assert {(r["resolved_backend"], r["compiled"]) for r in ran} >= {
+        ("sdpa", False),
+        ("sdpa", True),
+        ("sdpa_loop", False),
+    }
+    assert all(
+        r["tokens_per_s"] > 0 and r["tflops_per_s"] > 0 and r["peak_bytes"] > 1e6 and r["mfu"] is None for r in ran
+    )
+    assert any(r["time_by_kernel"]["longest"] for r in ran if r["profile"])
+    assert "a smoke run on the CPU" in done.stdout
+
+
+@pytest.mark.slow
+def test_cuda_set_without_cuda_says_so():
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks/bench_gpu.py")], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "needs a CUDA device" in done.stderr
