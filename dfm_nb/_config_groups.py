@@ -78,7 +78,6 @@ class ModelConfig:
         "recompute activations in backward: null, selective (attention) or full (layers)",
         choices=("selective", "full"),
     )
-    compile: bool = option(False, "torch.compile the layers")
     vae_cache_folder: str | None = option(None, "folder with the tokenizer's files, to decode validation samples")
     lora: LoraConfig = field(default_factory=LoraConfig)
 

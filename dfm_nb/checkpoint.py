@@ -3,7 +3,7 @@
 Enters: model chunks, optimizer, scheduler, averages and a JSON-able state. Leaves: `iter_0001000/` folders.
 Guarantees: a checkpoint is written beside its final name and renamed when everything, the checksums last, is on disk; only then does
 `latest_checkpointed_iteration.txt` move; what a checksum contradicts is refused by name; loading runs no code from a file.
-Cost: a blocking save writes all of the state; an asynchronous one copies it to host memory and returns.
+Cost: a blocking save writes all of the state; an asynchronous one returns when it is safe to train on (`background_save`).
 
     iter_0001000/  *.distcp .metadata common.pt metadata.json   megatron-core's
                    state.json      iteration, place in the data, consumed samples and tokens
@@ -15,16 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
-import signal
-import sys
-import types
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing.managers import SyncManager
 from operator import attrgetter
 from pathlib import Path
 
@@ -32,12 +28,12 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dfm_nb import config as cfg
-from dfm_nb.argv import end_with_parent
+from dfm_nb.background_save import SaveStrategy, checksum_file, optimizer_shards
 from dfm_nb.ema import PowerEMA
 from dfm_nb.linear import is_lora
 from dfm_nb.parallel import global_name, mpu, shard_dim
@@ -109,8 +105,14 @@ class _NamesOnly(pickle.Unpickler):
 
 def refuse_code(folder: Path) -> None:
     """The index of a torch_dist checkpoint is a pickle: read it once with an unpickler that knows no callables of interest."""
+    data_files(folder)
+
+
+def data_files(folder: Path) -> list[str]:
+    """Names of the files that hold a checkpoint's tensors, from its index."""
     with (folder / ".metadata").open("rb") as f:
-        _NamesOnly(f).load()
+        index = _NamesOnly(f).load()
+    return sorted({info.relative_path for info in index.storage_data.values()})
 
 
 def find(path: str | Path) -> Path:
@@ -196,35 +198,19 @@ def _sharded_state(pieces: Pieces, loading: bool) -> dict:
     metadata = dict(_LAYOUT_FREE)
     state = _model_state(pieces.chunks, metadata)
     flat = {k: v for chunk in state.values() for k, v in chunk.items()} if len(pieces.chunks) == 1 else state
-    state["optimizer"] = pieces.optimizer.sharded_state_dict(
-        flat if len(pieces.chunks) == 1 else state, is_loading=loading, metadata=metadata
-    )
+    distributed = [o for o in pieces.optimizer.chained_optimizers if isinstance(o, DistributedOptimizer)]
+    if loading or not distributed:
+        state["optimizer"] = pieces.optimizer.sharded_state_dict(
+            flat if len(pieces.chunks) == 1 else state, is_loading=loading, metadata=metadata
+        )
+    else:  # the same content, but from the ranks that have it
+        assert len(pieces.optimizer.chained_optimizers) == 1
+        tensors = [t for k, chunk in state.items() for t in chunk.values() if isinstance(t, ShardedTensor)]
+        state["optimizer"], state["optimizer_shards"] = optimizer_shards(distributed[0], tensors)
     model_only = {k: v for k, v in state.items() if k.startswith("model")}
     state["ema"] = _ema_state(pieces.ema, model_only)
     state["scheduler"] = pieces.scheduler.state_dict()
     return state
-
-
-def _serve_to_the_end() -> None:
-    """The queue's process is needed for the last save: a signal to stop, which goes to the whole group under torchrun, is the trainer's affair."""
-    end_with_parent()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _start_results_queue() -> None:
-    """Give megatron-core's writer the queue that it would make itself at the first save, in a process that ends with this one (its own stays
-    behind when a rank is killed) and does not import the main module again (its own takes seconds for that)."""
-    if filesystem_async._results_queue is not None:
-        return
-    manager = SyncManager(ctx=multiprocessing.get_context("spawn"))
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        manager.start(_serve_to_the_end)
-    finally:
-        sys.modules["__main__"] = main
-    filesystem_async._results_queue = manager.Queue()
 
 
 class Writer:
@@ -235,7 +221,10 @@ class Writer:
     ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self._queue = AsyncCallsQueue() if asynchronous else None
-        _start_results_queue()
+        self._strategy, self._validated = SaveStrategy(), False
+        self._closing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # used on rank 0
+        self._closed: Future | None = None  # the last asynchronous save's, on rank 0
+        self._unconfirmed = False  # on every rank: written, but rank 0 may not have closed it
 
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
@@ -253,6 +242,8 @@ class Writer:
             request = dist_checkpointing.save(
                 _sharded_state(pieces, loading=False),
                 str(temporary),
+                sharded_strategy=self._strategy,
+                validate_access_integrity=not self._validated,  # the next ones have the same parts
                 async_sharded_save=self._queue is not None,
                 content_metadata=dict(_LAYOUT_FREE),
                 # each rank's optimizer has a note of its own among the unsharded values, which is not saved
@@ -260,13 +251,16 @@ class Writer:
                     k: v for k, v in common.items() if k != "optimizer"
                 },
             )
+        self._validated = True
         small = {"state.json": json.dumps(state).encode(), "config.yaml": config_yaml.encode(), **(assets or {})}
         if self._queue is None:
             dist.barrier()
             with self._explained():
-                self._finalize(temporary, final, small)
+                if dist.get_rank() == 0:
+                    self._finalize(temporary, final, small)
+            dist.barrier()
         else:
-            request.add_finalize_fn(lambda: self._finalize(temporary, final, small))
+            request.add_finalize_fn(lambda: self._finalize_in_background(temporary, final, small))
             self._queue.schedule_async_request(request)
 
     @contextlib.contextmanager
@@ -287,22 +281,33 @@ class Writer:
             ) from None
 
     def _finalize(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
+        """On rank 0: the small files, the listing of all checksums, the final name, and then the pointer."""
+        for name, content in small.items():
+            (temporary / name).write_bytes(content)
+        listing = {}
+        for name in data_files(temporary):  # on disk already
+            waiting = checksum_file(temporary / name)
+            if not waiting.is_file() or not (temporary / name).is_file():
+                raise OSError(f"{name} is not there: all nodes must share this folder")
+            listing[name] = json.loads(waiting.read_text())
+            waiting.unlink()
+        for path in sorted(p for p in temporary.iterdir() if p.is_file() and p.name not in listing):
+            listing[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            sync(path)
+        (temporary / CHECKSUMS).write_text(json.dumps(listing, indent=1))
+        sync(temporary / CHECKSUMS)
+        sync(temporary)
+        shutil.rmtree(final, ignore_errors=True)
+        os.rename(temporary, final)
+        write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
+        sync(self.root)
+        self.say(f"Checkpoint saved: {final}/")
+        self._prune()
+
+    def _finalize_in_background(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
+        self._unconfirmed = True
         if dist.get_rank() == 0:
-            for name, content in small.items():
-                (temporary / name).write_bytes(content)
-            files = sorted(p for p in temporary.iterdir() if p.is_file())
-            listing = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in files}
-            (temporary / CHECKSUMS).write_text(json.dumps(listing, indent=1))
-            for p in [*files, temporary / CHECKSUMS]:
-                sync(p)
-            sync(temporary)
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(temporary, final)
-            write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
-            sync(self.root)
-            self.say(f"Checkpoint saved: {final}/")
-            self._prune()
-        dist.barrier()
+            self._closed = self._closing.submit(self._finalize, temporary, final, small)
 
     def _prune(self) -> None:
         if not self.keep_last:
@@ -311,21 +316,35 @@ class Writer:
             if not (self.keep_every and iteration_of(folder) % self.keep_every == 0):
                 shutil.rmtree(folder)
 
+    @property
+    def busy(self) -> bool:
+        """Whether an asynchronous save is being written; the same on every rank."""
+        return self._queue is not None and self._queue.get_num_unfinalized_calls() > 0
+
     def poll(self) -> None:
         """Finish asynchronous saves whose writing is done on every rank; cheap when there is none."""
-        if self._queue is not None and self._queue.get_num_unfinalized_calls():
-            with self._explained():
+        with self._explained():
+            if self._closed is not None and self._closed.done():
+                self._closed.result()
+            if self.busy:
                 self._queue.maybe_finalize_async_calls(blocking=False)
 
     def finish(self) -> None:
-        if self._queue is not None and self._queue.get_num_unfinalized_calls():
-            with self._explained():
+        """Wait until the last save is whole."""
+        with self._explained():
+            if self.busy:
                 self._queue.maybe_finalize_async_calls(blocking=True)
+            if self._closed is not None:
+                self._closed.result()
+        if self._unconfirmed:
+            dist.barrier()
+        self._closed, self._unconfirmed = None, False
 
     def close(self) -> None:
         self.finish()
         if self._queue is not None:
             self._queue.close()
+        self._closing.shutdown()
 
 
 def read_state(folder: Path) -> dict:

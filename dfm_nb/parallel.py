@@ -12,12 +12,15 @@ import gc
 import hashlib
 import os
 import tempfile
+import time
+import uuid
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
+from torch.distributed.rendezvous import rendezvous
 
 from dfm_nb import _megatron_cpu
 
@@ -77,7 +80,12 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
             torch.cuda.set_device(dev)
         backend = "nccl" if dev.type == "cuda" else "gloo"
         if "RANK" in os.environ:
-            dist.init_process_group(backend, timeout=timeout)
+            if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+                shared, rank, world = next(rendezvous("env://", timeout=timeout))
+                store = _store_of_this_life(shared, rank, world, timeout_s)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+            else:
+                dist.init_process_group(backend, timeout=timeout)
         else:
             store = dist.FileStore(os.path.join(tempfile.mkdtemp(), "store"), 1)
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
@@ -98,6 +106,27 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     return layout
+
+
+def _store_of_this_life(shared: dist.Store, rank: int, world: int, timeout_s: float) -> dist.Store:
+    """A part of torchrun's store with nothing of an earlier life in it.
+
+    torchrun's restarts keep the store, in which a process finds the addresses of those that died. All agree on a new name: rank 0 invents it and
+    lists whoever answered to it; a name of an earlier life has no list with this process in it.
+    """
+    me, end = uuid.uuid4().hex, time.monotonic() + timeout_s
+    if rank == 0:
+        shared.set("dfm_nb/life", me)
+        others = [shared.get(f"dfm_nb/{me}/{r}").decode() for r in range(1, world)]
+        shared.set(f"dfm_nb/{me}/all", " ".join(others))
+        return dist.PrefixStore(me, shared)
+    while time.monotonic() < end:
+        life = shared.get("dfm_nb/life").decode()
+        shared.set(f"dfm_nb/{life}/{rank}", me)
+        if shared.check([f"dfm_nb/{life}/all"]) and me in shared.get(f"dfm_nb/{life}/all").decode():
+            return dist.PrefixStore(life, shared)
+        time.sleep(0.05)
+    raise TimeoutError(f"rank {rank} found no other process within {timeout_s:g} s (dist.timeout_s)")
 
 
 def shutdown() -> None:

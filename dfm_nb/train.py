@@ -134,6 +134,7 @@ class Training:
         self.assets = checkpoint.read_assets(self.config.dataset.path) if self.config.dataset.path else {}
         self._pipeline: Pipeline | None = None
         self.iteration = self.skipped_in_a_row = self.skipped = 0
+        self._saved: int | None = None  # iteration of the run's own checkpoint that this process goes on from
         self.validation: Validation | None = None
         self.metrics = Metrics(run.metrics_file) if self.rank == 0 else None
         self.loggers = Loggers(self.config.logger, run, {"config": self.config_yaml}) if self.rank == 0 else None
@@ -153,6 +154,7 @@ class Training:
                 found = [checkpoint.usable(self.writer.root, log.warning)]
             dist.broadcast_object_list(found, src=0)
             folder = found[0]
+            self._saved = None if folder is None else checkpoint.iteration_of(folder)
         if folder is not None:
             checkpoint.check_same_model(checkpoint.weights_in(folder), self.config)
             state = checkpoint.load(self.trainer.pieces(), folder)
@@ -219,7 +221,7 @@ class Training:
         begun = time.monotonic()
         bar = tqdm(total=t.train_iters, initial=self.iteration, desc="train", unit="it",
                    disable=self.rank != 0 or not sys.stderr.isatty())  # fmt: skip
-        first = last_saved = self.iteration
+        first, last_saved = self.iteration, self._saved
         signalled = 0
         while self.iteration < t.train_iters and not signalled:
             started = time.monotonic()
@@ -243,7 +245,7 @@ class Training:
                 last_saved = self.iteration
             self.writer.poll()
         bar.close()
-        if self.iteration != last_saved or not checkpoint.whole_checkpoints(self.writer.root):
+        if self.iteration != last_saved:
             self.save()
         self.writer.close()
         self.loader.close()

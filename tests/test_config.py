@@ -165,7 +165,7 @@ FAULTS = {
     "text for a whole number": (["train.train_iters=abc"], r"train.train_iters must be a whole number; got 'abc'"),
     "fraction for a whole number": (["model.num_layers=2.5"], r"model.num_layers must be a whole number; got 2.5"),
     "truth value for a whole number": (["model.num_layers=true"], r"must be a whole number; got True"),
-    "number for a truth value": (["model.compile=3"], r"model.compile must be true or false; got 3"),
+    "number for a truth value": (["train.exit_on_signal=3"], r"train.exit_on_signal must be true or false; got 3"),
     "null where there must be a value": (
         ["dataset.num_workers=null"],
         r"must be a whole number; got null; leave it out",

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from dfm_nb import checkpoint
 from dfm_nb.argv import torchrun_argv
 from dfm_nb.runs import read_metrics
+from tests import tiny_run
 
 SMALL = [
     "--mock", "--recipe", "demo", "model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "train.eval_interval=0",
@@ -84,6 +87,47 @@ def kill_tree(process):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["false", "true"], ids=["blocking", "asynchronous"])
+def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mode):
+    """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are those of the run that nothing happened to."""
+    run = tmp_path / "run"
+    script = str(Path(__file__).parent / "distributed" / "dying_run.py")
+    argv = [*torchrun_argv("dfm_nb.train", [], 2, ["--max-restarts=1"])[:-2], script, *SMALL, "--run-dir", str(run)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*argv, f"checkpoint.async_save={mode}"], env=env, capture_output=True, text=True, timeout=300
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-3000:]
+    assert re.search(r"exitcode: -9\) local_rank: 1", output) and output.count("Starting pretraining") == 2
+    assert re.search(r"Resumed from .*iter_000000[48] at iteration [48]", output)
+    assert losses(run) == losses(clean[0])
+
+
+@pytest.mark.slow
+def test_chaos_in_short(tmp_path):
+    """`make chaos` with five kills instead of fifty; its full form is in benchmarks/results/chaos.md."""
+    script = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
+    argv = [
+        sys.executable,
+        str(script),
+        "--kills",
+        "5",
+        "--iterations",
+        "32",
+        "--torchrun",
+        "0",
+        "--output-dir",
+        str(tmp_path),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads((tmp_path / "chaos.json").read_text())
+    assert result["kills"] == 5 and result["identical"] and result["resumed"] >= 1
+    assert result["hit"].get("saving", 0) + result["hit"].get("steps", 0) >= 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"], ["model.pipeline_model_parallel_size=2"],
@@ -146,6 +190,33 @@ def test_validation_changes_no_training_loss(clean, tmp_path):
     assert [r["iteration"] for r in rounds] == [3, 6, 9, 12]
     assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8
     assert rounds[0]["val_loss_ema_0.1"] > 0
+
+
+@pytest.mark.slow
+def test_validation_on_training_samples_does_not_advance_training(tiny_data, tiny_checkpoint, tmp_path):
+    """`tiny_checkpoint` is the same run without validation."""
+    run = tiny_run.train(
+        tiny_data, tmp_path / "run", "train.eval_interval=1", "train.eval_iters=1", "dataset.use_train_split_for_val=true",
+        "validation.prompts=[]",
+    )  # fmt: skip
+    rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
+    assert [r["iteration"] for r in rounds] == [1, 2, 3] and len({r["val_loss"] for r in rounds}) == 3
+    assert losses(run) == losses(tiny_checkpoint)
+    ends = [checkpoint.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
+    assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
+
+
+@pytest.mark.slow
+def test_bf16_run_goes_on_bit_for_bit(tiny_data, tmp_path):
+    """Packed shards, a loader process, averages, an asynchronous save in the middle."""
+    bf16 = ["mixed_precision=bf16", "train.train_iters=4", "dataset.num_workers=1"]
+    whole = tiny_run.train(
+        tiny_data, tmp_path / "whole", *bf16, "checkpoint.save_interval=2", "checkpoint.async_save=true"
+    )
+    start = whole / "checkpoints" / "iter_0000002"
+    resumed = tiny_run.train(tiny_data, tmp_path / "resumed", *bf16, f"checkpoint.load_checkpoint={start}")
+    assert sorted(losses(resumed)) == [3, 4]
+    assert losses(resumed) == {i: loss for i, loss in losses(whole).items() if i > 2}
 
 
 @pytest.mark.slow

@@ -91,21 +91,6 @@ def test_rank_that_dies_ends_the_job_with_its_number(tmp_path, start):
 
 
 @pytest.mark.slow
-def test_torchruns_restart_goes_on_from_the_last_checkpoint(tmp_path, start):
-    run = tmp_path / "run"
-    clean = pretrain(tmp_path / "clean", "train.train_iters=40")
-    argv = command(run, "train.train_iters=40")
-    argv.insert(argv.index("-m", argv.index("torch.distributed.run")), "--max-restarts=2")
-    process = start(argv)
-    wait_for_steps(run, process)
-    workers(process)[1].kill()
-    output = process.communicate(timeout=200)[0]
-    assert process.returncode == 0, output[-2000:]
-    assert re.search(r"Resumed from .*iter_0*[1-9]\d* at iteration [1-9]", output)
-    assert losses(run) == losses(tmp_path / "clean") and len(losses(run)) == 40 and "Resumed" not in clean
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["checkpoint.async_save=false", "checkpoint.async_save=true"])
 def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path, mode):
     """A limit on the size of files stands for the disk: the optimizer's file does not fit any more."""

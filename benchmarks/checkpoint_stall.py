@@ -1,0 +1,164 @@
+"""How long a save holds training up: blocking against asynchronous, on a model of more than 100 M parameters, interleaved in one run.
+
+    python benchmarks/checkpoint_stall.py [--rounds 3] [--size DiT-B] [--processes 1]
+
+Stall: the time the training loop spends in the writer (`save`, `poll` after each step until the checkpoint is written, and `finish` a step
+later), not training. Steps that run while a checkpoint is being written share the machine with the writer; how much longer they take is shown apart. Goal: the stall of an
+asynchronous save is at most 5 % of a blocking one. Writes benchmarks/results/checkpoint_stall.{json,md}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OUT = Path(__file__).parent / "results" / "checkpoint_stall"
+SETTINGS = [
+    "mixed_precision=fp32", "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8]]", "dataset.task_encoder_seq_length=64",
+    "dataset.num_workers=0", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "model.adaln_lora_dim=128",
+    "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true",
+]  # fmt: skip
+
+
+def timed(function) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def measure(size: str, rounds: int, folder: Path) -> dict | None:
+    """On every rank of this process group; the figures of rank 0."""
+    import torch
+    import torch.distributed as dist
+
+    from dfm_nb import checkpoint, parallel, sizes
+    from dfm_nb import config as cfg
+    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.trainer import Trainer
+
+    torch.set_num_threads(1)
+    world = parallel.world_size_from_env()
+    resolved = cfg.resolve(None, overrides=[*SETTINGS, f"model.size={size}", f"train.global_batch_size={world}"])
+    parallel.init(timeout_s=1800)
+    trainer = Trainer(resolved.config)
+    loader = packed_loader(resolved.config, open_store(resolved.config), trainer.dp_rank, trainer.dp_size)
+    writers = {
+        kind: checkpoint.Writer(folder / kind, keep_last=1, asynchronous=kind == "async", say=lambda *_: None)
+        for kind in ("blocking", "async")
+    }
+    iteration, text = 0, cfg.to_yaml(resolved)
+
+    def step() -> None:
+        trainer.step(loader.next_step())
+
+    def save(kind: str) -> None:
+        state = {"iteration": iteration, "steps_taken": trainer.steps_taken, "skipped": 0, "data": loader.state()}
+        writers[kind].save(trainer.pieces(), iteration, state, text)
+
+    rows = []
+    for r in range(rounds + 1):  # the first is a warm-up
+        iteration = r + 1
+        plain = [timed(step) for _ in range(4)]
+        dist.barrier()
+        blocking = timed(lambda: save("blocking"))
+        step()
+        dist.barrier()
+        begun = time.perf_counter()
+        call = timed(lambda: save("async"))
+        polls, busy = [], []
+        while writers["async"].busy:
+            busy.append(timed(step))
+            polls.append(timed(writers["async"].poll))
+        step()
+        wait = timed(writers["async"].finish)
+        polls.append(wait)
+        row = {
+            "blocking_s": blocking, "async_call_s": call, "async_polls_s": sum(polls), "longest_poll_s": max(polls), "step_s": statistics.median(plain),
+            "step_while_writing_s": statistics.median(busy), "steps_while_writing": len(busy), "until_whole_s": time.perf_counter() - begun,
+        }  # fmt: skip
+        if parallel.rank() == 0:
+            print(json.dumps({k: round(v, 3) for k, v in row.items()}), flush=True)
+        if r:
+            rows.append(row)
+    for writer in writers.values():
+        writer.close()
+    total = sum(f.stat().st_size for f in checkpoint.find(folder / "async").iterdir())
+    checkpoint.verify(checkpoint.find(folder / "async"))
+    out = {
+        "size": size, "parameters": sizes.parameter_count(resolved.config), "checkpoint_gb": total / 1e9, "processes": world, "rounds": rows
+    }  # fmt: skip
+    return out if parallel.rank() == 0 else None
+
+
+def summary(result: dict) -> dict:
+    """Medians over the rounds; the stall as a share of the blocking save, round by round."""
+    rows = result["rounds"]
+    median = lambda f: statistics.median(f(r) for r in rows)  # noqa: E731
+    return {
+        "blocking_s": median(lambda r: r["blocking_s"]),
+        "stall_s": median(lambda r: r["async_call_s"] + r["async_polls_s"]),
+        "stall_share": median(lambda r: (r["async_call_s"] + r["async_polls_s"]) / r["blocking_s"]),
+        "step_s": median(lambda r: r["step_s"]),
+        "step_while_writing_s": median(lambda r: r["step_while_writing_s"]),
+        "until_whole_s": median(lambda r: r["until_whole_s"]),
+    }
+
+
+def table(result: dict, s: dict) -> str:
+    return "\n".join([
+        f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), a checkpoint of "
+        f"{result['checkpoint_gb']:.2f} GB, {result['machine']}; medians of {len(result['rounds'])} interleaved rounds.",
+        "",
+        "| | blocking | asynchronous |",
+        "|---|---|---|",
+        f"| training held up, s | {s['blocking_s']:.2f} | {s['stall_s']:.3f} |",
+        f"| share of the blocking save | 100 % | {s['stall_share']:.1%} |",
+        f"| until the checkpoint is whole, s | {s['blocking_s']:.2f} | {s['until_whole_s']:.2f} |",
+        f"| a training step, alone / while writing, s | {s['step_s']:.2f} / - | {s['step_s']:.2f} / {s['step_while_writing_s']:.2f} |",
+    ])  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", default="DiT-B")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--output-dir", type=Path, default=OUT.parent)
+    args = parser.parse_args()
+    if args.child:
+        from dfm_nb import parallel
+
+        result = measure(args.size, args.rounds, Path(args.child))
+        parallel.shutdown()
+        if result is not None:
+            (Path(args.child) / "result.json").write_text(json.dumps(result))
+        return 0
+    folder = tempfile.mkdtemp(prefix="checkpoint_stall_")
+    try:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.processes}"]
+        mine = [__file__, "--child", folder, "--size", args.size, "--rounds", str(args.rounds)]
+        subprocess.run([*launch, *mine], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        result = json.loads((Path(folder) / "result.json").read_text())
+    finally:
+        shutil.rmtree(folder)
+    result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    result["summary"] = summary(result)
+    text = table(result, result["summary"])
+    print(text)
+    (args.output_dir / "checkpoint_stall.json").write_text(json.dumps(result, indent=1) + "\n")
+    (args.output_dir / "checkpoint_stall.md").write_text(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

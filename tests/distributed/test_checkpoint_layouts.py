@@ -1,0 +1,97 @@
+"""A checkpoint written in one layout holds the same weights, optimizer state and averages for every other one."""
+
+import pytest
+import torch
+
+from tests.conftest import run_ranks
+from tests.distributed.layouts import gather, make_trainer, randomise
+
+LAYOUTS = {
+    "DP2": [],
+    "TP2": ["model.tensor_model_parallel_size=2"],
+    "TP2+SP": ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
+    "PP2 virtual": ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"],
+    "CP2": ["model.context_parallel_size=2"],
+}
+
+
+def contents(trainer):
+    """Whole tensors by name: weights, averages, and the weights after one more step."""
+    from dfm_nb.parallel import global_name, mpu, shard_dim
+
+    rank, found = mpu.get_tensor_model_parallel_rank(), []
+    averages = trainer.ema.named(0.1)
+    for chunk, named in zip(trainer.chunks, averages):
+        for local, p in chunk.named_parameters():
+            name, dim = global_name(local, chunk), shard_dim(p)
+            found.append((name, p.detach().float().clone(), dim, rank))
+            found.append((f"ema {name}", named[local].clone(), dim, rank))
+    whole = gather(found)
+    whole |= {f"step {k}": v for k, v in after_one_more_step(trainer).items()}
+    return whole
+
+
+def after_one_more_step(trainer):
+    """The weights after a step with gradients that depend on the name only: they show main weights and moments."""
+    from dfm_nb.parallel import generator_for, global_name, mpu, shard_dim
+
+    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    for chunk in trainer.ddp:
+        chunk.zero_grad_buffer()
+    values = []
+    for chunk in trainer.chunks:
+        for local, p in chunk.named_parameters():
+            name, dim = global_name(local, chunk), shard_dim(p)
+            shape = list(p.shape)
+            if dim is not None:
+                shape[dim] *= size
+            full = torch.randn(shape, generator=generator_for("gradient", name)) * 1e-2
+            p.main_grad.copy_(full if dim is None else full.chunk(size, dim)[rank])
+    trainer.optimizer.prepare_grads()
+    trainer.optimizer.step_with_ready_grads()
+    for chunk in trainer.chunks:
+        for local, p in chunk.named_parameters():
+            values.append((global_name(local, chunk), p.detach().float().clone(), shard_dim(p), rank))
+    return gather(values)
+
+
+def write(overrides, folders):
+    """One training step, then a save of each kind of the same state."""
+    from dfm_nb import checkpoint
+
+    trainer, loader = make_trainer(overrides)
+    randomise(trainer)
+    trainer.step(loader.next_step())
+    for asynchronous, folder in zip((False, True), folders):
+        writer = checkpoint.Writer(folder, asynchronous=asynchronous, say=lambda *_: None)
+        writer.save(trainer.pieces(), 1, {"iteration": 1}, "model: {}\n")
+        writer.close()
+    return contents(trainer)
+
+
+def read(overrides, folders):
+    from dfm_nb import checkpoint
+
+    out = []
+    for folder in folders:
+        trainer, _ = make_trainer([*overrides, "rng.seed=99"])
+        found = checkpoint.find(folder)
+        assert checkpoint.load(trainer.pieces(), found) == {"iteration": 1}
+        out.append(contents(trainer))
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saved", "loaded", "precision"),
+    [("DP2", "TP2", "fp32"), ("TP2+SP", "CP2", "fp32"), ("PP2 virtual", "DP2", "bf16"), ("CP2", "PP2 virtual", "fp32")],
+)
+def test_checkpoint_of_one_layout_is_the_same_in_another(tmp_path, saved, loaded, precision):
+    """Blocking and asynchronous; the optimizer's part as the difference that one more step makes, bit for bit."""
+    folders = [str(tmp_path / kind) for kind in ("blocking", "async")]
+    extra = [f"mixed_precision={precision}", "optimizer.clip_grad=0"]
+    want = run_ranks(2, write, [*LAYOUTS[saved], *extra], folders)[0]
+    for got in run_ranks(2, read, [*LAYOUTS[loaded], *extra], folders)[0]:
+        assert got.keys() == want.keys()
+        differing = [k for k in want if not torch.equal(got[k], want[k])]
+        assert not differing, differing[:5]
