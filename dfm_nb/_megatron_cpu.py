@@ -4,7 +4,7 @@ megatron-core names CUDA outright in some modules (`torch.cuda.current_device()`
 name `torch` into those modules only: calls that ask for CUDA get the CPU, everything else goes to the real torch, which stays as it is.
 `fix_native_adam()` mends the distributed optimizer's use of torch's own AdamW, needed on any device without Transformer Engine or Apex.
 
-Tested with megatron-core 0.16.1 (tests/test_megatron_cpu.py fails with a sentence when a new version moves something).
+Tested with megatron-core 0.16.1 on Python 3.11 and 0.19.2 on 3.12 (tests/test_megatron_cpu.py fails with a sentence when a new version moves something).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Iterable, Iterator
 
 import torch
 
-TESTED_VERSIONS = ("0.16.1",)
+TESTED_VERSIONS = ("0.16.1", "0.19.2")
 
 MODULES = (
     "utils", "timers", "rerun_state_machine", "parallel_state",

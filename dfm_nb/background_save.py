@@ -26,7 +26,11 @@ from pathlib import Path
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.state_dict_saver import save_state_dict_async_plan
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.state_dict_saver import (
+    save_state_dict_async_finalize,
+    save_state_dict_async_plan,
+)
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
     TorchDistSaveShardedStrategy,
@@ -217,9 +221,14 @@ class SaveStrategy(TorchDistSaveShardedStrategy):
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=THREADS)
 
-    def async_save(self, sharded_state_dict, checkpoint_dir):
+    def save(self, sharded_state_dict, checkpoint_dir) -> None:
+        self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
+
+    def async_save(self, sharded_state_dict, checkpoint_dir, *_writer) -> AsyncRequest:
+        """`_writer` : megatron-core 0.19's choice between its own writers."""
         state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
         writer = _FileWriter(checkpoint_dir, thread_count=self.thread_count)
         saved, *_ = save_state_dict_async_plan(mcore_to_pyt_state_dict(state), writer, None, 0, planner=planner)
-        return self._get_save_and_finalize_callbacks(writer, saved)
+        write, preload, arguments = writer.get_save_function_and_args()
+        return AsyncRequest(write, arguments, [partial(save_state_dict_async_finalize, *saved)], preload_fn=preload)
