@@ -49,7 +49,10 @@ def test_every_block_of_the_pages_runs(tmp_path):
 
     assert "#SBATCH --nodes=4" in (tmp_path / "train.sbatch").read_text()
     written = {path.name for path in (tmp_path / "jobs").iterdir()}
-    assert written == {name for _, _, name in KINDS.values()} and "TP * PP * CP must divide the number of processes = 24" in cluster
+    assert (
+        written == {name for _, _, name in KINDS.values()}
+        and "TP * PP * CP must divide the number of processes = 24" in cluster
+    )
     assert (
         re.search(r"short_side +int +64 ", notebooks)
         and (tmp_path / "runs" / "parallelism.html").stat().st_size > 10_000
