@@ -180,9 +180,12 @@ class Job:
         grace = float(self.record.get("grace_s", GRACE_S)) + 2 * SWEEP_S if grace_s is None else grace_s
         _send(tree[:1], signal.SIGTERM)
         tree += self._wait_for_end(grace, tree)
-        if supervised and self.pid is not None:  # the second request means at once, and is recorded as a stop
-            _send(tree[:1], signal.SIGTERM)
-            tree += self._wait_for_end(SWEEP_S, tree)
+        end = time.monotonic() + 2 * SWEEP_S
+        while supervised and self.pid is not None and time.monotonic() < end:
+            _send(
+                tree[:1], signal.SIGTERM
+            )  # a second request means at once; two that come together count as one, so it is said again
+            tree += self._wait_for_end(1.0, tree)
         left = [p for p in tree if _is_alive(p)]
         _send(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=5)
