@@ -182,9 +182,7 @@ class Job:
         tree += self._wait_for_end(grace, tree)
         end = time.monotonic() + 2 * SWEEP_S
         while supervised and self.pid is not None and time.monotonic() < end:
-            _send(
-                tree[:1], signal.SIGTERM
-            )  # a second request means at once; two that come together count as one, so it is said again
+            _send(tree[:1], signal.SIGTERM)  # a second means at once; two that come together count as one: said again
             tree += self._wait_for_end(1.0, tree)
         left = [p for p in tree if _is_alive(p)]
         _send(left, signal.SIGKILL)

@@ -47,20 +47,30 @@ def make_trainer(overrides: list[str]):
     return trainer, loader
 
 
-def randomise(trainer) -> None:
-    """Zero-initialised layers would hide errors: give every parameter a value that depends on its name only."""
+def by_name(trainer, purpose: str):
+    """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values that depend on purpose and name only."""
     from dfm_nb.parallel import generator_for, global_name, mpu, shard_dim
 
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    for chunk in trainer.chunks:
+        for local, p in chunk.named_parameters():
+            name, dim = global_name(local, chunk), shard_dim(p)
+            shape = list(p.shape)
+            if dim is not None:
+                shape[dim] *= size
+
+            def draw(scale: float, shift: float = 0.0, name=name, dim=dim, shape=shape):
+                full = torch.randn(shape, generator=generator_for(purpose, name)) * scale + shift
+                return full if dim is None else full.chunk(size, dim)[rank]
+
+            yield name, p, draw
+
+
+def randomise(trainer) -> None:
+    """Zero-initialised layers would hide errors: give every parameter a value that depends on its name only."""
     with torch.no_grad():
-        for chunk in trainer.chunks:
-            for local, p in chunk.named_parameters():
-                name, dim = global_name(local, chunk), shard_dim(p)
-                shape = list(p.shape)
-                if dim is not None:
-                    shape[dim] *= size
-                full = torch.randn(shape, generator=generator_for("test", name)) * 0.08 + ("norm" in name)
-                p.copy_(full if dim is None else full.chunk(size, dim)[rank])
+        for name, p, draw in by_name(trainer, "test"):
+            p.copy_(draw(0.08, float("norm" in name)))
     trainer.optimizer.reload_model_params()
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import run_ranks
-from tests.distributed.layouts import gather, make_trainer, randomise
+from tests.distributed.layouts import by_name, gather, make_trainer, randomise
 
 LAYOUTS = {
     "DP2": [],
@@ -33,20 +33,14 @@ def contents(trainer):
 
 def after_one_more_step(trainer):
     """The weights after a step with gradients that depend on the name only: they show main weights and moments."""
-    from dfm_nb.parallel import generator_for, global_name, mpu, shard_dim
+    from dfm_nb.parallel import global_name, mpu, shard_dim
 
-    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    rank = mpu.get_tensor_model_parallel_rank()
     for chunk in trainer.ddp:
         chunk.zero_grad_buffer()
     values = []
-    for chunk in trainer.chunks:
-        for local, p in chunk.named_parameters():
-            name, dim = global_name(local, chunk), shard_dim(p)
-            shape = list(p.shape)
-            if dim is not None:
-                shape[dim] *= size
-            full = torch.randn(shape, generator=generator_for("gradient", name)) * 1e-2
-            p.main_grad.copy_(full if dim is None else full.chunk(size, dim)[rank])
+    for _, p, draw in by_name(trainer, "gradient"):
+        p.main_grad.copy_(draw(1e-2))
     trainer.optimizer.prepare_grads()
     trainer.optimizer.step_with_ready_grads()
     for chunk in trainer.chunks:
