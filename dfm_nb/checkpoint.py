@@ -14,6 +14,7 @@ Cost: a blocking save writes all of the state; an asynchronous one returns when 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pickle
@@ -213,6 +214,18 @@ def _sharded_state(pieces: Pieces, loading: bool) -> dict:
     return state
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection: a plan is some 100,000 objects that are all needed, and each search through them holds training up."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Writer:
     """Saves under one root; asynchronous saves are finished by `poll` (each step) and `finish`."""
 
@@ -238,7 +251,7 @@ class Writer:
             temporary.mkdir(parents=True)
         dist.barrier()
         self._pending = final
-        with self._explained():
+        with self._explained(), _no_collection():
             request = dist_checkpointing.save(
                 _sharded_state(pieces, loading=False),
                 str(temporary),
@@ -261,7 +274,8 @@ class Writer:
             dist.barrier()
         else:
             request.add_finalize_fn(lambda: self._finalize_in_background(temporary, final, small))
-            self._queue.schedule_async_request(request)
+            with _no_collection():
+                self._queue.schedule_async_request(request)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -323,7 +337,7 @@ class Writer:
 
     def poll(self) -> None:
         """Finish asynchronous saves whose writing is done on every rank; cheap when there is none."""
-        with self._explained():
+        with self._explained(), _no_collection():
             if self._closed is not None and self._closed.done():
                 self._closed.result()
             if self.busy:
