@@ -56,6 +56,7 @@ SET = (
     Benchmark("text_preprocess", "{text} --only speed --megabytes 5 --rounds 1 --output-dir {out}", 300, "the design of Megatron-LM's tool"),
     Benchmark("samplers", "--num-samples 200 --output-dir {out}", 240, "35 Heun steps"),
     Benchmark("checkpoint_stall", "--size DiT-S --rounds 2 --output-dir {out}", 180, "a blocking save"),
+    Benchmark("resume_time", "--size DiT-S --samples 300 --steps 100,400 --output-dir {out}", 180, "a loader run forward, Energon's; torch.load of one file"),
     Benchmark("elastic_resume", "--iterations 20 --output-dir {out}", 240, "the uninterrupted run"),
     Benchmark("scaling", "--rounds 2 --images 300 --output-dir {out}", 300, "one process; two that work alone"),
     Benchmark("growth", "--quick --rounds 2 --output-dir {out}", 300, "fitted exponents"),

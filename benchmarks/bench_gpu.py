@@ -9,7 +9,7 @@ rewritten after each case. Runs from a bare checkout: the package need not be in
 A case is a size, a pack length, a back end of `dfm_nb.attention` and eager or compiled layers; a step is forward, backward and fused AdamW in bf16 with
 fp32 master weights. First every size with the default back end, eager and compiled; then DiT-XL with each other back end. DiT-7B runs with as many of
 its layers as memory allows, and says how many. FLOPs are `sizes.model_flops`: true segment lengths, recomputation not counted. MFU is against the
-dense bf16 peak of `PEAKS`; a GPU that is not there gets none. The step is timed on three packs that it has seen before, and on packs that it has not:
+dense bf16 peak of `sizes.PEAK_FLOPS`; a GPU that is not there gets none. The step is timed on three packs that it has seen before, and on packs that it has not:
 where that takes much longer, `torch.compile` compiles anew for each pack. Every case is a process of its own with a time limit: one that dies, runs out of memory
 or hangs is a row with the reason, and the others go on; the exit code is then 1. Without CUDA the exit code is 2. `--profile` adds where the GPU's time
 goes in a step of DiT-XL. Cost: about 45 s a case on an H100-class GPU is allowed for; `--budget-s` stops starting cases after that many seconds.
@@ -31,27 +31,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import report
+from dfm_nb.sizes import PEAK_FLOPS, peak_flops
 
-PEAKS: dict[str, float] = {
-    # parts of the name that torch gives, the more special first: dense bf16 FLOP/s, half of what data sheets print "with sparsity"
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-}
 MIX = [[1, 64, 64], [5, 32, 32], [1, 48, 64], [1, 32, 32]]
 """Latents (T, H, W) of 1024, 1280, 768 and 256 tokens: pictures of 512, 384 x 512 and 256 px, a clip of 17 frames of 256 px."""
 SMOKE_MIX = [[1, 8, 8], [3, 8, 8], [1, 8, 12]]
 SIZES = ("DiT-S", "DiT-B", "DiT-L", "DiT-XL", "DiT-7B")
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and two moments."""
-
-
-def peak_flops(name: str) -> float | None:
-    """Dense bf16 peak of a GPU by its name, None when it is not in the table."""
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
 def layers_that_fit(memory_bytes: float, parameters_per_layer: float, tokens: int, width: int, most: int) -> int:
@@ -344,7 +331,7 @@ def main(argv: list[str] | None = None) -> int:
                 rows.append({**case, "failed": f"not started: the budget of {args.budget_s:.0f} s is spent"})
                 continue
             rows.append(run_case(case, args.case_limit_s))
-            report.write("bench_gpu", {"machine": about, "peaks": PEAKS, "rows": rows}, text(rows, about), folder)
+            report.write("bench_gpu", {"machine": about, "peaks": PEAK_FLOPS, "rows": rows}, text(rows, about), folder)
     print(text(rows, about))
     failed = [r for r in rows if "failed" in r]
     print(f"{len(rows) - len(failed)} of {len(rows)} cases ran or are not available here, {len(failed)} failed")

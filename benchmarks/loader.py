@@ -147,7 +147,8 @@ def digest(samples: Iterator[Sample]) -> str:
 # ---- readers of packs --------------------------------------------------------------------------------------------
 
 
-def energon_packs(folder: Path, settings: PackSettings):
+def energon_packs_loader(folder: Path, settings: PackSettings):
+    """Energon's savable loader with our task encoder; one worker-less process, a pack a batch."""
     from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
     from dfm_nb.energon_encoder import DiffusionTaskEncoder
@@ -156,7 +157,11 @@ def energon_packs(folder: Path, settings: PackSettings):
         folder, worker_config=WorkerConfig.default_worker_config(0), batch_size=1, shuffle_buffer_size=BUFFER, packing_buffer_size=BUFFER,
         max_samples_per_sequence=None, task_encoder=DiffusionTaskEncoder(folder, settings, CAPACITY), repeat=True,
     )  # fmt: skip
-    loader = iter(get_savable_loader(data))
+    return get_savable_loader(data)
+
+
+def energon_packs(folder: Path, settings: PackSettings):
+    loader = iter(energon_packs_loader(folder, settings))
 
     def take(samples: int) -> tuple[int, int, int]:
         packs = []

@@ -61,7 +61,7 @@ def take_steps(overrides: list[str], steps: int):
     trainer = Trainer(config)
     for _ in range(steps):
         assert not trainer.step([pack]).skipped
-    return config, pack, len(SegmentLayout(pack.cu_q, pack.cu_q).runs)
+    return config, pack, len(SegmentLayout(pack.cu_q, pack.cu_q).calls.runs)
 
 
 def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -> dict:

@@ -39,11 +39,17 @@ class _Run:
 
     count: int
     q_len: int
-    q_start: int
-    kv_start: int | None  # set when K/V are equally long and adjacent: a view serves
-    kv_len: int
-    kv_index: torch.Tensor | None  # int64 [count * kv_len]
-    kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend
+    kv_len: int  # of the longest
+    kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend; None: all are as long as the longest
+
+
+@dataclass(slots=True)
+class _Calls:
+    """All runs, in the order of the queries, and their K/V rows in that order: `kv_index`, or a range from `kv_start` on."""
+
+    runs: list[_Run]
+    kv_start: int
+    kv_index: torch.Tensor | None  # int64 [sum of count * kv_len]
 
 
 @dataclass
@@ -90,25 +96,21 @@ class SegmentLayout:
         return [s for s in spans if s[1] > s[0]]
 
     @functools.cached_property
-    def runs(self) -> list[_Run]:
-        out = []
+    def calls(self) -> _Calls:
+        runs, indices = [], []
         for q_len, group in groupby(self.bounds(), key=lambda s: s[1] - s[0]):
-            spans = list(group)
-            lens = [d - c for _, _, c, d in spans]
-            longest = max(lens)
-            run = _Run(len(spans), q_len, spans[0][0], None, longest, None, None)
-            adjacent = all(a[3] == b[2] for a, b in zip(spans, spans[1:]))
-            if min(lens) == longest and adjacent:
-                run.kv_start = spans[0][2]
-            else:
-                starts = torch.tensor([c for _, _, c, _ in spans])
-                offset = torch.arange(longest)
-                valid = offset < torch.tensor(lens)[:, None]
-                run.kv_index = (starts[:, None] + offset * valid).flatten().to(self.device, non_blocking=True)
-                if not bool(valid.all()):
-                    run.kv_mask = valid[:, None, None].to(self.device, non_blocking=True)
-            out.append(run)
-        return out
+            starts, stops = torch.tensor([s[2:] for s in group]).T
+            lengths = stops - starts
+            longest = int(lengths.max())
+            offset = torch.arange(longest)
+            valid = offset < lengths[:, None]
+            indices.append((starts[:, None] + offset * valid).flatten())
+            mask = None if bool(valid.all()) else valid[:, None, None].to(self.device, non_blocking=True)
+            runs.append(_Run(len(starts), q_len, longest, mask))
+        index = torch.cat(indices)
+        first = int(index[0])
+        adjacent = torch.equal(index, torch.arange(first, first + len(index)))
+        return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
 
     @functools.cached_property
     def key_tokens(self) -> int:
@@ -166,23 +168,19 @@ def packed_attention(
 
 
 def _sdpa(q, k, v, layout, scale):
+    runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
+    kv_rows = [r.count * r.kv_len for r in runs]
+    if index is not None:
+        k, v = k.index_select(0, index), v.index_select(0, index)
+    elif sum(kv_rows) < len(k):
+        k, v = k.narrow(0, start, sum(kv_rows)), v.narrow(0, start, sum(kv_rows))
+    # `split`, because its backward writes each gradient once; that of a slice fills a whole tensor with zeros
+    parts = zip(runs, q.split([r.count * r.q_len for r in runs]), k.split(kv_rows), v.split(kv_rows), strict=True)
     outs = []
-    for r in layout.runs:
-        shape_kv = (r.count, r.kv_len, *k.shape[1:])
-        if r.kv_start is not None:
-            stop = r.kv_start + r.count * r.kv_len
-            kr, vr = k[r.kv_start : stop], v[r.kv_start : stop]
-        else:
-            kr, vr = k.index_select(0, r.kv_index), v.index_select(0, r.kv_index)
-        qr = q[r.q_start : r.q_start + r.count * r.q_len].view(r.count, r.q_len, *q.shape[1:])
-        o = F.scaled_dot_product_attention(
-            qr.transpose(1, 2),
-            kr.view(shape_kv).transpose(1, 2),
-            vr.view(shape_kv).transpose(1, 2),
-            r.kv_mask,
-            scale=scale,
-        )
-        outs.append(o.transpose(1, 2).reshape(-1, *q.shape[1:]))
+    for r, *qkv in parts:
+        batched = (x.unflatten(0, (r.count, -1)).transpose(1, 2) for x in qkv)
+        o = F.scaled_dot_product_attention(*batched, r.kv_mask, scale=scale)
+        outs.append(o.transpose(1, 2).flatten(0, 1))
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 

@@ -53,13 +53,16 @@ def main(argv: list[str] | None = None) -> int:
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)
         if nproc is not None:
-            if verb == "pretrain":  # a mistake is said once and at once, not by every process
+            # a mistake is said once and at once, not by every process
+            if verb == "pretrain":
                 from dfm_nb import train_flags
 
                 args = train_flags.parse(rest)
                 resolved = train_flags.resolve(args, nproc)
                 if args.print_config:
                     return train_flags.show(resolved)
+            if verb == "prepare":
+                importlib.import_module(module).preflight(rest, nproc)
             return run_under_torchrun(module, rest, nproc)
     return getattr(importlib.import_module(module), function)(rest)
 

@@ -32,7 +32,8 @@ class GuidedDenoiser:
     ):  # fmt: skip
         self.pipe, self.requests, self.first, self.given = pipe, requests, requests[0], given
         self.cond = pipe.encode_text([r.prompt for r in requests]) if cond is None else cond
-        self.uncond = pipe.encode_text([r.negative_prompt for r in requests])
+        free = pipe.guide is None and self.first.guidance != 1
+        self.uncond = pipe.encode_text([r.negative_prompt for r in requests]) if free else []
         m = pipe.config.model
         self.patch = (m.patch_spatial, m.patch_temporal)
         self._packs: dict[bool, tuple[PackDenoiser, list[int]]] = {}

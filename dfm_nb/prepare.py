@@ -394,12 +394,12 @@ def reconstruction_psnr(args, source: Source, items: list[int], tokenizer, worke
 # ---- the whole ----------------------------------------------------------------------------------------------------
 
 
-def preflight(argv: list[str], nproc: int) -> bool:
-    """Say a mistake once and at once, before torchrun starts processes; True when the folder is already complete."""
+def preflight(argv: list[str], nproc: int) -> None:
+    """Say a mistake once and at once, before torchrun starts processes."""
     args = parse(argv)
     source = open_source(args)
     item_keys(source, args.limit)
-    return check_folder(Path(args.output_dir).expanduser(), identity(args, source, nproc), args)
+    check_folder(Path(args.output_dir).expanduser(), identity(args, source, nproc), args)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -172,8 +173,8 @@ def requests_of(args) -> list[Request]:
             requests[-1].check()
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"{where}: {error}" if where else str(error)) from None
-    indices = [r.index for r in requests]
-    if (twice := next((i for i in indices if indices.count(i) > 1), None)) is not None:
+    uses = Counter(r.index for r in requests)
+    if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
         raise ValueError(f"two prompts have index {twice}, which names their files and their noise; make them differ")
     return requests
 

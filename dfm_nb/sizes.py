@@ -18,6 +18,24 @@ VECTORS_PER_LAYER = 9
 """Shift, scale and gate for self attention, cross attention and MLP (adaLN-zero)."""
 
 
+PEAK_FLOPS: dict[str, float] = {
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+"""Dense bf16 FLOP/s by a part of the name that torch gives a GPU, the more special first; half of what data sheets print "with sparsity"."""
+
+
+def peak_flops(gpu: str) -> float | None:
+    """Dense bf16 peak of a GPU by its name, None when it is not in the table."""
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu), None)
+
+
 @dataclass(frozen=True)
 class Size:
     """A row of the table. `source` says where the numbers are from; `default` fields of a model follow from the row."""
@@ -47,7 +65,7 @@ SIZES: dict[str, Size] = {
     row.name: row
     for row in (
         Size("tiny", 2, 64, 4, "ours: unit tests"),
-        Size("demo", 6, 192, 6, "ours: minutes on two CPU cores"),
+        Size("demo", 6, 128, 4, "ours: minutes on two CPU cores"),
         Size("DiT-S", 12, 384, 6, _DIT),
         Size("DiT-B", 12, 768, 12, _DIT),
         Size("DiT-L", 24, 1024, 16, _DIT),

@@ -36,9 +36,6 @@ from dfm_nb.watchdog import Watchdog
 SIGMA_DATA = 0.5
 """Latents are scaled to this standard deviation, with the data set's own mean and std per channel (as EDM2 does)."""
 
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
-"""Dense bf16 peak by a part of the GPU's name, from the vendor's data sheets; without an entry no MFU is logged."""
-
 
 class StopRequest:
     """SIGTERM or SIGUSR1 on any rank stops every rank after the same iteration."""
@@ -313,9 +310,7 @@ class Training:
         per_s = flops / duration_s / self.trainer.layout.model_size
         out = {"tflops_per_s": per_s / 1e12}
         if self.trainer.device.type == "cuda":
-            name = torch.cuda.get_device_name()
-            peak = next((v for k, v in PEAK_FLOPS.items() if k in name), None)
-            if peak:
+            if peak := sizes.peak_flops(torch.cuda.get_device_name()):
                 out["mfu"] = per_s / peak
         return out
 

@@ -100,8 +100,8 @@ def test_fault_of_the_wrong_type_is_told_in_words():
 
 def test_fault_between_two_keys_shows_where_the_form_can():
     form = ConfigForm(["model.hidden_size"], recipe="demo")
-    form["model.hidden_size"] = 200
-    assert "model.num_attention_heads must divide model.hidden_size = 200" in form.controls["model.hidden_size"].fault
+    form["model.hidden_size"] = 202
+    assert "model.num_attention_heads must divide model.hidden_size = 202" in form.controls["model.hidden_size"].fault
 
 
 def test_fault_of_a_hidden_key_is_shown_in_general():

@@ -1,0 +1,243 @@
+"""Resume time: finding the place in the data again, and loading a training state, against what people do without either.
+
+    python benchmarks/resume_time.py [--size DiT-B] [--samples 600] [--steps 100,400,1600] [--rounds 3]
+
+First table: from a new process' open loader to its first batch after N steps of packs. dfm_nb restores a place (epoch, cursor, waiting samples);
+Energon's savable loader restores its own state; a loader without state is run forward N steps and its batches thrown away. Each must give the batch
+that comes next in an uninterrupted run, which is checked. Second table: a checkpoint of weights, averages and optimizer of one process: this project
+(which checks every byte against its checksum first) against `torch.load` of one file with the same tensors, which checks nothing; from the page cache.
+Leaves: tables, benchmarks/results/resume_time.{json,md,png}. Cost: about three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from tqdm import tqdm
+
+from benchmarks import report
+from benchmarks.loader import BUFFER, CAPACITY, energon_packs_loader, prepare
+from dfm_nb.dataset import EnergonStore, PackedLoader, PackPlan, PackSettings
+
+MODEL = [
+    "mixed_precision=fp32", "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8]]", "dataset.task_encoder_seq_length=64",
+    "dataset.num_workers=0", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "model.adaln_lora_dim=128",
+    "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true",
+]  # fmt: skip
+
+
+def timed(function: Callable) -> tuple[float, object]:
+    """(seconds, what it returned)."""
+    gc.collect()
+    begun = time.perf_counter()
+    result = function()
+    return time.perf_counter() - begun, result
+
+
+# ---- the place in the data ---------------------------------------------------------------------------------------
+
+
+def ours(store: EnergonStore, settings: PackSettings) -> PackedLoader:
+    return PackedLoader(PackPlan(store, settings, CAPACITY, BUFFER), packs_per_step=1)
+
+
+def keys(packs) -> list[str]:
+    return [key for pack in packs for key in pack.keys]
+
+
+def places(folder: Path, steps: list[int], rounds: int) -> dict[str, dict[int, list[float]]]:
+    """Seconds to the first batch after a restart at each of `steps`, by way of getting there."""
+    settings, store = PackSettings(seed=1), EnergonStore(folder)
+    loader, theirs = ours(store, settings), energon_packs_loader(folder, settings)
+    stream = iter(theirs)
+    marks: dict[int, tuple] = {}
+    for step in tqdm(range(max(steps) + 1), desc="uninterrupted run", disable=None):
+        if step in steps:
+            marks[step] = loader.state(), theirs.save_state_rank(), keys(loader.next_step()), keys(next(stream))
+        else:
+            loader.next_step(), next(stream)
+
+    def restored(step: int):
+        again = ours(store, settings)
+        again.restore(marks[step][0])
+        return again.next_step()
+
+    def energon(step: int):
+        again = energon_packs_loader(folder, settings)
+        again.restore_state_rank(marks[step][1])
+        return next(iter(again))
+
+    def replayed(step: int):
+        again = ours(store, settings)
+        for _ in range(step):
+            again.next_step()
+        return again.next_step()
+
+    ways = {
+        "dfm_nb, its place restored": (restored, 2),
+        "Energon's savable loader": (energon, 3),
+        "run forward (dfm_nb's loader)": (replayed, 2),
+    }
+    out: dict[str, dict[int, list[float]]] = {name: {s: [] for s in steps} for name in ways}
+    for _ in tqdm(range(rounds), desc="restarts", disable=None):
+        for step in steps:
+            for name, (way, expected) in ways.items():
+                seconds, packs = timed(lambda way=way, step=step: way(step))
+                if keys(packs) != marks[step][expected]:
+                    raise RuntimeError(f"{name}: the batch after step {step} is not the one of the uninterrupted run")
+                out[name][step].append(seconds)
+    return out
+
+
+# ---- the training state ------------------------------------------------------------------------------------------
+
+
+def states(size: str, rounds: int, place: Path) -> dict:
+    """Seconds to load a whole training state, by way of loading."""
+    from dfm_nb import checkpoint, parallel, sizes
+    from dfm_nb import config as cfg
+    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.trainer import Trainer
+
+    resolved = cfg.resolve(None, overrides=[*MODEL, f"model.size={size}", "train.global_batch_size=1"])
+    parallel.init(timeout_s=600)
+    trainer = Trainer(resolved.config)
+    loader = packed_loader(resolved.config, open_store(resolved.config), 0, 1)
+    trainer.step(loader.next_step())
+    writer = checkpoint.Writer(place / "sharded", say=lambda *_: None)
+    state = {"iteration": 1, "steps_taken": trainer.steps_taken, "skipped": 0, "data": loader.state()}
+    writer.save(trainer.pieces(), 1, state, cfg.to_yaml(resolved))
+    writer.close()
+    folder, file = checkpoint.find(place / "sharded"), place / "whole.pt"
+    (optimizer,) = trainer.optimizer.chained_optimizers
+    named = {n: p for chunk in trainer.chunks for n, p in chunk.named_parameters()}
+    moments = optimizer.optimizer.state
+    torch.save(
+        {
+            "model": {n: p.data for n, p in named.items()},
+            "ema": dict(trainer.ema.named(0.1)[0]),
+            "optimizer": [{**moments[p], "weights": p.data} for group in optimizer.optimizer.param_groups for p in group["params"]],
+        },
+        file,
+    )  # fmt: skip
+    size_of = {"sharded": sum(f.stat().st_size for f in folder.iterdir()), "whole": file.stat().st_size}
+    if not 0.98 < size_of["sharded"] / size_of["whole"] < 1.02:
+        raise RuntimeError(f"the two files should hold the same tensors: {size_of} bytes")
+
+    def plain() -> None:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        with torch.no_grad():
+            for name, value in loaded["model"].items():
+                named[name].copy_(value)
+            for name, average in trainer.ema.named(0.1)[0].items():
+                average.copy_(loaded["ema"][name])
+            parameters = (p for group in optimizer.optimizer.param_groups for p in group["params"])
+            for p, values in zip(parameters, loaded["optimizer"], strict=True):
+                p.data.copy_(values["weights"])
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    moments[p][kind].copy_(values[kind])
+
+    before = [p.detach().clone() for p in list(named.values())[:8]]
+    ways: dict[str, Callable[[], object]] = {
+        "torch.load of one file": plain,
+        "dfm_nb: checksums of every byte": lambda: checkpoint.verify(folder),
+        "dfm_nb: load": lambda: checkpoint.load(trainer.pieces(), folder),
+    }
+    out: dict[str, list[float]] = {name: [] for name in ways}
+    for r in tqdm(range(rounds + 1), desc="loads", disable=None):
+        for name, way in ways.items():
+            seconds, _ = timed(way)
+            if r:
+                out[name].append(seconds)
+    if not all(torch.equal(a, b) for a, b in zip(before, named.values())):
+        raise RuntimeError("loading changed the weights that were saved")
+    parallel.shutdown()
+    return {
+        "size": size,
+        "parameters": sizes.parameter_count(resolved.config),
+        "bytes": size_of["sharded"],
+        "seconds": out,
+    }
+
+
+# ---- report ------------------------------------------------------------------------------------------------------
+
+
+def text(result: dict) -> str:
+    places, loads, steps = result["places"], result["loads"], result["steps"]
+    rows = [[name, *(f"{statistics.median(by[s]) * 1e3:,.1f}" for s in steps)] for name, by in places.items()]
+    base = statistics.median(loads["seconds"]["torch.load of one file"])
+    more = [
+        [name, f"{statistics.median(times):.2f}", f"{min(times):.2f} to {max(times):.2f}", f"{statistics.median(times) / base:.2f}"]
+        for name, times in loads["seconds"].items()
+    ]  # fmt: skip
+    return "\n".join([
+        f"Milliseconds from an open data set ({result['samples']} samples, packs of {CAPACITY:,} tokens, buffer {BUFFER}) to the first pack after a restart,",
+        f"medians of {result['rounds']} interleaved rounds; every way gave the pack that comes next in an uninterrupted run. {report.sentence(result['machine'])}.",
+        "", report.table(["restart after", *(f"{s:,} steps" for s in steps)], rows), "",
+        f"Seconds to load the training state of {loads['size']} ({loads['parameters'] / 1e6:.0f} M parameters with averages and moments, "
+        f"{loads['bytes'] / 1e9:.2f} GB) from the page cache, one process:", "",
+        report.table(["", "s", "range", "against torch.load"], more),
+    ])  # fmt: skip
+
+
+def picture(result: dict, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for (name, by), marker in zip(result["places"].items(), "osD"):
+        axes.plot(result["steps"], [statistics.median(by[s]) for s in result["steps"]], marker=marker, label=name)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="steps before the restart",
+        ylabel="seconds to the first pack",
+        title="Finding the place in the data",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="DiT-B")
+    parser.add_argument("--samples", type=int, default=600)
+    parser.add_argument("--steps", default="100,400,1600")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    args = parser.parse_args(argv)
+    steps = sorted({int(s) for s in args.steps.split(",")})
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="megatron|webdataset|torch")
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    about = report.machine()
+    with tempfile.TemporaryDirectory(prefix="resume_time_") as place:
+        prepare(Path(place) / "data", args.samples)
+        result = {
+            "machine": about, "samples": args.samples, "steps": steps, "rounds": args.rounds,
+            "places": places(Path(place) / "data", steps, args.rounds), "loads": states(args.size, args.rounds, Path(place)),
+        }  # fmt: skip
+    report.save("resume_time", result, text(result), args.output_dir)
+    picture(result, args.output_dir / "resume_time.png")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
