@@ -53,7 +53,7 @@ class Demo:
     def main(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
         print(
-            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 min, measure and draw 1.5 min."
+            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 min, measure and draw 2 min."
         )
         prepare = dfm("prepare", "--source", "synthetic", "--tokenizer", "residual", "--num-images", IMAGES, "--num-clips", CLIPS, "--output-dir",
                       self.data, "--nproc-per-node", 2, "--resume")  # fmt: skip
