@@ -28,14 +28,9 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import report
+from benchmarks.checkpoint_stall import SETTINGS
 from benchmarks.loader import BUFFER, CAPACITY, energon_packs_loader, prepare
 from dfm_nb.dataset import EnergonStore, PackedLoader, PackPlan, PackSettings
-
-MODEL = [
-    "mixed_precision=fp32", "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8]]", "dataset.task_encoder_seq_length=64",
-    "dataset.num_workers=0", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "model.adaln_lora_dim=128",
-    "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true",
-]  # fmt: skip
 
 
 def timed(function: Callable) -> tuple[float, object]:
@@ -111,7 +106,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
     from dfm_nb.train import open_store, packed_loader
     from dfm_nb.trainer import Trainer
 
-    resolved = cfg.resolve(None, overrides=[*MODEL, f"model.size={size}", "train.global_batch_size=1"])
+    resolved = cfg.resolve(None, overrides=[*SETTINGS, f"model.size={size}", "train.global_batch_size=1"])
     parallel.init(timeout_s=600)
     trainer = Trainer(resolved.config)
     loader = packed_loader(resolved.config, open_store(resolved.config), 0, 1)
@@ -128,7 +123,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
         {
             "model": {n: p.data for n, p in named.items()},
             "ema": dict(trainer.ema.named(0.1)[0]),
-            "optimizer": [{**moments[p], "weights": p.data} for group in optimizer.optimizer.param_groups for p in group["params"]],
+            "optimizer": [{**moments[p], "weights": p.data.clone()} for group in optimizer.optimizer.param_groups for p in group["params"]],
         },
         file,
     )  # fmt: skip
