@@ -52,7 +52,7 @@ SET = (
     Benchmark("packing", "--seeds 5 --output-dir {out}", 120, "padding, next-fit, first-fit-decreasing"),
     Benchmark("loader", "--samples 300 --rounds 5 --output-dir {out}", 180, "tarfile, webdataset, Energon's loader"),
     Benchmark("prepare", "--images 120 --baseline-images 12 --rounds 2 --output-dir {out}", 240, "one image at a time, padded captions"),
-    Benchmark("train_step", "--rounds 3 --output-dir {out}", 180, "a plain PyTorch DiT on padded batches"),
+    Benchmark("train_step", "--size demo --rounds 3 --output-dir {out}", 180, "a plain PyTorch DiT on padded batches"),
     Benchmark("text_preprocess", "{text} --only speed --megabytes 5 --rounds 1 --output-dir {out}", 300, "the design of Megatron-LM's tool"),
     Benchmark("samplers", "--num-samples 200 --output-dir {out}", 240, "35 Heun steps"),
     Benchmark("checkpoint_stall", "--size DiT-S --rounds 2 --output-dir {out}", 180, "a blocking save"),

@@ -1,6 +1,6 @@
 """Training step: packed DiT on megatron-core against a plain PyTorch DiT of the same shape on padded batches, in one run, interleaved.
 
-    python benchmarks/train_step.py [--rounds 7] [--size demo]
+    python benchmarks/train_step.py [--rounds 7] [--size DiT-S]
 
 The plain one is what the DiT paper's code does, with text: one batch padded to its longest sample and caption, boolean masks, torch SDPA, AdamW,
 gradient clipping. Both see the same samples, in fp32 on one thread; useful tokens (without padding) a second are compared. Prints a table, writes
@@ -167,7 +167,7 @@ def compare(name: str, sizes, rounds: int, size: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--size", default="demo")
+    parser.add_argument("--size", default="DiT-S")
     parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
     torch.set_num_threads(1)
