@@ -44,8 +44,7 @@ def newcombe(a: tuple[int, int], b: tuple[int, int]) -> tuple[float, float, floa
 
 
 def without_background(attributes: dict[str, str]) -> str:
-    article = "An" if attributes["colour"][0] in "aeiou" else "A"
-    return f"{article} {attributes['colour']} {attributes['species']} butterfly, seen from above."
+    return synthetic.with_articles(f"A {attributes['colour']} {attributes['species']} butterfly, seen from above.")
 
 
 def draw(pipe: Pipeline, prompts: list[str], name: str, **settings) -> list:

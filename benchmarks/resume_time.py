@@ -5,7 +5,8 @@
 First table: from a new process' open loader to its first batch after N steps of packs. dfm_nb restores a place (epoch, cursor, waiting samples);
 Energon's savable loader restores its own state; a loader without state is run forward N steps and its batches thrown away. A way of
 dfm_nb that gives another batch than the uninterrupted run is an error; how often Energon's gives the same is told. Second table: a checkpoint of
-weights, averages and optimizer of one process: this project (which checks every byte against its checksum first) against `torch.load` of one file with the same tensors, which checks nothing; from the page cache.
+weights, averages and optimizer of one process: this project (which checks every byte against its checksum first) against `torch.load` of one file
+with the same tensors, which checks nothing; from the page cache.
 Leaves: tables, benchmarks/results/resume_time.{json,md,png}. Cost: about six minutes.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import statistics
 import sys
 import tempfile
@@ -122,11 +122,12 @@ def states(size: str, rounds: int, place: Path) -> dict:
     (optimizer,) = trainer.optimizer.chained_optimizers
     named = {n: p for chunk in trainer.chunks for n, p in chunk.named_parameters()}
     moments = optimizer.optimizer.state
+    optimized = [p for group in optimizer.optimizer.param_groups for p in group["params"]]
     torch.save(
         {
             "model": {n: p.data for n, p in named.items()},
             "ema": dict(trainer.ema.named(0.1)[0]),
-            "optimizer": [{**moments[p], "weights": p.data.clone()} for group in optimizer.optimizer.param_groups for p in group["params"]],
+            "optimizer": [{**moments[p], "weights": p.data.clone()} for p in optimized],
         },
         file,
     )  # fmt: skip
@@ -141,8 +142,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
                 named[name].copy_(value)
             for name, average in trainer.ema.named(0.1)[0].items():
                 average.copy_(loaded["ema"][name])
-            parameters = (p for group in optimizer.optimizer.param_groups for p in group["params"])
-            for p, values in zip(parameters, loaded["optimizer"], strict=True):
+            for p, values in zip(optimized, loaded["optimizer"], strict=True):
                 p.data.copy_(values["weights"])
                 for kind in ("exp_avg", "exp_avg_sq"):
                     moments[p][kind].copy_(values[kind])
@@ -228,7 +228,6 @@ def main(argv: list[str] | None = None) -> int:
     steps = sorted({int(s) for s in args.steps.split(",")})
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="megatron|webdataset|torch")
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     about = report.machine()
     with tempfile.TemporaryDirectory(prefix="resume_time_") as place:
         prepare(Path(place) / "data", args.samples)

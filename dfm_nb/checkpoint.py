@@ -239,6 +239,7 @@ class Writer:
         self._closed: Future | None = None  # the last asynchronous save's, on rank 0
         self._unconfirmed = False  # on every rank: written, but rank 0 may not have closed it
 
+    @_no_collection()
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
     ) -> None:
@@ -251,7 +252,7 @@ class Writer:
             temporary.mkdir(parents=True)
         dist.barrier()
         self._pending = final
-        with self._explained(), _no_collection():
+        with self._explained():
             request = dist_checkpointing.save(
                 _sharded_state(pieces, loading=False),
                 str(temporary),
@@ -274,8 +275,7 @@ class Writer:
             dist.barrier()
         else:
             request.add_finalize_fn(lambda: self._finalize_in_background(temporary, final, small))
-            with _no_collection():
-                self._queue.schedule_async_request(request)
+            self._queue.schedule_async_request(request)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -335,9 +335,10 @@ class Writer:
         """Whether an asynchronous save is being written; the same on every rank."""
         return self._queue is not None and self._queue.get_num_unfinalized_calls() > 0
 
+    @_no_collection()
     def poll(self) -> None:
         """Finish asynchronous saves whose writing is done on every rank; cheap when there is none."""
-        with self._explained(), _no_collection():
+        with self._explained():
             if self._closed is not None and self._closed.done():
                 self._closed.result()
             if self.busy:

@@ -115,10 +115,11 @@ def caption_for(attributes: dict[str, str], template: int = 0) -> str:
         colour=a["colour"], species=a["species"], pattern=adjective, wings=wings, place=place,
         Place=place[0].upper() + place[1:], posture=POSTURE_WORDS[a["motion"]][a["posture"]],
     )  # fmt: skip
-    return _articles(text)
+    return with_articles(text)
 
 
-def _articles(text: str) -> str:
+def with_articles(text: str) -> str:
+    """`text` with "an" for "a" before a vowel."""
     for vowel in "aeiou":
         text = text.replace(f" a {vowel}", f" an {vowel}")
         text = f"An {vowel}{text[3:]}" if text.startswith(f"A {vowel}") else text
