@@ -54,6 +54,9 @@ class ModelConfig:
     patch_temporal: int = option(1, "latent frames per token", ge=1)
     adaln_lora_dim: int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
+    rope: bool = option(
+        False, "rotary position embedding on the queries and keys of self attention, beside the sine-cosine embedding that is added"
+    )
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation", gt=0, lt=1)
     sigma_data: float | None = option(
         None, "standard deviation of the latents (EDM); null means the data set's statistics", gt=0

@@ -564,11 +564,11 @@ def load_pretrained(trainer, path: Path) -> None:
 
 SHAPES = (
     "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "in_channels", "text_dim", "patch_spatial",
-    "patch_temporal", "adaln_lora_dim", "pooled_text",
+    "patch_temporal", "adaln_lora_dim", "pooled_text", "rope",
 )  # fmt: skip
 _LORA = ("lora.rank", "lora.alpha")
 SHAPE_KEYS = (*SHAPES, *_LORA)
-"""Settings of config.model that fix the shapes of the weights, and the scale of low-rank updates."""
+"""Settings of config.model that fix the shapes of the weights and how they are used, and the scale of low-rank updates."""
 
 
 def check_same_model(

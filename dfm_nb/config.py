@@ -38,7 +38,7 @@ REMOVED = {
     "dataset.qkv_format": "sequences are always packed (thd); remove the key",
     "checkpoint.load_optim": "use checkpoint.pretrained=PATH to start from weights alone",
     "model.kv_channels": "it is hidden_size / num_attention_heads; remove the key",
-    "model.position_embedding_type": "positions are factorised 3-D; remove the key",
+    "model.position_embedding_type": "positions are factorised 3-D; remove the key, or set model.rope=true for rotary ones beside them",
 }
 """Keys of the reference implementation that have no counterpart, with what to do instead."""
 

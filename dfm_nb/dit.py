@@ -41,7 +41,7 @@ from megatron.core.utils import make_viewless_tensor
 from dfm_nb.adaln import RowMap, add_gated, modulate
 from dfm_nb.attention import PackedAttention, PackedLayout
 from dfm_nb.linear import A, B, ColumnLinear, RowLinear
-from dfm_nb.packing import factorised_sincos
+from dfm_nb.packing import factorised_sincos, rotary_angles
 from dfm_nb.parallel import generator_for, global_name, shard_dim
 
 SINUSOID_DIM = 256
@@ -57,6 +57,7 @@ class DiTConfig(TransformerConfig):
     text_dim: int = 384
     adaln_lora_dim: int | None = None
     pooled_text: bool = True
+    rope: bool = False
     packed_attention_backend: str = "sdpa"
     lora_rank: int | None = None
     lora_alpha: float | None = None
@@ -153,6 +154,34 @@ class ScalarEmbedder(nn.Module):
         return self.fc2(F.silu(self.fc1(wave)))
 
 
+class _Rotate(torch.autograd.Function):
+    """Turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d] by angles whose cosines and sines are [S, 1, 1, d/2]."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        a, b = x.float().chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).type_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        a, b = grad.float().chunk(2, -1)
+        return torch.cat((a * cos + b * sin, b * cos - a * sin), -1).type_as(grad), None, None
+
+
+class RotarySelfAttention(SelfAttention):
+    """Self attention whose queries and keys are turned by the table in its attribute `rotary`, (cosines, sines), unless that is None."""
+
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states=None, *args, **kwargs):
+        query, key, *rest = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        if self.rotary is not None:
+            query, key = (_Rotate.apply(x, *self.rotary) for x in (query, key))
+        return query, key, *rest
+
+
 class TextCrossAttention(CrossAttention):
     """Cross attention that keeps the text's keys and values in its attribute `kv_cache` when that is a dict (generation)."""
 
@@ -183,6 +212,7 @@ class DiTLayer(TransformerLayer):
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
         cond, step, x = attention_mask, packed_seq_params, hidden_states  # the block hands these three through
         rows, norm = step.rows, self.adaln.norm
+        self.self_attention.rotary = step.rotary
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
         x = add_gated(x, gate1, _with_bias(self.self_attention(
             norm(x, shift1, scale1, rows), None, packed_seq_params=step.self_layout)), rows)  # fmt: skip
@@ -204,7 +234,7 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
         module=DiTLayer,
         submodules=TransformerLayerSubmodules(
             self_attention=ModuleSpec(
-                module=SelfAttention,
+                module=RotarySelfAttention,
                 params={"attn_mask_type": AttnMaskType.padding},
                 submodules=SelfAttentionSubmodules(
                     linear_qkv=ColumnLinear,
@@ -236,6 +266,7 @@ class _Step:
     rows: RowMap
     self_layout: PackedLayout
     cross_layout: PackedLayout
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
     qkv_format: str = field(default="thd")
 
 
@@ -304,11 +335,15 @@ class DiT(MegatronModule):
             row = row.chunk(c.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
             # each tp rank's layers see their own tokens only: backward sums the conditioning's gradient over tp
             layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
+        rotary = None
+        if c.rope:
+            angles = rotary_angles(inputs.positions, c.hidden_size // c.num_attention_heads)[:, None, None]
+            rotary = angles.cos(), angles.sin()
         hidden = self.decoder(
             hidden_states=hidden,
             attention_mask=layer_cond,
             context=context,
-            packed_seq_params=_Step(RowMap(row), inputs.self_layout, inputs.cross_layout),
+            packed_seq_params=_Step(RowMap(row), inputs.self_layout, inputs.cross_layout, rotary),
         )
         if not self.post_process:
             return hidden
@@ -373,6 +408,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         text_dim=model.text_dim,
         adaln_lora_dim=model.adaln_lora_dim,
         pooled_text=model.pooled_text,
+        rope=model.rope,
         lora_rank=model.lora.rank,
         lora_alpha=model.lora.alpha,
         packed_attention_backend=backend,

@@ -62,6 +62,21 @@ def factorised_sincos(positions: torch.Tensor, dim: int, max_period: float = 1e4
     return torch.nn.functional.pad(out, (0, dim - out.shape[1]))
 
 
+def rotary_angles(positions: torch.Tensor, head_dim: int, theta: float = 100.0) -> torch.Tensor:
+    """Angles of an axial rotary embedding (Su et al. 2021; theta as in Heo et al. 2024 for pictures).
+
+    positions : float [N, 3]; returns float32 [N, head_dim // 2]: three eighths of the pairs turn with the row, as many with
+    the column, the rest with the frame. Differences of angles depend on differences of positions only.
+    """
+    pairs = head_dim // 2
+    per_side = pairs * 3 // 8
+    angles = []
+    for axis, count in ((0, pairs - 2 * per_side), (1, per_side), (2, per_side)):
+        omega = theta ** (-torch.arange(count, device=positions.device, dtype=torch.float32) / max(count, 1))
+        angles.append(positions[:, axis : axis + 1].float() * omega)
+    return torch.cat(angles, 1)
+
+
 def fill(lengths: Sequence[int], capacity: int) -> list[int]:
     """Indices of a subset that contains item 0 and whose lengths sum as close to `capacity` as any such subset.
 

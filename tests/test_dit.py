@@ -7,6 +7,8 @@ from dfm_nb import config as cfg
 from dfm_nb import sizes
 from dfm_nb.dataset import MockStore, PackSettings, draw_sample, pack_draws
 from dfm_nb.denoiser import forward, slice_pack
+from dfm_nb.dit import _Rotate
+from dfm_nb.packing import factorised_sincos
 from dfm_nb.trainer import build_chunks
 
 SETTINGS = PackSettings(seed=5, caption_dropout=0.0)
@@ -69,8 +71,9 @@ def test_named_sizes_have_the_counted_parameters(one_rank, size):
     assert sum(p.numel() for p in chunk.parameters()) == sizes.parameter_count(model)
 
 
-def test_sample_does_not_depend_on_its_company(one_rank):
-    chunk, some = make(), draws()
+@pytest.mark.parametrize("rope", ["false", "true"])
+def test_sample_does_not_depend_on_its_company(one_rank, rope):
+    chunk, some = make(f"model.rope={rope}"), draws()
     together = outputs(chunk, pack_draws(some, SETTINGS, capacity=200))
     for d in some:
         alone = outputs(chunk, pack_draws([d], SETTINGS))
@@ -126,6 +129,31 @@ def test_slice_keeps_the_whole_pack_without_context_parallelism(one_rank):
     pack = pack_draws(draws(), SETTINGS)
     part = slice_pack(pack, torch.device("cpu"))
     assert torch.equal(part.take(pack.x0), pack.x0)
+
+
+def test_rotation_is_torchs_complex_product():
+    x = torch.randn(7, 1, 3, 8, dtype=torch.float32, requires_grad=True)
+    angles = torch.randn(7, 1, 1, 4)
+    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+    want = torch.cat((pairs.real, pairs.imag), -1)
+    got = _Rotate.apply(x, angles.cos(), angles.sin())
+    torch.testing.assert_close(got, want)
+    weights = torch.randn_like(x)
+    ours, theirs = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (got, want))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_rotary_attention_sees_differences_of_positions_only(one_rank):
+    """With the added embedding silenced, a shifted sample gives the same output; a mirrored one does not."""
+    chunk, pack = make("model.rope=true"), pack_draws(draws(3), SETTINGS)
+    chunk.x_embedder.register_forward_hook(lambda _m, _i, out: out - factorised_sincos(pack.positions, out.shape[-1]))
+    before = outputs(chunk, pack)
+    pack.positions += torch.tensor([2.0, -3.0, 0.5])
+    shifted = outputs(chunk, pack)
+    assert all(torch.allclose(before[k], shifted[k], atol=1e-3) for k in before)
+    pack.positions[:, 1] *= -1
+    mirrored = outputs(chunk, pack)
+    assert not any(torch.allclose(before[k], mirrored[k], atol=1e-2) for k in before)
 
 
 def test_rms_norm_on_cpu_is_torchs():

@@ -5,7 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfm_nb.packing import Packer, factorised_sincos, fill, grid_positions, patchify, unpatchify
+from dfm_nb.packing import (
+    Packer,
+    factorised_sincos,
+    fill,
+    grid_positions,
+    patchify,
+    rotary_angles,
+    unpatchify,
+)
 
 
 @given(t=st.integers(1, 3), h=st.integers(1, 4), w=st.integers(1, 4), pt=st.integers(1, 2), ps=st.integers(1, 3))
@@ -42,6 +50,19 @@ def test_positions_are_centred_in_space_and_start_at_the_first_frame():
     p = grid_positions((2, 3, 5))
     assert p.mean(0).tolist() == [0.5, 0, 0]
     assert p[0].tolist() == [0, -1, -2]
+
+
+def test_rotary_angles_are_linear_in_positions_and_tell_the_axes_apart():
+    p = grid_positions((3, 4, 5))
+    angles = rotary_angles(p, 32)
+    assert angles.shape == (60, 16) and angles.dtype == torch.float32
+    torch.testing.assert_close(angles[7] - angles[3], rotary_angles((p[7] - p[3])[None], 32)[0])
+    for axis, pairs in enumerate((4, 6, 6)):
+        one = torch.zeros(1, 3)
+        one[0, axis] = 1.0
+        turned = rotary_angles(one, 32)[0]
+        assert int((turned != 0).sum()) == pairs and turned.max() == 1.0
+    assert all(rotary_angles(p, d).shape[1] == d // 2 for d in (2, 4, 6, 10, 64, 128))
 
 
 def brute_force(lengths, capacity):

@@ -60,7 +60,7 @@ def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
 @pytest.mark.parametrize("norm", ["true", "false"])
 @pytest.mark.parametrize("recompute", plan.RECOMPUTE)
 def test_layer_bytes_are_what_autograd_keeps(one_rank, precision, norm, recompute):
-    overrides = [f"model.qk_layernorm={norm}"]
+    overrides = [f"model.qk_layernorm={norm}", f"model.rope={norm}"]
     layout = Plan(recompute=recompute)
     counted = one_layer([*overrides, layout.overrides()[-1]], precision)
     assert estimated_layer(layout, overrides, precision) == pytest.approx(counted, rel=0.01)

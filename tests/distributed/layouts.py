@@ -10,7 +10,7 @@ BASE = [
     "dataset.packing_buffer_size=12", "dataset.num_workers=0", "model.num_layers=4", "model.hidden_size=48",
     "model.num_attention_heads=4", "model.adaln_lora_dim=16", "model.in_channels=4", "model.text_dim=24", "train.global_batch_size=4",
     "train.train_iters=5", "train.micro_batch_size=1", "optimizer.lr=1e-3", "scheduler.lr_warmup_iters=1", "mixed_precision=fp32",
-    "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true", "rng.seed=7",
+    "model.rope=true", "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true", "rng.seed=7",
 ]  # fmt: skip
 
 LAYOUTS = {
