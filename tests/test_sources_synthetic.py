@@ -55,6 +55,17 @@ def test_sizes_are_varied_and_mostly_the_base():
     assert set(sizes) == {(64, 64), (64, 80), (80, 64), (64, 96), (96, 64), (48, 48)}
 
 
+def test_square_changes_nothing_but_the_sides():
+    mixed, square = (synthetic.build(spec, num_images=30, num_clips=10) for spec in (None, "square"))
+    for i in range(40):
+        a, b = one(mixed, i), one(square, i)
+        assert b.video.shape[1:3] == (64, 64) and len(b.video) == len(a.video)
+        assert (b.caption, b.attributes, b.fps, b.key) == (a.caption, a.attributes, a.fps, a.key)
+        assert a.video.shape != b.video.shape or (a.video == b.video).all()
+    both = synthetic.build("unseen,square", num_images=1, num_clips=0)
+    assert both.unseen and both.square and not mixed.square
+
+
 def test_captions_name_every_attribute():
     words = {"eyespots": "eyespot", "spots": "spotted", "stripes": "striped", "night": "at night"}
     for colour, pattern, place in itertools.product(*ALL.values()):
@@ -170,5 +181,5 @@ def test_mistakes_are_named(call, said):
 def test_identity_tells_sources_apart():
     a = synthetic.build(seed=1).identity()
     assert a == synthetic.build(seed=1).identity()
-    for other in ({"seed": 2}, {"seed": 1, "unseen": True}, {"seed": 1, "size_px": 128}):
+    for other in ({"seed": 2}, {"seed": 1, "unseen": True}, {"seed": 1, "square": True}, {"seed": 1, "size_px": 128}):
         assert synthetic.build(**other).identity() != a

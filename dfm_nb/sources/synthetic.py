@@ -159,13 +159,15 @@ class Synthetic:
 
     name = "synthetic"
 
-    def __init__(self, num_images: int, num_clips: int, size_px: int, seed: int, unseen: bool):
+    def __init__(
+        self, num_images: int, num_clips: int, size_px: int, seed: int, unseen: bool = False, square: bool = False
+    ):
         if num_images < 0 or num_clips < 0:
             raise ValueError(f"num_images and num_clips cannot be negative; got {num_images} and {num_clips}")
         if size_px < 32 or size_px % 16:
             raise ValueError(f"the synthetic source draws at multiples of 16 px from 32 px up; got {size_px}")
         self.num_images, self.num_clips = num_images, num_clips
-        self.size_px, self.seed, self.unseen = size_px, seed, unseen
+        self.size_px, self.seed, self.unseen, self.square = size_px, seed, unseen, square
         self._combinations = _triples(unseen)
 
     def __len__(self) -> int:
@@ -185,6 +187,8 @@ class Synthetic:
         attributes["posture"] = POSTURES[rng.integers(len(POSTURES))]
         attributes["motion"] = MOTIONS[moving]
         height, width = image_size(rng, self.size_px, CLIP_SHAPES if moving else IMAGE_SHAPES)
+        if self.square:
+            height = width = self.size_px
         frames = _pick(rng, CLIP_FRAMES) if moving else 1
         fps = CLIP_FPS[rng.integers(len(CLIP_FPS))]
         caption = caption_for(attributes, int(rng.integers(NUM_TEMPLATES)))
@@ -194,23 +198,25 @@ class Synthetic:
     def identity(self) -> dict:
         return {
             "name": self.name, "num_images": self.num_images, "num_clips": self.num_clips, "size_px": self.size_px,
-            "seed": self.seed, "unseen": self.unseen, "drawing": DRAWING,
+            "seed": self.seed, "unseen": self.unseen, "square": self.square, "drawing": DRAWING,
         }  # fmt: skip
 
 
 def build(
     spec: str | None = None, num_images: int = 1200, num_clips: int = 300, size_px: int = 64, seed: int = 0,
-    unseen: bool = False,
+    unseen: bool = False, square: bool = False,
 ) -> Synthetic:  # fmt: skip
     """The source.
 
     Parameters
     ----------
-    spec : None, or `unseen` for `unseen=True`.
+    spec : None, or the words `unseen`, `square` or both with a comma between, for the parameters of these names.
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
     unseen : draw only the triples held out of training.
+    square : every side is `size_px`; all else about an item stays as it is without.
     """
-    if spec not in (None, "", "unseen"):
-        raise ValueError(f"--source synthetic takes no SPEC but 'unseen'; got {spec!r}")
-    return Synthetic(num_images, num_clips, size_px, seed, unseen or spec == "unseen")
+    words = set(spec.split(",")) if spec else set()
+    if not words <= {"unseen", "square"}:
+        raise ValueError(f"--source synthetic takes no SPEC but 'unseen', 'square' or 'unseen,square'; got {spec!r}")
+    return Synthetic(num_images, num_clips, size_px, seed, unseen or "unseen" in words, square or "square" in words)
