@@ -55,7 +55,7 @@ class Demo:
         print(
             "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 min, measure and draw 2 min."
         )
-        prepare = dfm("prepare", "--source", "synthetic", "--tokenizer", "residual", "--num-images", IMAGES, "--num-clips", CLIPS, "--output-dir",
+        prepare = dfm("prepare", "--source", "synthetic:square", "--tokenizer", "residual", "--num-images", IMAGES, "--num-clips", CLIPS, "--output-dir",
                       self.data, "--nproc-per-node", 2, "--resume")  # fmt: skip
         self.stage("prepare", "procedural butterflies -> latents -> shards", self.data / "manifest.json", prepare)
         train = dfm(
