@@ -1,6 +1,6 @@
 """Training step: packed DiT on megatron-core against a plain PyTorch DiT of the same shape on padded batches, in one run, interleaved.
 
-    python benchmarks/train_step.py [--rounds 7] [--size DiT-S]
+    python benchmarks/train_step.py [--rounds 7] [--size DiT-S] [--cases NAME ...]
 
 The plain one is what the DiT paper's code does, with text: one batch padded to its longest sample and caption, boolean masks, torch SDPA, AdamW,
 gradient clipping. Both see the same samples, in fp32 on one thread; useful tokens (without padding) a second are compared. Prints a table, writes
@@ -28,11 +28,13 @@ from dfm_nb.train import pack_settings
 from dfm_nb.trainer import Trainer
 
 OUT = Path(__file__).parent / "results" / "train_step"
-SIZES = {
-    "equal sizes": [[1, 8, 8]],
-    "mixed sizes": [[1, 8, 8], [1, 8, 12], [3, 8, 8], [1, 12, 8], [5, 8, 8], [1, 6, 6]],
+SMALL_MIX = [[1, 8, 8], [1, 8, 12], [3, 8, 8], [1, 12, 8], [5, 8, 8], [1, 6, 6]]
+CASES = {
+    # name: (latent sizes, tokens a step, steps a round)
+    "equal sizes, 64 px (16 tokens each)": ([[1, 8, 8]], 1024, 3),
+    "equal sizes, 256 px (256 tokens each)": ([[1, 32, 32]], 4096, 1),
+    "mixed sizes, 48 to 96 px, 1 to 5 latent frames": (SMALL_MIX, 1024, 3),
 }
-TOKENS = 1024
 
 
 class PlainLayer(nn.Module):
@@ -133,17 +135,18 @@ def timed(function) -> float:
     return time.perf_counter() - started
 
 
-def compare(name: str, sizes, rounds: int, size: str) -> dict:
+def compare(name: str, rounds: int, size: str) -> dict:
+    sizes, capacity, steps = CASES[name]
     overrides = [
         f"model.size={size}", "mixed_precision=fp32", "dataset.mock=true", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5",
-        f"dataset.task_encoder_seq_length={TOKENS}", "train.global_batch_size=1", "ema.sigma_rels=[]",
+        f"dataset.task_encoder_seq_length={capacity}", "train.global_batch_size=1", "ema.sigma_rels=[]",
     ]  # fmt: skip
     config = cfg.resolve(None, overrides=overrides).config
     trainer = Trainer(config)
     store = MockStore(sizes, text_tokens=16)
-    plan = PackPlan(store, pack_settings(config), TOKENS, 64)
+    plan = PackPlan(store, pack_settings(config), capacity, 64)
     builder = PackBuilder(store, plan.settings)
-    packs = [builder.build(plan.next(), TOKENS) for _ in range(3)]
+    packs = [builder.build(plan.next(), capacity) for _ in range(steps)]
     batches = [padded_batch(p, config.model.hidden_size) for p in packs]
     plain = PlainDiT(config.model)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=True)
@@ -158,7 +161,7 @@ def compare(name: str, sizes, rounds: int, size: str) -> dict:
     waste = 1 - tokens / sum(q["x"].shape[0] * q["x"].shape[1] for q in batches)
     packed, unpacked = tokens / statistics.median(packed_s), tokens / statistics.median(plain_s)
     return {
-        "case": name, "packed_tokens_per_s": packed, "plain_tokens_per_s": unpacked, "ratio": packed / unpacked, "padding_of_plain": waste,
+        "case": name, "tokens_a_step": capacity, "packed_tokens_per_s": packed, "plain_tokens_per_s": unpacked, "ratio": packed / unpacked, "padding_of_plain": waste,
         "parameters": sum(p.numel() for p in plain.parameters()), "rounds": rounds,
         "packed_s": packed_s, "plain_s": plain_s,
     }  # fmt: skip
@@ -168,18 +171,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--size", default="DiT-S")
+    parser.add_argument("--cases", nargs="*", choices=CASES, metavar="NAME", help=f"of: {'; '.join(CASES)}")
     parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
     torch.set_num_threads(1)
     parallel.init()
-    rows = [compare(name, sizes, args.rounds, args.size) for name, sizes in SIZES.items()]
+    rows = [compare(name, args.rounds, args.size) for name in args.cases or CASES]
     lines = [
-        f"Model {args.size}, fp32, one CPU thread ({platform.machine()}), {TOKENS} tokens a step, medians of {args.rounds} interleaved rounds.",
-        "", "| samples | packed, tokens/s | plain padded, tokens/s | ratio | padding in the plain batch |", "|---|---|---|---|---|",
+        f"Model {args.size}, fp32, one CPU thread ({platform.machine()}), medians of {args.rounds} interleaved rounds.",
+        "", "| samples | tokens a step | packed, tokens/s | plain padded, tokens/s | ratio | padding in the plain batch |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for r in rows:
         lines.append(
-            f"| {r['case']} | {r['packed_tokens_per_s']:,.0f} | {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"
+            f"| {r['case']} | {r['tokens_a_step']:,} | {r['packed_tokens_per_s']:,.0f} | {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"
         )
     print("\n".join(lines))
     (args.output_dir / "train_step.md").write_text("\n".join(lines) + "\n")
