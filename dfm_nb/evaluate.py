@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -111,13 +112,15 @@ def requests_like(reals: list[Real], args) -> list[Request]:
 
 
 def score(videos: list[np.ndarray], wanted: list[dict[str, str]], classifier: AttributeClassifier) -> dict:
-    """Share, interval and chance per attribute; mean wing motion of clips."""
+    """Share, interval, chance and what was found for each value asked, per attribute; mean wing motion of clips."""
     found, at_random, n = classifier.predict(videos), chance(), len(videos)
     out: dict = {"samples": n}
     for name in MEASURED:
         hits = sum(f[name] == w[name] for f, w in zip(found, wanted))
         low, high = wilson(hits, n)
-        out[name] = {"accuracy": hits / n, "low": low, "high": high, "chance": at_random[name]}
+        pairs = Counter((w[name], f[name]) for f, w in zip(found, wanted))
+        by_value = {asked: {saw: c for (a, saw), c in sorted(pairs.items()) if a == asked} for asked, _ in sorted(pairs)}
+        out[name] = {"accuracy": hits / n, "low": low, "high": high, "chance": at_random[name], "found": by_value}
     if len(videos[0]) > 1:
         motions = [wing_motion(v) for v in videos]
         real = [
@@ -273,6 +276,8 @@ def table(result: dict) -> str:
     lines: list[str] = []
     if any(MEASURED[0] in result[k] for k in kinds):
         lines += _attribute_rows(result, kinds)
+        if by_value := _value_lines(result, kinds):
+            lines += ["", *by_value]
     if any("frechet_distance" in result[k] for k in kinds):
         lines += ["", *_distance_rows(result, kinds)]
     if "wing_motion" in result.get("clips", {}):
@@ -294,6 +299,18 @@ def _attribute_rows(result: dict, kinds: list[str]) -> list[str]:
                 f"| {result[kind]['samples']} {kind} | {name} | {r['accuracy']:.1%} | {r['low']:.1%} - {r['high']:.1%} "
                 f"| {r['chance']:.1%} | {real[name]:.1%} |"
             )
+    return lines
+
+
+def _value_lines(result: dict, kinds: list[str]) -> list[str]:
+    """A sentence for every attribute that was not always found: how often, by the value asked for."""
+    lines = []
+    for kind in kinds:
+        for name in MEASURED if MEASURED[0] in result[kind] else ():
+            found = result[kind][name].get("found")  # not in files of earlier versions
+            if found and result[kind][name]["accuracy"] < 1:
+                parts = (f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in found.items())
+                lines.append(f"{kind.capitalize()}, {name} by what was asked: {', '.join(parts)}.")
     return lines
 
 

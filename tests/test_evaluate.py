@@ -45,6 +45,9 @@ def test_score_counts_what_the_classifier_finds():
     assert out["colour"]["accuracy"] == 0.75 and out["background"]["accuracy"] == 1 and "wing_motion" not in out
     assert (out["colour"]["low"], out["colour"]["high"]) == evaluate.wilson(3, 4)
     assert out["colour"]["chance"] == chance()["colour"]
+    assert out["colour"]["found"] == {"red": {"blue": 1, "red": 3}} and out["pattern"]["found"] == {"plain": {"plain": 4}}
+    text = evaluate.table({"images": out, "classifier_on_real_renders": dict.fromkeys(evaluate.MEASURED, 1.0)})
+    assert text.splitlines()[-1] == "Images, colour by what was asked: red 3 of 4."
 
 
 def test_a_perfect_model_has_the_distance_of_real_samples():
