@@ -1,18 +1,18 @@
 """Do a negative prompt and a guidance interval change what a trained model draws, and in the direction that they should?
 
-    python benchmarks/guidance.py --checkpoint-path runs/demo/train [--num-prompts 128] [--classifier-cache FILE]
+    python benchmarks/guidance.py --checkpoint-path runs/demo/train [--num-prompts 128] [--repeats 3] [--classifier-cache FILE]
 
 What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: guidance.json, guidance.md and
 guidance.png (the first samples of each negative prompt, from the same noise).
 A classifier fitted on real renders reads colour, background and pattern off each sample; frequencies come with 95 % Wilson intervals, their
 differences with Newcombe's interval. The arms of a comparison share prompts and starting noise.
 
-1. Negative prompt: the prompt names no background; the negative prompt is "at night" or "over a meadow". The background that is moved away
+1. Negative prompt: the prompt names no background; the negative prompt is "in the sky" or "over a meadow". The background that is moved away
    from should become rarer.
 2. Guidance interval: the prompt names all (combinations that training never showed). Guidance should raise the share drawn as asked; where
    it acts only below sigma 0.1, when all is decided, it should not; between 0.1 and 10 it should do as much as everywhere.
 
-Cost: 7 arms of `--num-prompts` images with 15 evaluations of DPM-Solver++(2M), twice as many samples where guidance acts.
+Cost: 7 arms of `--repeats` times `--num-prompts` images with 15 evaluations of DPM-Solver++(2M), twice as many samples where guidance acts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def negative_prompts(pipe: Pipeline, judge, wanted: list[dict[str, str]], sheet:
     prompts, arms = [without_background(a) for a in wanted], {}
     for name, negative in (
         ("none", ""),
-        ("at night", "A butterfly at night."),
+        ("in the sky", "A butterfly in the sky."),
         ("over a meadow", "A butterfly over a meadow."),
     ):
         drawn = draw(pipe, prompts, f"negative prompt {name}", guidance=STRONG, negative_prompt=negative)
@@ -93,7 +93,7 @@ def share(k: int, n: int) -> str:
 def comparisons(negative: dict, interval: dict, n: int) -> list[dict]:
     """Each expectation with the difference measured and whether its interval leaves out 0 on the expected side."""
     rows = []
-    for background, arm in (("night", "at night"), ("meadow", "over a meadow")):
+    for background, arm in (("sky", "in the sky"), ("meadow", "over a meadow")):
         rows.append(
             (
                 f"negative prompt '{arm}' makes {background} rarer",
@@ -119,7 +119,7 @@ def comparisons(negative: dict, interval: dict, n: int) -> list[dict]:
 
 
 def table(result: dict) -> str:
-    n = result["num_prompts"]
+    n = result["samples"]
     backgrounds = synthetic.BACKGROUNDS
     lines = [f"Negative prompt (guidance {STRONG:g}, {n} samples; prompts name no background)", ""]
     lines += ["| negative prompt | " + " | ".join(backgrounds) + " |", "|---|" + "---|" * len(backgrounds)]
@@ -144,18 +144,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint-path", required=True)
     parser.add_argument("--num-prompts", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3, help="samples of each prompt, each from its own noise")
     parser.add_argument("--classifier-cache", type=Path)
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     pipe = Pipeline.from_checkpoint(args.checkpoint_path)
     judge = load_classifier(args.classifier_cache, 64)
-    wanted = unseen_attributes(args.num_prompts, "still")
+    wanted = unseen_attributes(args.num_prompts, "still") * args.repeats
     sheet: list = []
     negative, interval = negative_prompts(pipe, judge, wanted, sheet), intervals(pipe, judge, wanted)
     result = {
-        "num_prompts": args.num_prompts, "guidance": STRONG, "settings": SETTINGS, "negative": negative, "interval": interval,
-        "comparisons": comparisons(negative, interval, args.num_prompts),
+        "num_prompts": args.num_prompts, "samples": len(wanted), "guidance": STRONG, "settings": SETTINGS, "negative": negative, "interval": interval,
+        "comparisons": comparisons(negative, interval, len(wanted)),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__},
     }  # fmt: skip
     args.output_dir.mkdir(parents=True, exist_ok=True)

@@ -138,7 +138,7 @@ def machine() -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=CASES, help="size,tokens,recompute,precision, with spaces between cases")
-    parser.add_argument("--again", action="store_true", help="measure anew what is there")
+    parser.add_argument("--again", action="store_true", help="measure the cases anew; others stay as they are")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
@@ -146,11 +146,15 @@ def main() -> int:
         print(json.dumps(measure(size, int(tokens), recompute, precision, kind)))
         return 0
     path = OUT.with_suffix(".json")
-    rows = json.loads(path.read_text())["cases"] if path.exists() and not args.again else []
-    done = {(r["size"], r["tokens"], r["recompute"], r["precision"]) for r in rows}
-    for text in args.cases.split():
+    rows = json.loads(path.read_text())["cases"] if path.exists() else []
+    key = lambda r: f"{r['size']},{r['tokens']},{r['recompute']},{r['precision']}"  # noqa: E731
+    asked = args.cases.split()
+    if args.again:
+        rows = [r for r in rows if key(r) not in asked]
+    done = set(map(key, rows))
+    for text in asked:
         size, tokens, recompute, precision = text.split(",")
-        if (size, int(tokens), recompute, precision) in done:
+        if text in done:
             continue
         row = run_case(size, int(tokens), recompute, precision)
         rows.append(row | run_case(size, int(tokens), recompute, precision, "allocated"))
