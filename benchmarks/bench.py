@@ -6,7 +6,7 @@ Enters: nothing; each benchmark makes its own data. Leaves: every table on stand
 the command, the seconds and the outcome of each; the same in bench.json; the reduced results themselves in benchmarks/results/bench/, so that the
 full results beside it, which the documentation quotes, stay as they are.
 Guarantees: every benchmark is a process group of its own with a time limit, killed whole when it is over; one that fails does not stop the others, and
-the exit code is then 1. The index is rewritten after each, so that an interrupted run leaves what it had. Cost: about 12 minutes.
+the exit code is then 1. The index is rewritten after each, so that an interrupted run leaves what it had. Cost: about 10 minutes.
 """
 
 from __future__ import annotations
