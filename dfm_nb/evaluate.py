@@ -116,10 +116,11 @@ def score(videos: list[np.ndarray], wanted: list[dict[str, str]], classifier: At
     found, at_random, n = classifier.predict(videos), chance(), len(videos)
     out: dict = {"samples": n}
     for name in MEASURED:
-        hits = sum(f[name] == w[name] for f, w in zip(found, wanted))
+        by_value: dict[str, dict[str, int]] = {}
+        for (asked, saw), count in sorted(Counter((w[name], f[name]) for f, w in zip(found, wanted)).items()):
+            by_value.setdefault(asked, {})[saw] = count
+        hits = sum(saw.get(asked, 0) for asked, saw in by_value.items())
         low, high = wilson(hits, n)
-        pairs = Counter((w[name], f[name]) for f, w in zip(found, wanted))
-        by_value = {asked: {saw: c for (a, saw), c in sorted(pairs.items()) if a == asked} for asked, _ in sorted(pairs)}
         out[name] = {"accuracy": hits / n, "low": low, "high": high, "chance": at_random[name], "found": by_value}
     if len(videos[0]) > 1:
         motions = [wing_motion(v) for v in videos]
@@ -274,7 +275,7 @@ def table(result: dict) -> str:
     """Markdown: what was found against what was asked, and distances."""
     kinds = [k for k in ("images", "clips") if k in result]
     lines: list[str] = []
-    if any(MEASURED[0] in result[k] for k in kinds):
+    if any(_attributes(result[k]) for k in kinds):
         lines += _attribute_rows(result, kinds)
         if by_value := _value_lines(result, kinds):
             lines += ["", *by_value]
@@ -286,6 +287,11 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
+def _attributes(of_kind: dict) -> list[str]:
+    """Those that were measured on images or on clips."""
+    return [name for name in MEASURED if name in of_kind]
+
+
 def _attribute_rows(result: dict, kinds: list[str]) -> list[str]:
     real = result["classifier_on_real_renders"]
     lines = [
@@ -293,7 +299,7 @@ def _attribute_rows(result: dict, kinds: list[str]) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for kind in kinds:
-        for name in MEASURED if MEASURED[0] in result[kind] else ():
+        for name in _attributes(result[kind]):
             r = result[kind][name]
             lines.append(
                 f"| {result[kind]['samples']} {kind} | {name} | {r['accuracy']:.1%} | {r['low']:.1%} - {r['high']:.1%} "
@@ -306,7 +312,7 @@ def _value_lines(result: dict, kinds: list[str]) -> list[str]:
     """A sentence for every attribute that was not always found: how often, by the value asked for."""
     lines = []
     for kind in kinds:
-        for name in MEASURED if MEASURED[0] in result[kind] else ():
+        for name in _attributes(result[kind]):
             found = result[kind][name].get("found")  # not in files of earlier versions
             if found and result[kind][name]["accuracy"] < 1:
                 parts = (f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in found.items())

@@ -187,7 +187,7 @@ class Synthetic:
         attributes["posture"] = POSTURES[rng.integers(len(POSTURES))]
         attributes["motion"] = MOTIONS[moving]
         height, width = image_size(rng, self.size_px, CLIP_SHAPES if moving else IMAGE_SHAPES)
-        if self.square:
+        if self.square:  # after the draw, so that all else about the item stays as it is
             height = width = self.size_px
         frames = _pick(rng, CLIP_FRAMES) if moving else 1
         fps = CLIP_FPS[rng.integers(len(CLIP_FPS))]
