@@ -252,9 +252,9 @@ class Wing:
 
     def _eyespot(self, canvas: skia.Canvas) -> None:
         x, y = (self.points[self.points[:, 1] < 0.75].mean(0) * 1.06).tolist()  # a tail does not count
-        for rgb, r in ((INK, 0.205), (CREAM, 0.165), (INK, 0.105)):
+        for rgb, r in ((INK, 0.30), (CREAM, 0.255), (INK, 0.15)):  # an owl butterfly's: a ring must be seen at 64 px
             canvas.drawCircle(x, y, r, _fill(rgb))
-        canvas.drawCircle(x - 0.03, y - 0.035, 0.035, _fill((255, 255, 255)))
+        canvas.drawCircle(x - 0.05, y - 0.05, 0.05, _fill((255, 255, 255)))
 
 
 def _body(canvas: skia.Canvas, bend: float) -> None:

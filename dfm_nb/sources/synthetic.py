@@ -23,7 +23,7 @@ BACKGROUNDS = tuple(_butterflies.PAINT_BACKGROUND)
 SPECIES = tuple(_butterflies.WINGS)
 POSTURES = tuple(_butterflies.TILT_DEGREES)
 MOTIONS = ("still", "flapping")
-DRAWING = 1  # raised whenever the pictures change, so that prepared data do not pass for newer ones
+DRAWING = 2  # raised whenever the pictures change, so that prepared data do not pass for newer ones
 
 CLIP_FRAMES = ((9, 0.65), (17, 0.35))
 CLIP_FPS = (8.0, 12.0)
