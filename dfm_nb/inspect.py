@@ -147,10 +147,11 @@ def _wrong_with(clip: EncodedClip) -> str | None:
 def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path: str | None):
     """The tokenizer of the shards; None when it is unknown or not on this machine."""
     beside = folder if (folder / "tokenizer.safetensors").is_file() else None
-    name = name or (manifest["tokenizer"]["name"] if manifest else "pca" if path or beside else None)
+    recorded = manifest["tokenizer"]["name"] if manifest else "pca" if path or beside else None
+    name = name or recorded
     if name is None or (name == "pca" and not (path or beside)):
         return None
-    return plugins.load("tokenizers", name).build(path or (beside if name == "pca" else None))
+    return plugins.load("tokenizers", name).build(path or (beside if name in ("pca", recorded) else None))
 
 
 @torch.no_grad()

@@ -362,14 +362,18 @@ def fit_tokenizer(args, source: Source, keys: list[str], folder: Path, workers: 
     PCATokenizer.fit(pixels()).save(folder / "tokenizer.safetensors")
 
 
+CARRIED = ("pca", "residual")
+"""Tokenizers whose file is small: it lies beside the shards, and checkpoints take it along."""
+
+
 def provide_tokenizer(args, source: Source, keys: list[str], folder: Path, workers: int) -> None:
-    """pca's file beside the shards: fitted, or a copy of the one that was named."""
-    if args.tokenizer != "pca" or (folder / "tokenizer.safetensors").exists():
+    """A small tokenizer's file beside the shards: pca's fitted, or a copy of the one that was named or comes with the package."""
+    if args.tokenizer not in CARRIED or (folder / "tokenizer.safetensors").exists():
         return
-    if args.tokenizer_path:
-        plugins.load("tokenizers", "pca").build(args.tokenizer_path).save(folder / "tokenizer.safetensors")
-    else:
+    if args.tokenizer == "pca" and not args.tokenizer_path:
         fit_tokenizer(args, source, keys, folder, workers)
+    else:
+        plugins.load("tokenizers", args.tokenizer).build(args.tokenizer_path).save(folder / "tokenizer.safetensors")
 
 
 @torch.no_grad()
@@ -445,7 +449,7 @@ def prepare(args, ranks: Ranks, folder: Path, held: contextlib.ExitStack) -> Non
     ranks.first(lambda: provide_tokenizer(args, source, keys, folder, workers))
     tiles = {"tile_px": args.tile_px} if args.tile_px else {}
     tokenizer = plugins.load("tokenizers", args.tokenizer).build(
-        folder if args.tokenizer == "pca" else args.tokenizer_path, device=device, **tiles
+        folder if args.tokenizer in CARRIED else args.tokenizer_path, device=device, **tiles
     )
     text_encoder = plugins.load("text_encoders", args.text_encoder).build(
         args.text_encoder_path, device=device, max_tokens=args.max_text_tokens

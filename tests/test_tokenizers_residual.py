@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dfm_nb import plugins
+from dfm_nb import checkpoint, inspect, plugins
 from dfm_nb.encoding import to_pixels
 from dfm_nb.sources import synthetic
 from dfm_nb.tokenizers import residual
@@ -253,20 +253,17 @@ def test_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, s
 
 
 @pytest.mark.slow
-def test_prepare_records_the_tokenizer_and_its_psnr(tmp_path, tokenizer):
-    argv = [
-        "--source",
-        "synthetic",
-        "--num-images",
-        "36",
-        "--num-clips",
-        "4",
-        "--tokenizer",
-        "residual",
-        "--output-dir",
-        str(tmp_path / "d"),
-    ]
+def test_data_carry_the_tokenizer_that_made_them(tmp_path):
+    """The weights in the package may change: latents are decoded with the file beside them."""
+    other = residual.build()
+    other.encoder.head.bias += 0.1
+    other.save(tmp_path / "other.safetensors")
+    argv = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--tokenizer", "residual", "--tokenizer-path",
+            str(tmp_path / "other.safetensors"), "--output-dir", str(tmp_path / "d")]  # fmt: skip
     subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", *argv], check=True)
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert manifest["tokenizer"]["sha256"] == tokenizer.identity()["sha256"]
+    assert manifest["tokenizer"] == residual.build(tmp_path / "other.safetensors").identity() != residual.build().identity()
+    assert residual.build(tmp_path / "d").identity() == manifest["tokenizer"]
+    assert inspect.build_tokenizer(tmp_path / "d", manifest, None, None).identity() == manifest["tokenizer"]
+    assert checkpoint.read_assets(tmp_path / "d").keys() == set(checkpoint.ASSETS)
     assert manifest["psnr_db"]["images"] > 20

@@ -265,12 +265,13 @@ def build(path: str | Path | None = None, device: str = "cpu", dtype: torch.dtyp
 
     Parameters
     ----------
-    path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one under the shipped file's name;
-        None for the one that comes with the package.
+    path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one as `tokenizer.safetensors` (a data set, a
+        checkpoint) or under the shipped file's name; None for the one that comes with the package.
     dtype : ignored; the network runs in float32.
     """
     file = Path(path) if path is not None else ASSET
-    file = file / ASSET.name if file.is_dir() else file
+    if file.is_dir():
+        file = next((file / n for n in ("tokenizer.safetensors", ASSET.name) if (file / n).is_file()), file / ASSET.name)
     if not file.is_file():
         raise FileNotFoundError(
             f"there is no residual tokenizer at {file}; leave the path out for the shipped one, or train one: "
