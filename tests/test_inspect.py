@@ -58,7 +58,7 @@ def test_contact_sheet_shows_the_decoded_pictures(folder):
     source = synthetic.build(num_images=22, num_clips=3, size_px=32)
     drawn = next(next(source.read(i)) for i in range(len(source)) if source.item_key(i) == entry.key).video[0]
     assert picture.shape == drawn.shape
-    assert np.corrcoef(picture.ravel(), drawn.ravel())[0, 1] > 0.9
+    assert np.corrcoef(picture.ravel(), drawn.ravel())[0, 1] > 0.8  # a PCA fitted to 22 pictures
 
 
 def test_flipped_byte_is_found(folder, capsys):
