@@ -146,12 +146,13 @@ def _wrong_with(clip: EncodedClip) -> str | None:
 
 def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path: str | None):
     """The tokenizer of the shards; None when it is unknown or not on this machine."""
-    beside = folder if (folder / "tokenizer.safetensors").is_file() else None
-    recorded = manifest["tokenizer"]["name"] if manifest else "pca" if path or beside else None
+    carried = (folder / "tokenizer.safetensors").is_file()
+    recorded = manifest["tokenizer"]["name"] if manifest else "pca" if path or carried else None
     name = name or recorded
-    if name is None or (name == "pca" and not (path or beside)):
+    place = path or (folder if carried and name == recorded else None)
+    if name is None or (name == "pca" and place is None):
         return None
-    return plugins.load("tokenizers", name).build(path or (beside if name in ("pca", recorded) else None))
+    return plugins.load("tokenizers", name).build(place)
 
 
 @torch.no_grad()

@@ -52,13 +52,15 @@ def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
 def test_contact_sheet_shows_the_decoded_pictures(folder):
     from dfm_nb.sources import synthetic
 
-    entry = shards.scan_shard(folder / "rank0-000000.tar")[0]
     tokenizer = inspect.build_tokenizer(folder, None, None, None)
-    picture = inspect.decoded(entry.read(), tokenizer)[0].astype(float)
     source = synthetic.build(num_images=22, num_clips=3, size_px=32)
-    drawn = next(next(source.read(i)) for i in range(len(source)) if source.item_key(i) == entry.key).video[0]
-    assert picture.shape == drawn.shape
-    assert np.corrcoef(picture.ravel(), drawn.ravel())[0, 1] > 0.8  # a PCA fitted to 22 pictures
+    drawn = {source.item_key(i): next(source.read(i)).video[0] for i in range(len(source))}
+    alike = []
+    for entry in shards.scan_shard(folder / "rank0-000000.tar"):
+        picture = inspect.decoded(entry.read(), tokenizer)[0].astype(float)
+        assert picture.shape == drawn[entry.key].shape
+        alike.append(np.corrcoef(picture.ravel(), drawn[entry.key].ravel())[0, 1])
+    assert len(alike) > 5 and np.median(alike) > 0.9 and min(alike) > 0.8
 
 
 def test_flipped_byte_is_found(folder, capsys):

@@ -189,7 +189,7 @@ def test_orthogonal_update_has_singular_values_near_1(script):
         assert 0.6 < values.min() and values.max() < 1.3
 
 
-def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer, script, monkeypatch):
+def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer, script):
     """The PSNR during training falls with the noise, and a share of 0 is as if strong noise were not there."""
     drawn = torch.from_numpy(synthetic.render({}, 3, 64, 64)).expand(16, -1, -1, -1, -1)
 
@@ -266,4 +266,13 @@ def test_data_carry_the_tokenizer_that_made_them(tmp_path):
     assert residual.build(tmp_path / "d").identity() == manifest["tokenizer"]
     assert inspect.build_tokenizer(tmp_path / "d", manifest, None, None).identity() == manifest["tokenizer"]
     assert checkpoint.read_assets(tmp_path / "d").keys() == set(checkpoint.ASSETS)
+    assert manifest["psnr_db"]["images"] > 20
+
+
+@pytest.mark.slow
+def test_prepare_records_the_tokenizer_and_its_psnr(tmp_path, tokenizer):
+    argv = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--tokenizer", "residual", "--output-dir", str(tmp_path / "d")]
+    subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", *argv], check=True)
+    manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
+    assert manifest["tokenizer"]["sha256"] == tokenizer.identity()["sha256"]
     assert manifest["psnr_db"]["images"] > 20

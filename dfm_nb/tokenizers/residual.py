@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dfm_nb.tokenizers.pca import CHANNELS, TEMPORAL, PCATokenizer
+from dfm_nb.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer
 
 ASSET = Path(__file__).parents[1] / "assets" / "residual_tokenizer.safetensors"
 FINE = 4  # pixels a side of the finer of the two grids
@@ -271,7 +271,8 @@ def build(path: str | Path | None = None, device: str = "cpu", dtype: torch.dtyp
     """
     file = Path(path) if path is not None else ASSET
     if file.is_dir():
-        file = next((file / n for n in ("tokenizer.safetensors", ASSET.name) if (file / n).is_file()), file / ASSET.name)
+        carried = file / FILE_NAME
+        file = carried if carried.is_file() else file / ASSET.name
     if not file.is_file():
         raise FileNotFoundError(
             f"there is no residual tokenizer at {file}; leave the path out for the shipped one, or train one: "
