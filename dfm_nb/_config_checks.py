@@ -154,6 +154,14 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
         "lower it, or raise optimizer.lr",
         ("optimizer.lr",),
     )
+    need(
+        o.optimizer != "muon" or not o.use_distributed_optimizer,
+        "optimizer.use_distributed_optimizer",
+        "must be false with optimizer.optimizer=muon, which needs whole matrices",
+        str(o.use_distributed_optimizer).lower(),
+        "set it to false, or optimizer.optimizer to adam",
+        ("optimizer.optimizer",),
+    )
     end = s.lr_decay_iters or t.train_iters
     need(
         (s.lr_warmup_iters or 0) < end,

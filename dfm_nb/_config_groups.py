@@ -104,12 +104,20 @@ class TrainConfig:
 
 @dataclass
 class OptimizerConfig:
+    optimizer: str = option(
+        "adam", "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest", choices=("adam", "muon")
+    )
     lr: float = option(1e-4, "peak learning rate", gt=0)
     min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = option(0.01, "AdamW weight decay", ge=0)
     adam_beta1: float = option(0.9, "AdamW beta 1", ge=0, lt=1)
     adam_beta2: float = option(0.99, "AdamW beta 2", ge=0, lt=1)
     adam_eps: float = option(1e-8, "AdamW epsilon", gt=0)
+    muon_extra_scale_factor: float = option(
+        0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's", gt=0
+    )
+    muon_momentum: float = option(0.95, "momentum of Muon, applied as Nesterov's", ge=0, lt=1)
+    muon_num_ns_steps: int = option(5, "Newton-Schulz iterations of Muon", ge=1)
     clip_grad: float = option(1.0, "largest global gradient norm; 0 does not clip", ge=0)
     use_distributed_optimizer: bool = option(False, "share the optimizer's state over the data-parallel processes")
 

@@ -37,6 +37,7 @@ from dfm_nb import config as cfg
 from dfm_nb.background_save import SaveStrategy, checksum_file, optimizer_shards
 from dfm_nb.ema import PowerEMA
 from dfm_nb.linear import is_lora
+from dfm_nb.muon import Muon
 from dfm_nb.parallel import global_name, mpu, shard_dim
 from dfm_nb.runs import iteration_folders, iteration_name, write_atomically
 from dfm_nb.shards import sha256, sync
@@ -369,13 +370,13 @@ def read_state(folder: Path) -> dict:
 def seed_optimizer_state(optimizer) -> None:
     """torch's AdamW makes its state at the first step, but a distributed optimizer loads into state that is there."""
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for group in part.optimizer.param_groups:
+        inner = part.optimizer
+        for group in inner.param_groups:
             for p in group["params"]:
-                if not part.optimizer.state[p]:
-                    part.optimizer.state[p].update(
-                        step=torch.zeros((), device=p.device),
-                        exp_avg=torch.zeros_like(p.data),
-                        exp_avg_sq=torch.zeros_like(p.data),
+                if not inner.state[p]:
+                    moments = inner.moments(p) if isinstance(inner, Muon) else ("exp_avg", "exp_avg_sq")
+                    inner.state[p].update(
+                        step=torch.zeros((), device=p.device), **{name: torch.zeros_like(p.data) for name in moments}
                     )
 
 
@@ -583,6 +584,16 @@ def check_same_model(
     ]
     if shown:
         raise ValueError(f"{source.file or source.folder} holds another model: {', '.join(shown)}; {fix}")
+
+
+def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
+    """ValueError when a checkpoint holds the state of another optimizer than `config` asks for."""
+    theirs, ours = source.config.optimizer.optimizer, config.optimizer.optimizer
+    if theirs != ours:
+        raise ValueError(
+            f"{source.folder} holds the state of optimizer.optimizer={theirs}, not {ours}; set optimizer.optimizer={theirs}, or start anew "
+            f"in another --run-dir from its weights with checkpoint.pretrained={source.folder}"
+        )
 
 
 def load_weights(chunks, folder: Path, sigma_rel: float | None = None, lora: bool = False) -> None:

@@ -153,7 +153,9 @@ class Training:
             folder = found[0]
             self._saved = None if folder is None else checkpoint.iteration_of(folder)
         if folder is not None:
-            checkpoint.check_same_model(checkpoint.weights_in(folder), self.config)
+            source = checkpoint.weights_in(folder)
+            checkpoint.check_same_model(source, self.config)
+            checkpoint.check_same_optimizer(source, self.config)
             state = checkpoint.load(self.trainer.pieces(), folder)
             self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
             self.skipped = state["skipped"]

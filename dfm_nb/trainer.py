@@ -22,6 +22,7 @@ from dfm_nb.denoiser import forward
 from dfm_nb.dit import DiT, DiTConfig, init_weights, transformer_config
 from dfm_nb.ema import PowerEMA
 from dfm_nb.linear import freeze_base
+from dfm_nb.muon import Muon, matrices_of
 from dfm_nb.parallel import Layout, mpu
 
 
@@ -128,6 +129,15 @@ class Trainer:
         for part in self.optimizer.chained_optimizers:  # one kernel per step instead of ten
             for group in part.optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False
+            matrices = matrices_of(self.chunks) if o.optimizer == "muon" else {}
+            if matrices:  # with low-rank updates they are frozen
+                part.optimizer = Muon(
+                    part.optimizer.param_groups,
+                    matrices,
+                    o.muon_extra_scale_factor,
+                    o.muon_momentum,
+                    o.muon_num_ns_steps,
+                )
         decay = s.lr_decay_iters or c.train.train_iters
         self.scheduler = OptimizerParamScheduler(
             self.optimizer, init_lr=0.0, max_lr=o.lr, min_lr=o.min_lr,
