@@ -189,7 +189,7 @@ def test_validation_changes_no_training_loss(clean, tmp_path):
     rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
     assert [r["iteration"] for r in rounds] == [3, 6, 9, 12]
     assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8
-    assert rounds[0]["val_loss_ema_0.1"] > 0
+    assert rounds[0]["val_loss_ema_0.05"] > 0
 
 
 @pytest.mark.slow
