@@ -19,23 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dfm_nb.linear import is_lora
+from dfm_nb.orthogonal import orthogonal
 from dfm_nb.parallel import mpu, shard_dim
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of Jordan et al.: singular values end between 0.7 and 1.2
 PARTS = {"linear_qkv": 3, "linear_kv": 2}
 """How many matrices megatron-core keeps in one, interleaved by head."""
-
-
-def orthogonalise(matrix: Tensor, steps: int = 5) -> Tensor:
-    """float32 [r, c] -> a matrix with the same singular vectors and singular values near 1 (Newton-Schulz)."""
-    if matrix.shape[0] > matrix.shape[1]:
-        return orthogonalise(matrix.T, steps).T
-    a, b, c = QUINTIC
-    x = matrix / (matrix.norm() + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
 
 
 @dataclass(frozen=True)
@@ -90,10 +78,11 @@ class Muon(torch.optim.AdamW):
             mpu.get_tensor_model_parallel_group(),
         )
         load = [0] * self.share.size()
-        self.owner = {}
+        self.owned: list[list[Tensor]] = [[] for _ in load]  # by data-parallel process
         for p in sorted(matrices, key=self._work, reverse=True):  # a stable sort: the same on every process
-            self.owner[p] = load.index(min(load))
-            load[self.owner[p]] += self._work(p)
+            least = load.index(min(load))
+            self.owned[least].append(p)
+            load[least] += self._work(p)
 
     def moments(self, p: Tensor) -> tuple[str, ...]:
         """Names of a parameter's state beside `step`."""
@@ -101,15 +90,14 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
-        own = {}
         for p in self.matrices:
             state = self.state[p]
             if not state:
                 state.update(step=torch.zeros((), device=p.device), momentum_buffer=torch.zeros_like(p))
             state["step"] += 1
             state["momentum_buffer"].lerp_(p.grad, 1 - self.momentum)
-            if self.owner[p] == self.share.rank():
-                own[p] = self._update(p, p.grad.lerp(state["momentum_buffer"], self.momentum))  # Nesterov's
+        own = {p: self._update(p) for p in self.owned[self.share.rank()]}
+        for p in self.matrices:
             p.grad = None  # AdamW passes it over
         loss = super().step(closure)
         updates = self._everyones(own)
@@ -125,11 +113,12 @@ class Muon(torch.optim.AdamW):
         short, long = sorted((p.shape[0] // parts, p.shape[1]))
         return parts * short**2 * (2 * long + short)
 
-    def _update(self, p: Tensor, direction: Tensor) -> Tensor:
+    def _update(self, p: Tensor) -> Tensor:
         """This rank's part of the scaled update of a matrix."""
         m = self.matrices[p]
-        blocks = [orthogonalise(block, self.ns_steps) for block in m.blocks(self._whole(direction, m.dim))]
-        whole = m.join(torch.stack(blocks)).mul_(self.scale * max(blocks[0].shape) ** 0.5)
+        direction = p.grad.lerp(self.state[p]["momentum_buffer"], self.momentum)  # Nesterov's
+        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)), self.ns_steps)
+        whole = m.join(blocks).mul_(self.scale * max(blocks.shape[1:]) ** 0.5)
         return whole if m.dim is None else whole.chunk(self.tp.size(), m.dim)[self.tp.rank()]
 
     def _whole(self, part: Tensor, dim: int | None) -> Tensor:
@@ -143,18 +132,15 @@ class Muon(torch.optim.AdamW):
         """The updates of all matrices, from the data-parallel processes that made them."""
         if self.share.size() == 1:
             return own
-        owned: list[list[Tensor]] = [[] for _ in range(self.share.size())]
-        for p in self.matrices:
-            owned[self.owner[p]].append(p)
-        sizes = [sum(p.numel() for p in ps) for ps in owned]
+        sizes = [sum(p.numel() for p in ps) for ps in self.owned]
         some = next(iter(self.matrices))
         sent = some.new_zeros(max(sizes))
         if own:
-            sent[: sizes[self.share.rank()]] = torch.cat([own[p].flatten() for p in owned[self.share.rank()]])
-        received = [torch.empty_like(sent) for _ in owned]
+            sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
+        received = [torch.empty_like(sent) for _ in self.owned]
         dist.all_gather(received, sent, group=self.share)
         out = {}
-        for flat, ps, size in zip(received, owned, sizes):
+        for flat, ps, size in zip(received, self.owned, sizes):
             pieces = flat[:size].split([p.numel() for p in ps])
             out.update((p, piece.view_as(p)) for p, piece in zip(ps, pieces))
         return out

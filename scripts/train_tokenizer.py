@@ -28,6 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dfm_nb.encoding import to_pixels
+from dfm_nb.orthogonal import orthogonal
 from dfm_nb.sources import synthetic
 from dfm_nb.tokenizers import residual
 from dfm_nb.tokenizers.pca import PCATokenizer
@@ -121,17 +122,6 @@ def learning_rate(step: int, args) -> float:
     """Linear warm-up over 50 steps, constant for a fifth of the steps, down to 45 % at three sevenths, and slowly to nothing."""
     corners = [share * args.steps for share in (806 / 4200, 3 / 7, 1)]
     return args.lr * min((step + 1) / 50, float(np.interp(step, corners, (1.0, 0.446, 0.0))))
-
-
-def orthogonal(m: Tensor, iterations: int = 5) -> Tensor:
-    """Nearly the orthogonal factor of matrices [n, a, b]: the Newton-Schulz quintic of Jordan et al., Muon (2024), in float32."""
-    tall = m.shape[1] > m.shape[2]
-    x = m.mT if tall else m
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(iterations):
-        gram = x @ x.mT
-        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
-    return x.mT if tall else x
 
 
 class Muon(torch.optim.Optimizer):

@@ -13,6 +13,8 @@ BASE = [
     "model.rope=true", "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true", "rng.seed=7",
 ]  # fmt: skip
 
+MUON = ["optimizer.optimizer=muon", "optimizer.use_distributed_optimizer=false"]
+
 LAYOUTS = {
     # name: (processes, overrides)
     "TP2": (2, ["model.tensor_model_parallel_size=2"]),

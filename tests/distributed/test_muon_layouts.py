@@ -4,11 +4,9 @@ import pytest
 import torch
 
 from tests.conftest import run_ranks
-from tests.distributed.layouts import LAYOUTS, largest_relative_difference, losses_and_gradients
+from tests.distributed.layouts import LAYOUTS, MUON, largest_relative_difference, losses_and_gradients
 from tests.distributed.test_checkpoint_layouts import LAYOUTS as SAVED_IN
 from tests.distributed.test_checkpoint_layouts import read, write
-
-MUON = ["optimizer.optimizer=muon", "optimizer.use_distributed_optimizer=false"]
 
 
 @pytest.fixture(scope="module")
