@@ -1,11 +1,11 @@
-"""What a training step costs with Muon, with AdamW and with AdamW's state shared out, on two processes.
+"""What a training step costs with Muon, with AdamW and with AdamW's state shared out, in float32 and in bfloat16, on two processes.
 
     python benchmarks/optimizers.py [--rounds 3] [--size demo] [--tokens 512 768 1024]
 
-The model, packs and processes are those of `benchmarks/scaling.py` (DP2, one thread each, float32 on gloo); `--tokens` are of one process's pack.
+The model, packs and processes are those of `benchmarks/scaling.py` (DP2, one thread each, gloo); `--tokens` are of one process's pack.
 Every round measures every case once, in turn; a ratio is the median over rounds of the ratio within a round. What a step of each is worth is
 another question: docs/decisions/0008 has losses and what models draw.
-Leaves: a table and benchmarks/results/optimizers.{json,md}. Cost: about three minutes on two quiet cores.
+Leaves: a table and benchmarks/results/optimizers.{json,md}. Cost: about five minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from benchmarks import report
 from benchmarks.scaling import settings, train_rank
 from tests.conftest import run_ranks
 
-OPTIMIZERS = {
+CASES = {
     "AdamW": [],
     "AdamW, distributed optimizer": ["optimizer.use_distributed_optimizer=true"],
     "Muon and AdamW": ["optimizer.optimizer=muon"],
+    "AdamW, bf16": ["mixed_precision=bf16"],
+    "Muon and AdamW, bf16": ["mixed_precision=bf16", "optimizer.optimizer=muon"],
 }
 BASE = "AdamW"
 
@@ -38,7 +40,7 @@ def one_round(size: str, tokens: list[int], steps: int) -> dict[str, dict[str, f
     return {
         str(n): {
             name: statistics.median(map(max, zip(*run_ranks(2, train_rank, [*settings(size, n), *overrides], steps))))
-            for name, overrides in OPTIMIZERS.items()
+            for name, overrides in CASES.items()
         }
         for n in tokens
     }
@@ -47,14 +49,14 @@ def one_round(size: str, tokens: list[int], steps: int) -> dict[str, dict[str, f
 def text(result: dict) -> str:
     rows = []
     for tokens in map(str, result["tokens"]):
-        for name in OPTIMIZERS:
+        for name in CASES:
             middle, least, greatest = report.spread([r[tokens][name] / r[tokens][BASE] for r in result["steps_s"]])
             seconds = statistics.median(r[tokens][name] for r in result["steps_s"])
             rows.append([tokens, name, f"{seconds * 1e3:.0f}", f"{2 * int(tokens) / seconds:,.0f}",
                          f"{middle:.2f} ({least:.2f} to {greatest:.2f})"])  # fmt: skip
-    header = ["tokens a process and step", "optimizer", "ms a step", "tokens/s", f"time, {BASE} = 1"]
+    header = ["tokens a process and step", "optimizer, precision", "ms a step", "tokens/s", f"time, {BASE} = 1"]
     return "\n".join([
-        f"Size {result['size']}, two processes, float32, gloo; medians of {result['rounds']} interleaved rounds, least and greatest ratio in brackets.",
+        f"Size {result['size']}, two processes, float32 unless said, gloo; medians of {result['rounds']} interleaved rounds, least and greatest ratio in brackets.",
         report.sentence(result["machine"]) + ".", "", report.table(header, rows),
     ])  # fmt: skip
 

@@ -32,9 +32,12 @@ def machine() -> dict[str, Any]:
     """Processor, usable cores, Python, torch, threads, load average over a minute, and the time (UTC)."""
     import torch
 
+    from dfm_nb.doctor import fast_bf16
+
+    instructions = torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if fast_bf16() else "")
     return {
         "processor": processor(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "torch": torch.__version__,
-        "threads": torch.get_num_threads(), "load_before": round(os.getloadavg()[0], 2),
+        "threads": torch.get_num_threads(), "instructions": instructions, "load_before": round(os.getloadavg()[0], 2),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }  # fmt: skip
 
@@ -42,7 +45,7 @@ def machine() -> dict[str, Any]:
 def sentence(about: dict[str, Any]) -> str:
     """`machine()` in words, for the head of a table."""
     return (
-        f"{about['cores']} cores ({about['processor']}), Python {about['python']}, torch {about['torch']}, {about['threads']} thread(s) a process, "
+        f"{about['cores']} cores ({', '.join(filter(None, (about['processor'], about.get('instructions'))))}), Python {about['python']}, torch {about['torch']}, {about['threads']} thread(s) a process, "
         f"load average {about['load_before']} at the start, {about['date']}"
     )
 

@@ -168,6 +168,9 @@ def packed_attention(
 
 
 def _sdpa(q, k, v, layout, scale):
+    dtype = q.dtype
+    if dtype == torch.bfloat16 and not q.is_cuda:  # short segments backward take CPUs eight times as long in bfloat16
+        q, k, v = q.float(), k.float(), v.float()
     runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
     kv_rows = [r.count * r.kv_len for r in runs]
     if index is not None:
@@ -181,7 +184,7 @@ def _sdpa(q, k, v, layout, scale):
         batched = (x.unflatten(0, (r.count, -1)).transpose(1, 2) for x in qkv)
         o = F.scaled_dot_product_attention(*batched, r.kv_mask, scale=scale)
         outs.append(o.transpose(1, 2).flatten(0, 1))
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
 
 
 def _sdpa_loop(q, k, v, layout, scale):

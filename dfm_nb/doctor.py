@@ -53,6 +53,13 @@ def packages() -> list[Finding]:
     return out
 
 
+def fast_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16), several times as fast as float32."""
+    import torch
+
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+
+
 def devices() -> list[Finding]:
     import torch
 
@@ -64,8 +71,7 @@ def devices() -> list[Finding]:
             )
             for i in range(torch.cuda.device_count())
         ]
-    fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    bf16 = "bf16 is fast here" if fast else "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
+    bf16 = "bf16 is fast here" if fast_bf16() else "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
     return [Finding("note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}")]
 
 

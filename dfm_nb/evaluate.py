@@ -2,7 +2,8 @@
 
 Enters: a checkpoint and, for distances, `--dataset` (a prepared folder, or a source as `dfm prepare` takes it).
 Leaves: a table and JSON with, each with its 95 % interval,
-- the share of samples in which a classifier, itself checked on real renders first, finds the asked colour, background and pattern (Wilson);
+- the share of samples in which a classifier finds the asked colour, background and pattern (Wilson), beside the same share of real renders, as
+  they are and through the tokenizer: what the classifier, and what a perfect model could reach;
 - with `--dataset`: Frechet distance (FID) and kernel distance (KID) of the samples drawn from its captions to other real samples, beside the
   same distance between two sets of real samples (what a perfect model would get); for clips of their middle frames (bootstrap);
 - for clips the temporal consistency (`frechet.temporal_consistency`) and the wing motion, beside those of real clips.
@@ -20,10 +21,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from dfm_nb import features, frechet, parallel, reference, video
 from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.attributes import AttributeClassifier, chance, wing_motion
+from dfm_nb.attributes import VERSION, AttributeClassifier, chance, wing_motion
 from dfm_nb.generate import Pipeline, Request
 from dfm_nb.reference import Real
 from dfm_nb.runs import write_atomically
@@ -41,9 +43,11 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def load_classifier(cache: Path | None, size_px: int) -> AttributeClassifier:
-    """Fitted on renders, or read from `cache`."""
+    """Fitted on renders, or read from `cache`; a file of another version of `fit` is replaced."""
     if cache is not None and cache.is_file():
-        return AttributeClassifier.load(cache)
+        kept = AttributeClassifier.load(cache)
+        if kept.identity.get("version") == VERSION:
+            return kept
     classifier = AttributeClassifier().fit(seed=0, size_px=size_px)
     if cache is not None:
         cache.parent.mkdir(parents=True, exist_ok=True)
@@ -51,11 +55,15 @@ def load_classifier(cache: Path | None, size_px: int) -> AttributeClassifier:
     return classifier
 
 
-def real_accuracy(classifier: AttributeClassifier, size_px: int, count: int = 200) -> dict[str, float]:
-    """The classifier on fresh real renders: what it can find at best."""
-    source = synthetic.build(num_images=count, num_clips=0, size_px=size_px, seed=987_654)
-    clips = [next(source.read(i)) for i in range(count)]
-    return classifier.accuracy([c.video for c in clips], [c.attributes for c in clips])
+def real_accuracy(classifier: AttributeClassifier, pipe: Pipeline, kind: str, size_px: int) -> dict[str, dict]:
+    """The classifier on fresh real "images" or "clips": `as_drawn`, and `decoded` by the tokenizer, which is what a perfect model would get."""
+    counts = {"images": {"num_images": 200, "num_clips": 0}, "clips": {"num_images": 0, "num_clips": 100}}[kind]
+    source = synthetic.build(size_px=size_px, seed=987_654, square=True, **counts)
+    real = [next(source.read(i)) for i in range(len(source))]
+    attributes = [c.attributes for c in real]
+    videos = [c.video[:9] for c in real]  # as long as the clips that are drawn
+    decoded = [pipe.decode(pipe.encode_pixels(v)) for v in tqdm(videos, desc=f"real {kind}", leave=False, disable=None)]
+    return {"as_drawn": classifier.accuracy(videos, attributes), "decoded": classifier.accuracy(decoded, attributes)}
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
@@ -82,7 +90,7 @@ def _settings(args) -> dict:
     return {
         "seed": args.seed, "num_steps": args.num_steps, "guidance": args.guidance, "sampler": args.sampler, "schedule": args.schedule,
         "negative_prompt": args.negative_prompt,
-        "guidance_interval": tuple(args.guidance_interval) if args.guidance_interval else None,
+        "guidance_interval": tuple(args.guidance_interval) if args.guidance_interval else None, "autoguidance": args.autoguidance,
     }  # fmt: skip
 
 
@@ -179,6 +187,8 @@ def parse(argv: list[str] | None):
     p.add_argument("--guidance", type=float, default=2.0)
     p.add_argument("--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"))
     p.add_argument("--negative-prompt", default="")
+    p.add_argument("--autoguidance-checkpoint", help="and the next: as in dfm generate")
+    p.add_argument("--autoguidance", type=float, metavar="W")
     p.add_argument("--sampler", default="heun", help="and the next: as in dfm generate")
     p.add_argument("--schedule", default="karras")
     p.add_argument("--seed", type=int, default=1)
@@ -205,8 +215,11 @@ class Evaluation:
         if self._classifier is None:
             cache = Path(self.args.classifier_cache) if self.args.classifier_cache else None
             self._classifier = load_classifier(cache, self.args.size_px)
-            self.result["classifier_on_real_renders"] = real_accuracy(self._classifier, self.args.size_px)
         return self._classifier
+
+    def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict:
+        real = real_accuracy(self.classifier, self.pipe, kind, self.args.size_px)
+        return score(videos, wanted, self.classifier) | {"real_renders": real}
 
     def _draw(self, drawn: list[Request]) -> list[np.ndarray]:
         done = dict(self.pipe.run(drawn, batch_size=32, progress=True))
@@ -220,7 +233,7 @@ class Evaluation:
         for kind, count, frames in (("images", self.args.num_prompts, 1), ("clips", self.args.num_clips, 9)):
             if count:
                 drawn, wanted = requests(count, frames, self.args)
-                self.result[kind] = score(self._draw(drawn), wanted, self.classifier)
+                self.result[kind] = self._score(kind, self._draw(drawn), wanted)
 
     def against(self, network: features.FeatureNetwork) -> None:
         """The captions of `--dataset`, and distances to its samples."""
@@ -242,7 +255,7 @@ class Evaluation:
             attributes = [r.attributes for r in asked]
             measured = {"samples": len(videos)}
             if all(set(MEASURED) <= set(a) for a in attributes):
-                measured |= score(videos, attributes, self.classifier)
+                measured |= self._score(kind, videos, attributes)
             measured |= distances(videos, [r.frames for r in asked], [r.frames for r in others], network)
             self.result[kind] = measured
         if not images and not clips:
@@ -254,7 +267,11 @@ def main(argv: list[str] | None = None) -> int:
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     network = features.build(args.features, args.features_path, parallel.device()) if args.dataset else None
     pipe = Pipeline.from_checkpoint(
-        args.checkpoint_path, ema, tokenizer_path=args.tokenizer_path, text_encoder_path=args.text_encoder_path
+        args.checkpoint_path,
+        ema,
+        tokenizer_path=args.tokenizer_path,
+        text_encoder_path=args.text_encoder_path,
+        guide=args.autoguidance_checkpoint,
     )
     run = Evaluation(args, pipe)
     if network is None:
@@ -293,17 +310,16 @@ def _attributes(of_kind: dict) -> list[str]:
 
 
 def _attribute_rows(result: dict, kinds: list[str]) -> list[str]:
-    real = result["classifier_on_real_renders"]
     lines = [
-        "| what | attribute | found as asked | 95 % interval | chance | classifier on real renders |",
-        "|---|---|---|---|---|---|",
+        "| what | attribute | found as asked | 95 % interval | chance | real renders | real renders through the tokenizer |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind in kinds:
         for name in _attributes(result[kind]):
-            r = result[kind][name]
+            r, real = result[kind][name], result[kind]["real_renders"]
             lines.append(
                 f"| {result[kind]['samples']} {kind} | {name} | {r['accuracy']:.1%} | {r['low']:.1%} - {r['high']:.1%} "
-                f"| {r['chance']:.1%} | {real[name]:.1%} |"
+                f"| {r['chance']:.1%} | {real['as_drawn'][name]:.1%} | {real['decoded'][name]:.1%} |"
             )
     return lines
 

@@ -217,7 +217,7 @@ class Pipeline:
             weights, m.num_layers // m.pipeline_model_parallel_size, m.hidden_size, m.ffn_hidden_size or 4 * m.hidden_size,
             4 if self.config.mixed_precision == "fp32" else 2, m.tensor_model_parallel_size, m.context_parallel_size,
         )  # fmt: skip
-        halves = 1 if self.guide is not None or first.guidance == 1 else 2
+        halves = 1 if first.weights(self.guide is not None)[0] == 1 else 2
         work = sampling_memory.Work(
             len(requests), *first.latent_grid, halves, 32, m.in_channels, m.patch_spatial, m.patch_temporal
         )
@@ -276,7 +276,7 @@ class Pipeline:
         sampler = samplers.get_sampler(first.sampler)
         return guided.with_given(sampler(guided, x, sigmas, callback=show, **options))
 
-    def _encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
+    def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
         """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
         pixels = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
         latent = self.tokenizer.encode(pixels.to(self.device))[0].cpu()
@@ -294,7 +294,7 @@ class Pipeline:
                 f"{r.init_video} has {len(frames)} frames; --num-video-frames asks for {r.num_video_frames}"
             )
         frames = video.resize(frames[: r.num_video_frames], r.height, r.width)
-        return self._encode_pixels(frames)[None].expand(len(requests), -1, -1, -1, -1)
+        return self.encode_pixels(frames)[None].expand(len(requests), -1, -1, -1, -1)
 
     def _given_frames(self, requests) -> torch.Tensor | None:
         """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""
@@ -306,7 +306,7 @@ class Pipeline:
                 "--init-image needs a model trained with dataset.condition_frames_prob above 0; this one was not; "
                 "use --init-video with --strength instead"
             )
-        return self._encode_pixels(video.resize(video.read_image(r.init_image), r.height, r.width))
+        return self.encode_pixels(video.resize(video.read_image(r.init_image), r.height, r.width))
 
     def decode(self, latent: torch.Tensor) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""

@@ -3,7 +3,7 @@
 Enters: a pipeline (model, texts, manifest) and requests that differ in prompt, negative prompt and seed only. Leaves: D(x; sigma), float64.
 Guarantees: each sample is a segment of its own, so none depends on its neighbours; given frames (--init-image) stay as they are, at their own
 noise level; where guidance is 1 the unconditional half is not computed. The text's keys and values are computed once per generation.
-Cost: one forward of the conditional samples, and of as many unconditional ones where guidance acts (autoguidance: one of the guide).
+Cost: one forward of the conditional samples, and of as many unconditional ones where guidance acts (autoguidance: one of the guide; both kinds: both).
 """
 
 from __future__ import annotations
@@ -32,18 +32,14 @@ class GuidedDenoiser:
     ):  # fmt: skip
         self.pipe, self.requests, self.first, self.given = pipe, requests, requests[0], given
         self.cond = pipe.encode_text([r.prompt for r in requests]) if cond is None else cond
-        free = pipe.guide is None and self.first.guidance != 1
-        self.uncond = pipe.encode_text([r.negative_prompt for r in requests]) if free else []
+        self.free, self.auto = self.first.weights(pipe.guide is not None)
+        self.uncond = pipe.encode_text([r.negative_prompt for r in requests]) if self.free != 1 else []
         m = pipe.config.model
         self.patch = (m.patch_spatial, m.patch_temporal)
         self._packs: dict[bool, tuple[PackDenoiser, list[int]]] = {}
         self._guide = None
         if pipe.guide is not None:
-            if any(r.negative_prompt for r in requests):
-                raise ValueError(
-                    "--negative-prompt and --autoguidance-checkpoint both say what to move away from; give one of them"
-                )
-            alone = [replace(r, guidance=1.0) for r in requests]
+            alone = [replace(r, guidance=1.0, autoguidance=None, negative_prompt="") for r in requests]
             self._guide = GuidedDenoiser(pipe.guide, alone, given, self.cond)  # one text encoder serves both
 
     def _denoiser(self, both: bool) -> tuple[PackDenoiser, list[int]]:
@@ -90,15 +86,17 @@ class GuidedDenoiser:
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         level = float(sigma)
         x = self.with_given(x)
-        weight = samplers.guidance_at(level, self.first.guidance, self.first.guidance_interval)
-        if weight == 1:
+        free, auto = (samplers.guidance_at(level, w, self.first.guidance_interval) for w in (self.free, self.auto))
+        if free == auto == 1:
             return self.with_given(self._evaluate(x, level, both=False))
-        if self._guide is not None:
-            D_cond, D_guide = self._evaluate(x, level, both=False), self._guide._evaluate(x, level, both=False)
-            D = samplers.autoguidance(D_cond, D_guide, weight)
+        if free == 1:
+            D = D_cond = self._evaluate(x, level, both=False)
         else:
             D_cond, D_uncond = self._evaluate(x, level, both=True).chunk(2)
-            D = samplers.classifier_free(D_cond, D_uncond, weight)
+            D = samplers.classifier_free(D_cond, D_uncond, free)
+        if auto != 1:
+            away = samplers.autoguidance(D_cond, self._guide._evaluate(x, level, both=False), auto)
+            D = away if free == 1 else D + (away - D_cond)  # what each adds to D_cond, added up
         if self.first.guidance_rescale:
             D = samplers.rescale(D, D_cond, self.first.guidance_rescale)
         return self.with_given(D)

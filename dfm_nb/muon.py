@@ -66,13 +66,21 @@ class Muon(torch.optim.AdamW):
     ----------
     groups : parameter groups of an AdamW, with their learning rates and weight decay.
     scale : root mean square of an update's entries relative to `lr`; 0.2 is about AdamW's (Liu et al. 2025, arXiv:2502.16982).
+    dtype : of the iteration that orthogonalises, and of the updates that the processes exchange; Jordan et al. use bfloat16.
     """
 
     def __init__(
-        self, groups: list[dict], matrices: Mapping[Tensor, Matrix], scale: float, momentum: float, ns_steps: int
+        self,
+        groups: list[dict],
+        matrices: Mapping[Tensor, Matrix],
+        scale: float,
+        momentum: float,
+        ns_steps: int,
+        dtype: torch.dtype = torch.float32,
     ):
         super().__init__(groups)
         self.matrices, self.scale, self.momentum, self.ns_steps = matrices, scale, momentum, ns_steps
+        self.dtype = dtype
         self.share, self.tp = (
             mpu.get_data_parallel_group(with_context_parallel=True),
             mpu.get_tensor_model_parallel_group(),
@@ -114,10 +122,10 @@ class Muon(torch.optim.AdamW):
         return parts * short**2 * (2 * long + short)
 
     def _update(self, p: Tensor) -> Tensor:
-        """This rank's part of the scaled update of a matrix."""
+        """This rank's part of the scaled update of a matrix, in `dtype`."""
         m = self.matrices[p]
         direction = p.grad.lerp(self.state[p]["momentum_buffer"], self.momentum)  # Nesterov's
-        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)), self.ns_steps)
+        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), self.ns_steps)
         whole = m.join(blocks).mul_(self.scale * max(blocks.shape[1:]) ** 0.5)
         return whole if m.dim is None else whole.chunk(self.tp.size(), m.dim)[self.tp.rank()]
 
@@ -134,7 +142,7 @@ class Muon(torch.optim.AdamW):
             return own
         sizes = [sum(p.numel() for p in ps) for ps in self.owned]
         some = next(iter(self.matrices))
-        sent = some.new_zeros(max(sizes))
+        sent = some.new_zeros(max(sizes), dtype=self.dtype)
         if own:
             sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
         received = [torch.empty_like(sent) for _ in self.owned]

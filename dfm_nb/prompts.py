@@ -24,7 +24,8 @@ class Request:
     """One prompt with its settings; `index` decides, with `seed`, its starting noise.
 
     height, width : px, divisible by 16; num_video_frames : 1 + 4k; guidance : 1 is none; guidance_interval : noise levels (low, high]
-    where guidance acts; sigma_levels : noise levels instead of a schedule, ending at 0; strength : with `init_video`, the share of
+    where guidance acts; autoguidance : weight of the weaker model beside `guidance`, None: there is none, or it takes the place of the
+    unconditional estimate; sigma_levels : noise levels instead of a schedule, ending at 0; strength : with `init_video`, the share of
     the steps that is run.
     """
 
@@ -39,6 +40,7 @@ class Request:
     guidance: float = 7.0
     guidance_interval: tuple[float, float] | None = None
     guidance_rescale: float = 0.0
+    autoguidance: float | None = None
     sampler: str = "heun"
     schedule: str = "karras"
     sigma_min: float = 0.002
@@ -69,8 +71,9 @@ class Request:
             raise ValueError(f"--schedule must be one of {', '.join(samplers.SCHEDULES)}; got {self.schedule!r}")
         if not 0 < self.fps < math.inf:
             raise ValueError(f"--fps must be positive; got {self.fps}")
-        if not math.isfinite(self.guidance):
-            raise ValueError(f"--guidance must be a number; got {self.guidance}")
+        for flag, weight in (("--guidance", self.guidance), ("--autoguidance", self.autoguidance or 0.0)):
+            if not math.isfinite(weight):
+                raise ValueError(f"{flag} must be a number; got {weight}")
         if self.index < 0:
             raise ValueError(f"index must be 0 or more; got {self.index}")
         if self.init_image and self.init_video:
@@ -89,6 +92,22 @@ class Request:
     def latent_grid(self) -> tuple[int, int, int]:
         """Latent T, H, W."""
         return 1 + (self.num_video_frames - 1) // 4, self.height // 8, self.width // 8
+
+    def weights(self, guide: bool) -> tuple[float, float]:
+        """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is none.
+
+        ValueError where a setting would have no effect.
+        """
+        if self.autoguidance is not None and not guide:
+            raise ValueError("--autoguidance is the weight of a weaker model; name one with --autoguidance-checkpoint")
+        if self.autoguidance is not None:
+            return self.guidance, self.autoguidance
+        if guide and self.negative_prompt:
+            raise ValueError(
+                "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt has no effect; give "
+                "--autoguidance for that weight, then --guidance is the negative prompt's"
+            )
+        return (1.0, self.guidance) if guide else (self.guidance, 1.0)
 
     def sigmas(self) -> torch.Tensor:
         """Noise levels of the run, float64 [steps + 1]."""
@@ -121,6 +140,8 @@ def parse(argv: list[str] | None):
         "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
     )
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
+    p.add_argument("--autoguidance", type=float, metavar="W",
+                   help="weight of that checkpoint beside the unconditional estimate, which keeps --guidance")  # fmt: skip
     p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
     p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES), help="how steps are spread")
     p.add_argument("--sigma-min", type=float, default=0.002, help="last noise level before 0")
@@ -187,12 +208,12 @@ def request_of(values: dict) -> Request:
         value = values[f.name]
         if f.name in _LISTS:
             fits = value is None or (isinstance(value, (list, tuple)) and all(_is_number(v) for v in value))
-        elif f.type == "float":
-            fits = _is_number(value)
+        elif f.type.startswith("float"):
+            fits = _is_number(value) or (value is None and "None" in f.type)
         elif f.type == "int":
             fits = isinstance(value, int) and not isinstance(value, bool)
         else:
-            fits = isinstance(value, str) or (value is None and "None" in str(f.type))
+            fits = isinstance(value, str) or (value is None and "None" in f.type)
         if not fits:
             raise ValueError(f"{f.name} must be {f.type.removesuffix(' | None')}; got {value!r}")
     cast = {f.name: _cast(f.name, f.type, values[f.name]) for f in fields(Request) if f.name in values}
@@ -205,7 +226,7 @@ def request_of(values: dict) -> Request:
 def _cast(name: str, kind: str, value):
     if name in _LISTS:
         return tuple(map(float, value)) if value else None
-    return float(value) if kind == "float" else value
+    return float(value) if kind.startswith("float") and value is not None else value
 
 
 def _is_number(value) -> bool:

@@ -137,6 +137,7 @@ class Trainer:
                     o.muon_extra_scale_factor,
                     o.muon_momentum,
                     o.muon_num_ns_steps,
+                    self.model_config.params_dtype,
                 )
         decay = s.lr_decay_iters or c.train.train_iters
         self.scheduler = OptimizerParamScheduler(

@@ -14,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+from dfm_nb.doctor import fast_bf16
+
 PROMPTS = (
     "A spotted blue swallowtail flapping its wings over a meadow, seen from above.",
     "A plain orange monarch flapping its wings in the sky, seen from above.",
@@ -22,6 +24,9 @@ PROMPTS = (
 )
 DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
 IMAGES, CLIPS = 5000, 700
+BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1600", "train.eval_interval=400",
+        "checkpoint.save_interval=400"]  # fmt: skip
+"""What changes where the CPU multiplies bfloat16 in hardware: the same six minutes hold three times the tokens."""
 
 
 def dfm(*argv: object) -> list[str]:
@@ -59,8 +64,9 @@ class Demo:
                       self.data, "--nproc-per-node", 2, "--resume")  # fmt: skip
         self.stage("prepare", "procedural butterflies -> latents -> shards", self.data / "manifest.json", prepare)
         train = dfm(
-            "pretrain", "--nproc-per-node", 2, "--recipe", "demo", "--dataset-path", self.data, "--run-dir", self.train
-        )
+            "pretrain", "--nproc-per-node", 2, "--recipe", "demo", "--dataset-path", self.data, "--run-dir", self.train,
+            *(BF16 if fast_bf16() else []),
+        )  # fmt: skip
         self.stage(
             "train",
             "a small DiT with torchrun",

@@ -38,6 +38,19 @@ def test_backend_equals_the_formula_with_gradients(case, backend):
         torch.testing.assert_close(got, expected)
 
 
+def test_bfloat16_is_computed_in_float32_on_cpu():
+    """Inputs, output and gradients are bfloat16; what is between is rounded once."""
+    q_lens, kv_lens = CASES["mixed"]
+    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    narrow = [t.detach().bfloat16().requires_grad_() for t in tensors(q_lens, kv_lens)]
+    wide = [t.detach().float().requires_grad_() for t in narrow]
+    out, want = packed_attention(*narrow, layout), packed_attention(*wide, layout)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, want.bfloat16())
+    probe = torch.randn_like(out)
+    for got, expected in zip(torch.autograd.grad(out, narrow, probe), torch.autograd.grad(want, wide, probe.float())):
+        assert got.dtype == torch.bfloat16 and torch.equal(got, expected.bfloat16())
+
+
 @pytest.mark.slow
 def test_flex_backend_equals_sdpa():
     layout = SegmentLayout(cumulative([5, 9, 2]), cumulative([4, 4, 8]))

@@ -46,7 +46,11 @@ def test_score_counts_what_the_classifier_finds():
     assert (out["colour"]["low"], out["colour"]["high"]) == evaluate.wilson(3, 4)
     assert out["colour"]["chance"] == chance()["colour"]
     assert out["colour"]["found"] == {"red": {"blue": 1, "red": 3}} and out["pattern"]["found"] == {"plain": {"plain": 4}}
-    text = evaluate.table({"images": out, "classifier_on_real_renders": dict.fromkeys(evaluate.MEASURED, 1.0)})
+    out["real_renders"] = {
+        "as_drawn": dict.fromkeys(evaluate.MEASURED, 1.0), "decoded": dict.fromkeys(evaluate.MEASURED, 0.9)
+    }  # fmt: skip
+    text = evaluate.table({"images": out})
+    assert "| 4 images | colour | 75.0% | 30.1% - 95.4% | 12.5% | 100.0% | 90.0% |" in text.splitlines()
     assert text.splitlines()[-1] == "Images, colour by what was asked: red 3 of 4."
 
 
@@ -94,6 +98,9 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(
         and estimate["low"] < estimate["value"] < estimate["high"]
     )
     assert 0 <= images["colour"]["low"] <= images["colour"]["accuracy"] <= images["colour"]["high"] <= 1
+    for kind in ("images", "clips"):
+        real = result[kind]["real_renders"]
+        assert {"colour", "background", "pattern", "all"} == set(real["as_drawn"]) == set(real["decoded"]), real
     assert {"temporal_consistency", "wing_motion"} <= set(result["clips"]) and "temporal_consistency" not in images
     for part in (
         "| 4 images | colour |",

@@ -196,7 +196,7 @@ def test_little_strength_stays_near_the_given_video(tiny_pipe, tmp_path):
         "init_video": str(tmp_path / "in.mp4"),
     }
     start = tiny_pipe.decode(
-        tiny_pipe._encode_pixels(np.repeat(frame[None], 5, 0))
+        tiny_pipe.encode_pixels(np.repeat(frame[None], 5, 0))
     )  # the tokenizer's loss is not the sampler's
     distance = {}
     for strength in (0.05, 1.0):
@@ -219,5 +219,5 @@ def test_first_frame_needs_a_model_trained_for_it(tiny_pipe, tmp_path):
         )
     finally:
         tiny_pipe.config.dataset.condition_frames_prob = 0.0
-    given = tiny_pipe._encode_pixels(np.zeros((1, 32, 48, 3), np.uint8))
+    given = tiny_pipe.encode_pixels(np.zeros((1, 32, 48, 3), np.uint8))
     torch.testing.assert_close(latent[0][:, :1], given)

@@ -48,12 +48,14 @@ def test_all_matrices_of_attention_and_mlp_and_nothing_else(one_rank):
     assert len(names) == 7 * layers and all(n.startswith("decoder.layers.") and "adaln" not in n for n in names)
 
 
-def test_a_step_is_that_of_torchs_muon(one_rank):
-    """torch's orthogonalises in bfloat16, hence the tolerance."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_is_that_of_torchs_muon(one_rank, dtype):
+    """torch's orthogonalises in bfloat16, hence the tolerance; the weights stay float32."""
     generator = torch.Generator().manual_seed(1)
     own = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in ((24, 24), (96, 24), (24, 96))]
     other = copy.deepcopy(own)
-    optimizer = Muon([{"params": own, "lr": 0.02, "weight_decay": 0.1}], {p: Matrix() for p in own}, 0.2, 0.95, 5)
+    groups = [{"params": own, "lr": 0.02, "weight_decay": 0.1}]
+    optimizer = Muon(groups, {p: Matrix() for p in own}, 0.2, 0.95, 5, dtype)
     reference = torch.optim.Muon(other, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     before = copy.deepcopy(own)
     for _ in range(3):
@@ -63,6 +65,7 @@ def test_a_step_is_that_of_torchs_muon(one_rank):
         optimizer.step()
         reference.step()
     for p, q, start in zip(own, other, before):
+        assert p.dtype == torch.float32
         assert (p - q).norm() < 0.03 * (q - start).norm()
 
 

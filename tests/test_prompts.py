@@ -55,7 +55,7 @@ def test_prompts_file_lines_may_set_fields(tmp_path):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ('{"prompt": "a", "sede": 5}', "line 2: unknown sede; a line may set fps, guidance"),
+        ('{"prompt": "a", "sede": 5}', "line 2: unknown sede; a line may set autoguidance, fps, guidance"),
         ('{"seed": 5}', "line 2: there is no prompt"),
         ("[1]", "line 2: there is no prompt"),
         ("{prompt}", "line 2 is not JSON"),
@@ -89,8 +89,8 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     (tmp_path / "v.mp4").touch()
     flags = [
         "--negative-prompt", "n", "--height", "32", "--width", "48", "--num-video-frames", "5", "--fps", "8", "--num-steps", "9",
-        "--guidance", "3", "--guidance-interval", "0.1", "2", "--guidance-rescale", "0.5", "--sampler", "euler", "--schedule",
-        "exponential", "--sigma-min", "0.01", "--sigma-max", "70", "--rho", "5", "--sigmas", "3", "1", "0", "--seed", "4",
+        "--guidance", "3", "--guidance-interval", "0.1", "2", "--guidance-rescale", "0.5", "--autoguidance", "2", "--sampler", "euler",
+        "--schedule", "exponential", "--sigma-min", "0.01", "--sigma-max", "70", "--rho", "5", "--sigmas", "3", "1", "0", "--seed", "4",
         "--init-video", "v.mp4", "--strength", "0.3",
     ]  # fmt: skip
     (r,) = requests_of(arguments("--prompt", "p", *flags))
