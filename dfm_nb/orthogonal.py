@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -11,9 +12,10 @@ def orthogonal(m: Tensor, iterations: int = 5) -> Tensor:
     The singular vectors stay; singular values end between 0.7 and 1.2.
     """
     tall = m.shape[1] > m.shape[2]
-    x = m.mT if tall else m
+    x = m.mT.contiguous() if tall else m
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(iterations):
         gram = x @ x.mT
-        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
     return x.mT if tall else x

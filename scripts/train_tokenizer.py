@@ -105,7 +105,7 @@ def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step
     """The loss of a step and the PSNR in dB of its images and clips."""
     generator = torch.Generator().manual_seed(args.seed * 1_000_003 + step)
     total, psnr = torch.zeros(()), []
-    for frames, weight in zip(batch, (1.0, args.clip_weight)):
+    for frames in batch:
         video = to_pixels(frames)
         z = model.forward_encode(video)
         most = torch.where(torch.rand(len(z), generator=generator) < args.strong_share, args.strong_noise, 2 * args.noise)
@@ -113,7 +113,7 @@ def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step
         made = model.forward_decode(z + amount * torch.randn(z.shape, generator=generator))
         added = (z - model.pca.encode(video)).square().mean()
         loss = reconstruction_loss(made, video)
-        total = total + weight * loss + args.spread * spread_penalty(z) + args.stay * added
+        total = total + loss + args.spread * spread_penalty(z) + args.stay * added
         psnr.append(-20 * math.log10(loss.item() / 2))
     return total, psnr
 
@@ -161,7 +161,7 @@ class Training:
         self.file = args.run_dir / "checkpoint.pt"
         begun_from = residual.build(args.start_from) if args.start_from else None
         self.shape = begun_from.shape if begun_from else Shape(**json.loads(args.shape))
-        settings = {"lr", "noise", "strong_noise", "strong_share", "clip_weight", "spread", "stay", "seed"}
+        settings = {"lr", "noise", "strong_noise", "strong_share", "spread", "stay", "seed"}
         self.settings = {k: v for k, v in vars(args).items() if k in settings} | {
             "start_from": begun_from.identity()["sha256"] if begun_from else None, "shape": asdict(self.shape),
         }  # fmt: skip
@@ -322,7 +322,6 @@ def main() -> None:
     )
     p.add_argument("--strong-noise", type=float, default=1.0, help="largest standard deviation of strong noise")
     p.add_argument("--strong-share", type=float, default=0.0, help="share of the samples whose noise is strong")
-    p.add_argument("--clip-weight", type=float, default=1.0, help="weight of the clips' loss; that of the images is 1")
     p.add_argument("--start-from", type=Path, help="a tokenizer's file to start from instead of the PCA")
     p.add_argument("--spread", type=float, default=0.01, help="weight of the penalty that keeps latents white")
     p.add_argument("--stay", type=float, default=0.0, help="weight of the squared distance from the PCA's latents")
