@@ -68,10 +68,11 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     """In this process; see the module's header. kind : "resident" or "allocated"."""
     import torch
 
-    from dfm_nb import parallel, plan
+    from dfm_nb import attention, parallel, plan
     from dfm_nb.sizes import parameter_count, resolve_size
 
     torch.set_num_threads(1)
+    attention.FLOAT32_BELOW = 0  # the estimate is of GPUs, where bfloat16 stays bfloat16
     parallel.init()
     take_steps(settings("tiny", 64, recompute, precision), 1)
     wanted = settings(size, tokens, recompute, precision)

@@ -215,7 +215,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     started = time.monotonic()
-    pipe = Pipeline.from_checkpoint(args.checkpoint_path)
+    pipe = Pipeline.from_checkpoint(args.checkpoint_path, mixed_precision="fp32")
     wanted = unseen_attributes(args.num_prompts, "still")
     judge = Judge(pipe, wanted, load_classifier(args.classifier_cache, 64), features.build("efficientnet_lite0"))
     result = measure(pipe, judge, [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)])

@@ -3,8 +3,8 @@ import json
 import pytest
 import torch
 
+from dfm_nb import attention, plan, sizes
 from dfm_nb import config as cfg
-from dfm_nb import plan, sizes
 from dfm_nb.argv import guard
 from dfm_nb.plan import Load, Plan
 
@@ -59,7 +59,8 @@ def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("norm", ["true", "false"])
 @pytest.mark.parametrize("recompute", plan.RECOMPUTE)
-def test_layer_bytes_are_what_autograd_keeps(one_rank, precision, norm, recompute):
+def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, norm, recompute):
+    monkeypatch.setattr(attention, "FLOAT32_BELOW", 0)  # bfloat16 stays bfloat16, as on a GPU
     overrides = [f"model.qk_layernorm={norm}", f"model.rope={norm}"]
     layout = Plan(recompute=recompute)
     counted = one_layer([*overrides, layout.overrides()[-1]], precision)
