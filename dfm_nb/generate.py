@@ -370,8 +370,9 @@ def main(argv: list[str] | None = None) -> int:
             "--video-save-path"
         )
     pipe = Pipeline.from_checkpoint(
-        args.checkpoint_path, ema, layout, args.tokenizer_path, args.text_encoder_path, args.autoguidance_checkpoint
-    )
+        args.checkpoint_path, ema, layout, args.tokenizer_path, args.text_encoder_path, args.autoguidance_checkpoint,
+        args.mixed_precision,
+    )  # fmt: skip
     pipe.memory_check = not args.no_memory_check
     about = {
         "layout": str(layout), "mixed_precision": pipe.config.mixed_precision, "tokenizer": pipe.manifest["tokenizer"],

@@ -154,6 +154,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--init-video", help="start from this clip, noised")
     p.add_argument("--strength", type=float, default=0.6, help="share of the steps that is run with --init-video")
     p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
     p.add_argument("--batch-size", type=int, default=16, help="clips drawn together; does not change the result")
     p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
     p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")

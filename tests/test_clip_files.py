@@ -120,6 +120,10 @@ def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint,
         latent.shape == (16, 1, 4, 6)
         and hashlib.sha256(latent.numpy().tobytes()).hexdigest() == record["latent_sha256"]
     )
+    other = "bf16" if record["mixed_precision"] == "fp32" else "fp32"
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompt", "a bee", "--mixed-precision", other) == 0
+    rounded = json.loads((tmp_path / "b.png.json").read_text())
+    assert rounded["mixed_precision"] == other and rounded["latent_sha256"] != record["latent_sha256"]
 
 
 @pytest.mark.slow

@@ -80,6 +80,24 @@ def judge(tmp_path_factory):
     return ["--classifier-cache", str(path)]
 
 
+def test_a_classifier_of_an_earlier_version_is_fitted_again(tmp_path, monkeypatch):
+    path, judge = tmp_path / "c.safetensors", AttributeClassifier().fit(num_samples=64, epochs=1)
+    current = judge.identity
+    judge.identity = {k: v for k, v in current.items() if k != "version"}
+    judge.save(path)
+    fits = []
+
+    def fit(self, **settings):
+        fits.append(settings)
+        self.fitted, self.identity = True, current
+        return self
+
+    monkeypatch.setattr(AttributeClassifier, "fit", fit)
+    for _ in range(2):
+        assert evaluate.load_classifier(path, 64).identity == current
+    assert fits == [{"seed": 0, "size_px": 64}], "fitted once, then read"
+
+
 @pytest.mark.slow
 def test_the_command_measures_images_and_clips_against_a_prepared_folder(
     tiny_checkpoint, tiny_data, judge, tmp_path, capsys
