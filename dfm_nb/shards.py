@@ -48,6 +48,9 @@ class _StablePickler(pickle.Pickler):
 
 
 def _pickled(tensor: torch.Tensor) -> bytes:
+    # megatron-core 0.19 puts a function of its own there, under a name that readers may not have
+    load = torch.storage._load_from_bytes
+    load.__module__, load.__qualname__ = "torch.storage", "_load_from_bytes"
     buffer = io.BytesIO()
     _StablePickler(buffer, protocol=4).dump(tensor)
     return buffer.getvalue()
@@ -75,6 +78,7 @@ class _TensorUnpickler(pickle.Unpickler):
         ("collections", "OrderedDict"): collections.OrderedDict,
         ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
         ("torch.storage", "_load_from_bytes"): _load_tensor,
+        ("megatron.core.safe_globals", "safe_load_from_bytes"): _load_tensor,  # the same in 0.19
     }
 
     def find_class(self, module, name):

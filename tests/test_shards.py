@@ -1,6 +1,8 @@
 import io
 import os
 import pickle
+import sys
+import types
 
 import pytest
 import torch
@@ -40,6 +42,27 @@ def test_equal_samples_give_equal_bytes(tmp_path):
 
 def test_plain_pickle_reads_the_text_part():
     assert torch.equal(pickle.loads(shards.encode_parts(clip())["pickle"]), clip().text_emb)
+
+
+def test_text_part_is_the_same_where_megatron_core_has_replaced_torchs_function(monkeypatch):
+    """megatron-core 0.19 does so on import; a pickle would name its function instead, and has in other writers."""
+    tensor = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    plain = shards._pickled(tensor)
+
+    def safe_load_from_bytes(data):
+        return torch.load(io.BytesIO(data), weights_only=True)
+
+    name = "megatron.core.safe_globals"
+    safe_load_from_bytes.__module__, safe_load_from_bytes.__qualname__ = name, "safe_load_from_bytes"
+    module = types.ModuleType(name)
+    module.safe_load_from_bytes = safe_load_from_bytes
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.storage, "_load_from_bytes", safe_load_from_bytes)
+    buffer = io.BytesIO()
+    shards._StablePickler(buffer, protocol=4).dump(tensor)
+    assert b"megatron.core.safe_globals" in buffer.getvalue()
+    assert torch.equal(shards.decode_pickle(buffer.getvalue()), tensor)
+    assert shards._pickled(tensor) == plain
 
 
 def test_interrupted_write_leaves_no_shard(tmp_path):
