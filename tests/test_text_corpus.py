@@ -57,7 +57,7 @@ def megatron_pair(documents: list, folder: Path, prefix: Path, eod: bool = True,
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
     from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
 
-    tokenizer = HuggingFaceTokenizer(str(folder))
+    tokenizer = HuggingFaceTokenizer(str(folder), include_special_tokens=False)  # the default until 0.19
     dtype = dtype or DType.optimal_dtype(tokenizer.vocab_size)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
     for document in documents:
