@@ -44,8 +44,9 @@ def machine() -> dict[str, Any]:
 
 def sentence(about: dict[str, Any]) -> str:
     """`machine()` in words, for the head of a table."""
+    cpu = ", ".join(filter(None, (about["processor"], about.get("instructions"))))  # older results lack the second
     return (
-        f"{about['cores']} cores ({', '.join(filter(None, (about['processor'], about.get('instructions'))))}), Python {about['python']}, torch {about['torch']}, {about['threads']} thread(s) a process, "
+        f"{about['cores']} cores ({cpu}), Python {about['python']}, torch {about['torch']}, {about['threads']} thread(s) a process, "
         f"load average {about['load_before']} at the start, {about['date']}"
     )
 

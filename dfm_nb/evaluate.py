@@ -56,13 +56,15 @@ def load_classifier(cache: Path | None, size_px: int) -> AttributeClassifier:
     return classifier
 
 
-def real_accuracy(classifier: AttributeClassifier, pipe: Pipeline, kind: str, size_px: int) -> dict[str, dict]:
-    """The classifier on fresh real "images" or "clips": `as_drawn`, and `decoded` by the tokenizer, which is what a perfect model would get."""
+def real_accuracy(
+    classifier: AttributeClassifier, pipe: Pipeline, kind: str, size_px: int, frames: int
+) -> dict[str, dict]:
+    """The classifier on fresh real "images" or "clips" of at most `frames`: `as_drawn`, and `decoded` by the tokenizer, as of a perfect model."""
     counts = {"images": {"num_images": 200, "num_clips": 0}, "clips": {"num_images": 0, "num_clips": 100}}[kind]
     source = synthetic.build(size_px=size_px, seed=987_654, square=True, **counts)
     real = [next(source.read(i)) for i in range(len(source))]
     attributes = [c.attributes for c in real]
-    videos = [c.video[:9] for c in real]  # as long as the clips that are drawn
+    videos = [c.video[:frames] for c in real]
     decoded = [pipe.decode(pipe.encode_pixels(v)) for v in tqdm(videos, desc=f"real {kind}", leave=False, disable=None)]
     return {"as_drawn": classifier.accuracy(videos, attributes), "decoded": classifier.accuracy(decoded, attributes)}
 
@@ -220,7 +222,8 @@ class Evaluation:
         return self._classifier
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict:
-        real = real_accuracy(self.classifier, self.pipe, kind, self.args.size_px)
+        longest = max(map(len, videos))
+        real = real_accuracy(self.classifier, self.pipe, kind, self.args.size_px, longest)
         return score(videos, wanted, self.classifier) | {"real_renders": real}
 
     def _draw(self, drawn: list[Request]) -> list[np.ndarray]:
