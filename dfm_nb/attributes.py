@@ -29,9 +29,10 @@ HEADS: dict[str, tuple[str, ...]] = {
     "background": synthetic.BACKGROUNDS,
     "pattern": synthetic.PATTERNS,
 }
-VERSION = 2  # of the pictures that `fit` draws and of how it trains; one of another version is fitted again
+VERSION = 3  # of the pictures that `fit` draws and of how it trains; one of another version is fitted again
 INPUT_PX = 64
 MAX_FRAMES = 5  # of a clip that are looked at
+_BEAT_FRAMES = 9  # of the clips that `fit` takes frames from: a beat, from open wings to nearly open ones
 
 
 class _Net(nn.Module):
@@ -227,8 +228,8 @@ def _training_set(seed: int, num_samples: int, size_px: int) -> tuple[Tensor, Te
         attributes["species"] = synthetic.SPECIES[rng.integers(len(synthetic.SPECIES))]
         attributes["posture"] = synthetic.POSTURES[rng.integers(len(synthetic.POSTURES))]
         height, width = synthetic.image_size(rng, size_px)
-        frames = 1 + i % 2  # two frames are a clip; its first is at any phase of the beat
-        inputs.append(_to_input(synthetic.render(attributes, int(rng.integers(2**63)), height, width, frames)[:1]))
+        frames, only = (_BEAT_FRAMES, int(rng.integers(_BEAT_FRAMES))) if i % 2 else (1, None)
+        inputs.append(_to_input(synthetic.render(attributes, int(rng.integers(2**63)), height, width, frames, only)))
         labels.append(list(chosen.values()))
     return torch.cat(inputs), torch.tensor(labels)
 

@@ -44,10 +44,10 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def load_classifier(cache: Path | None, size_px: int) -> AttributeClassifier:
-    """Fitted on renders, or read from `cache`; a file of another version of `fit` is replaced."""
+    """Fitted on renders, or read from `cache`; a file of another version of `fit` or of other drawings is replaced."""
     if cache is not None and cache.is_file():
         kept = AttributeClassifier.load(cache)
-        if kept.identity.get("version") == VERSION:
+        if (kept.identity.get("version"), kept.identity.get("drawing")) == (VERSION, synthetic.DRAWING):
             return kept
     classifier = AttributeClassifier().fit(seed=0, size_px=size_px)
     if cache is not None:

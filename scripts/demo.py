@@ -23,8 +23,8 @@ PROMPTS = (
     "An eyespotted yellow morpho flapping its wings at night, seen from above.",
 )
 DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
-IMAGES, CLIPS = 5000, 700
-IMAGES_DRAWN, CLIPS_DRAWN = 156, 64
+IMAGES, CLIPS = 8000, 2800
+IMAGES_DRAWN, CLIPS_DRAWN = 156, 156
 BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1850", "train.eval_interval=925",
         "checkpoint.save_interval=925"]  # fmt: skip
 """What differs from the recipe where the CPU multiplies bfloat16 in hardware: the same six minutes hold three times the tokens."""
@@ -48,7 +48,8 @@ class Demo:
         print(f"== {name}: {about}", flush=True)
         started = time.monotonic()
         for command in commands:
-            code = subprocess.call(command, env={"OMP_NUM_THREADS": "2", **os.environ})
+            threads = "1" if "--nproc-per-node" in command else "2"  # of each process
+            code = subprocess.call(command, env={"OMP_NUM_THREADS": threads, **os.environ})
             if code:
                 raise SystemExit(f"{name} failed with exit code {code}: {' '.join(command)}")
         times = json.loads(self.times.read_text()) if self.times.exists() else {}

@@ -80,10 +80,11 @@ def judge(tmp_path_factory):
     return ["--classifier-cache", str(path)]
 
 
-def test_a_classifier_of_an_earlier_version_is_fitted_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["version", "drawing"])
+def test_a_classifier_of_an_earlier_version_is_fitted_again(tmp_path, monkeypatch, what):
     path, judge = tmp_path / "c.safetensors", AttributeClassifier().fit(num_samples=64, epochs=1)
     current = judge.identity
-    judge.identity = {k: v for k, v in current.items() if k != "version"}
+    judge.identity = {k: v for k, v in current.items() if k != what}
     judge.save(path)
     fits = []
 

@@ -147,6 +147,21 @@ def test_clips_beat_their_wings_over_a_still_background():
     assert (change > 60).sum() > 400 and (change[:3] == 0).all()
 
 
+def test_clips_begin_where_stills_are_and_close_their_wings():
+    for posture in synthetic.POSTURES:
+        attributes = {"pattern": "stripes", "posture": posture}
+        still = synthetic.render(attributes, 3, 64, 64).astype(float)
+        clip = synthetic.render(attributes, 3, 64, 64, num_frames=9).astype(float)
+        away = np.abs(clip - still).mean((1, 2, 3))
+        assert away[0] < 0.1 * away.max() and away[1] < away[2] < away[3] and away[8] < 0.8 * away.max(), away
+
+
+def test_a_frame_alone_is_that_of_the_clip():
+    clip = synthetic.render({"pattern": "spots"}, 4, 64, 64, num_frames=9)
+    for t in (0, 5, 8):
+        assert np.array_equal(synthetic.render({"pattern": "spots"}, 4, 64, 64, 9, only=t), clip[t : t + 1])
+
+
 def test_butterflies_stay_within_the_picture():
     """Few of the outermost pixels change when the butterfly changes its colour."""
     for species, posture in itertools.product(synthetic.SPECIES, synthetic.POSTURES):
@@ -171,6 +186,7 @@ def test_butterflies_stay_within_the_picture():
         (lambda: synthetic.render({"colour": "mauve"}, 0, 64, 64), "available: red"),
         (lambda: synthetic.caption_for({"shade": "red"}), "available: colour"),
         (lambda: synthetic.render({}, 0, 0, 64), "positive"),
+        (lambda: synthetic.render({}, 0, 64, 64, 9, only=9), "only must be one of the 9 frames"),
     ],
 )
 def test_mistakes_are_named(call, said):

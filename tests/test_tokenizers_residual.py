@@ -189,13 +189,29 @@ def test_orthogonal_update_has_singular_values_near_1(script):
         assert 0.6 < values.min() and values.max() < 1.3
 
 
+def settings(**changed):
+    """Of `step_loss`, with strong noise on no sample."""
+    defaults = {
+        "seed": 0, "noise": 0.05, "spread": 0.0, "stay": 0.0, "strong_noise": 1.0, "strong_share": 0.0, "clips_weight": 1.0,
+    }  # fmt: skip
+    return argparse.Namespace(**defaults | changed)
+
+
+def test_clips_count_as_often_as_they_are_told_to(tokenizer, script):
+    image, clip = (torch.from_numpy(synthetic.render({}, 3, 64, 64, t))[None] for t in (1, 9))
+    once, thrice = (
+        script.step_loss(tokenizer, (image, clip), settings(clips_weight=w), 0)[0].item() for w in (1.0, 3.0)
+    )
+    images, _ = script.step_loss(tokenizer, (image,), settings(), 0)
+    assert thrice - images.item() == pytest.approx(3 * (once - images.item()), rel=1e-4)
+
+
 def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer, script):
     """The PSNR during training falls with the noise, and a share of 0 is as if strong noise were not there."""
     drawn = torch.from_numpy(synthetic.render({}, 3, 64, 64)).expand(16, -1, -1, -1, -1)
 
     def psnr(**changed):
-        args = argparse.Namespace(**{"seed": 0, "noise": 0.05, "spread": 0.0, "stay": 0.0, "strong_noise": 3.0} | changed)
-        return script.step_loss(tokenizer, (drawn,), args, 0)[1][0]
+        return script.step_loss(tokenizer, (drawn,), settings(**{"strong_noise": 3.0} | changed), 0)[1][0]
 
     none, half, whole = (psnr(strong_share=x) for x in (0.0, 0.5, 1.0))
     assert none > half + 1 and half > whole + 1

@@ -274,9 +274,14 @@ def _body(canvas: skia.Canvas, bend: float) -> None:
 
 
 def draw(
-    attributes: dict[str, str], rng: np.random.Generator, height_px: int, width_px: int, num_frames: int
+    attributes: dict[str, str],
+    rng: np.random.Generator,
+    height_px: int,
+    width_px: int,
+    num_frames: int,
+    only: int | None = None,
 ) -> np.ndarray:
-    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a steady wing beat."""
+    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a steady wing beat that begins with open wings. `only`: that frame alone."""
     short = min(height_px, width_px)
     w, h = width_px / short, height_px / short
     backdrop, scene_rng = np.zeros((height_px, width_px, 4), np.uint8), np.random.default_rng(rng.integers(2**63))
@@ -287,17 +292,18 @@ def draw(
     shapes = WINGS[attributes["species"]]
     fore, hind = (Wing(s, attributes["colour"], attributes["pattern"], rng) for s in shapes)
     shadow = _blurred(_fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]]), 0.05)
-    beat_frames, phase = rng.uniform(7.0, 10.0), rng.uniform(0, 1)
-    frames = np.empty((num_frames, height_px, width_px, 3), np.uint8)
-    for t in range(num_frames):
-        angle = 2 * math.pi * (t / beat_frames + phase)
-        spread = 1.0 - 0.05 * phase if num_frames == 1 else pose.middle + (1 - pose.middle) * math.cos(angle)
+    beat_frames, droop = rng.uniform(7.0, 10.0), rng.uniform(0, 0.05)
+    wanted = range(num_frames) if only is None else (only,)
+    frames = np.empty((len(wanted), height_px, width_px, 3), np.uint8)
+    for row, t in enumerate(wanted):
+        angle = 2 * math.pi * t / beat_frames
+        spread = 1.0 - droop if num_frames == 1 else pose.middle + (1 - pose.middle) * math.cos(angle)
         lift = 0.0 if num_frames == 1 else 0.02 * math.sin(angle)
         pixels = backdrop.copy()
         canvas = skia.Surface(pixels, skia.kRGBA_8888_ColorType).getCanvas()
         canvas.scale(short, short)
         pose.draw(canvas, fore, hind, shadow, spread, lift)
-        frames[t] = pixels[..., :3]
+        frames[row] = pixels[..., :3]
     return frames
 
 

@@ -23,7 +23,7 @@ BACKGROUNDS = tuple(_butterflies.PAINT_BACKGROUND)
 SPECIES = tuple(_butterflies.WINGS)
 POSTURES = tuple(_butterflies.TILT_DEGREES)
 MOTIONS = ("still", "flapping")
-DRAWING = 2  # raised whenever the pictures change, so that prepared data do not pass for newer ones
+DRAWING = 3  # raised whenever the pictures change, so that prepared data do not pass for newer ones
 
 CLIP_FRAMES = ((9, 0.65), (17, 0.35))
 CLIP_FPS = (8.0, 12.0)
@@ -126,21 +126,26 @@ def with_articles(text: str) -> str:
     return text
 
 
-def render(attributes: dict[str, str], seed: int, height_px: int, width_px: int, num_frames: int = 1) -> np.ndarray:
-    """Draw one picture (`num_frames=1`) or a wing beat.
+def render(
+    attributes: dict[str, str], seed: int, height_px: int, width_px: int, num_frames: int = 1, only: int | None = None
+) -> np.ndarray:
+    """Draw one picture (`num_frames=1`) or a wing beat; it begins with open wings, where a still is.
 
     Parameters
     ----------
     attributes : as for `caption_for`; `motion` is ignored, `num_frames` decides.
     seed : of what the attributes leave open; the same at every size.
+    only : draw this frame of the clip alone.
 
     Returns
     -------
-    uint8 [num_frames, height_px, width_px, 3].
+    uint8 [num_frames, height_px, width_px, 3]; one frame with `only`.
     """
     if min(height_px, width_px, num_frames) < 1:
         raise ValueError(f"sizes and frames must be positive; got {height_px}x{width_px} px, {num_frames} frames")
-    return _butterflies.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames)
+    if only is not None and not 0 <= only < num_frames:
+        raise ValueError(f"only must be one of the {num_frames} frames, from 0 on; got {only}")
+    return _butterflies.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames, only)
 
 
 def _pick(rng: np.random.Generator, weighted):
