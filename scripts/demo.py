@@ -23,7 +23,7 @@ PROMPTS = (
     "An eyespotted yellow morpho flapping its wings at night, seen from above.",
 )
 DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
-IMAGES, CLIPS = 8000, 2800
+IMAGES, CLIPS = (8000, 2800) if fast_bf16() else (5000, 700)  # as many as the minutes of training can use
 IMAGES_DRAWN, CLIPS_DRAWN = 156, 156
 BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1850", "train.eval_interval=925",
         "checkpoint.save_interval=925"]  # fmt: skip
