@@ -60,7 +60,7 @@ class Demo:
     def main(self) -> None:
         self.run.mkdir(parents=True, exist_ok=True)
         print(
-            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 min, measure and draw 2.5 min.\n"
+            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 to 7 min, measure and draw 2 min.\n"
             + (f"This CPU multiplies bfloat16 in hardware: training with {' '.join(BF16)}" if fast_bf16() else "Training in float32."),
             flush=True,
         )  # fmt: skip
