@@ -228,7 +228,8 @@ def _training_set(seed: int, num_samples: int, size_px: int) -> tuple[Tensor, Te
         attributes["species"] = synthetic.SPECIES[rng.integers(len(synthetic.SPECIES))]
         attributes["posture"] = synthetic.POSTURES[rng.integers(len(synthetic.POSTURES))]
         height, width = synthetic.image_size(rng, size_px)
-        frames, only = (_BEAT_FRAMES, int(rng.integers(_BEAT_FRAMES))) if i % 2 else (1, None)
+        frames = _BEAT_FRAMES if i % 2 else 1
+        only = int(rng.integers(frames))
         inputs.append(_to_input(synthetic.render(attributes, int(rng.integers(2**63)), height, width, frames, only)))
         labels.append(list(chosen.values()))
     return torch.cat(inputs), torch.tensor(labels)

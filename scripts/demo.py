@@ -23,7 +23,8 @@ PROMPTS = (
     "An eyespotted yellow morpho flapping its wings at night, seen from above.",
 )
 DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
-IMAGES, CLIPS = (8000, 2800) if fast_bf16() else (5000, 700)  # as many as the minutes of training can use
+FAST_BF16 = fast_bf16()
+IMAGES, CLIPS = (8000, 2800) if FAST_BF16 else (5000, 700)  # as many as the minutes of training can use
 IMAGES_DRAWN, CLIPS_DRAWN = 156, 156
 BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1850", "train.eval_interval=925",
         "checkpoint.save_interval=925"]  # fmt: skip
@@ -61,7 +62,7 @@ class Demo:
         self.run.mkdir(parents=True, exist_ok=True)
         print(
             "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 6 to 7 min, measure and draw 2 min.\n"
-            + (f"This CPU multiplies bfloat16 in hardware: training with {' '.join(BF16)}" if fast_bf16() else "Training in float32."),
+            + (f"This CPU multiplies bfloat16 in hardware: training with {' '.join(BF16)}" if FAST_BF16 else "Training in float32."),
             flush=True,
         )  # fmt: skip
         prepare = dfm("prepare", "--source", "synthetic:square", "--tokenizer", "residual", "--num-images", IMAGES, "--num-clips", CLIPS, "--output-dir",
@@ -69,7 +70,7 @@ class Demo:
         self.stage("prepare", "procedural butterflies -> latents -> shards", self.data / "manifest.json", prepare)
         train = dfm(
             "pretrain", "--nproc-per-node", 2, "--recipe", "demo", "--dataset-path", self.data, "--run-dir", self.train,
-            *(BF16 if fast_bf16() else []),
+            *(BF16 if FAST_BF16 else []),
         )  # fmt: skip
         self.stage(
             "train",

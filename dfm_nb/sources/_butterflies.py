@@ -281,7 +281,10 @@ def draw(
     num_frames: int,
     only: int | None = None,
 ) -> np.ndarray:
-    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a steady wing beat that begins with open wings. `only`: that frame alone."""
+    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a steady wing beat that begins with open wings.
+
+    only : draw this frame alone.
+    """
     short = min(height_px, width_px)
     w, h = width_px / short, height_px / short
     backdrop, scene_rng = np.zeros((height_px, width_px, 4), np.uint8), np.random.default_rng(rng.integers(2**63))
