@@ -1,6 +1,6 @@
 """Do a negative prompt and a guidance interval change what a trained model draws, and in the direction that they should?
 
-    python benchmarks/guidance.py --checkpoint-path runs/demo/train [--num-prompts 128] [--repeats 3] [--classifier-cache FILE]
+    python benchmarks/guidance.py --checkpoint-path runs/demo/train [--num-prompts 128] [--repeats 3]
 
 What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: guidance.json, guidance.md and
 guidance.png (the first samples of each negative prompt, from the same noise).
@@ -28,7 +28,8 @@ from pathlib import Path
 import torch
 
 from dfm_nb import parallel, video
-from dfm_nb.evaluate import MEASURED, load_classifier, unseen_attributes, wilson
+from dfm_nb.attributes import AttributeClassifier
+from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
 from dfm_nb.generate import Pipeline, Request
 from dfm_nb.sources import synthetic
 
@@ -145,12 +146,11 @@ def main() -> None:
     parser.add_argument("--checkpoint-path", required=True)
     parser.add_argument("--num-prompts", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3, help="samples of each prompt, each from its own noise")
-    parser.add_argument("--classifier-cache", type=Path)
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     pipe = Pipeline.from_checkpoint(args.checkpoint_path)
-    judge = load_classifier(args.classifier_cache, 64)
+    judge = AttributeClassifier.load()
     wanted = unseen_attributes(args.num_prompts, "still") * args.repeats
     sheet: list = []
     negative, interval = negative_prompts(pipe, judge, wanted, sheet), intervals(pipe, judge, wanted)

@@ -1,6 +1,6 @@
 """On a trained model: what does a sampler's budget of network evaluations buy?
 
-    python benchmarks/sampler_quality.py --checkpoint-path runs/demo/train [--num-prompts 48] [--classifier-cache FILE]
+    python benchmarks/sampler_quality.py --checkpoint-path runs/demo/train [--num-prompts 48]
 
 What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: sampler_quality.{json,md,png}.
 All cells share prompts (attribute combinations that training never showed), starting noise and guidance. Measured, by sampler and evaluations:
@@ -28,7 +28,8 @@ import torch
 from tqdm import tqdm
 
 from dfm_nb import features, frechet, parallel
-from dfm_nb.evaluate import MEASURED, load_classifier, unseen_attributes, wilson
+from dfm_nb.attributes import AttributeClassifier
+from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
 from dfm_nb.generate import Pipeline, Request
 from dfm_nb.runs import PALETTE
 from dfm_nb.samplers import STOCHASTIC, evaluations
@@ -210,14 +211,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint-path", required=True)
     parser.add_argument("--num-prompts", type=int, default=48)
-    parser.add_argument("--classifier-cache", type=Path)
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     started = time.monotonic()
     pipe = Pipeline.from_checkpoint(args.checkpoint_path, mixed_precision="fp32")
     wanted = unseen_attributes(args.num_prompts, "still")
-    judge = Judge(pipe, wanted, load_classifier(args.classifier_cache, 64), features.build("efficientnet_lite0"))
+    judge = Judge(pipe, wanted, AttributeClassifier.load(), features.build("efficientnet_lite0"))
     result = measure(pipe, judge, [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)])
     result |= {"num_prompts": args.num_prompts, "settings": SETTINGS, "elapsed_s": round(time.monotonic() - started)}
     result["machine"] = {

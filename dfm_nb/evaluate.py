@@ -9,13 +9,13 @@ Leaves: a table and JSON with, each with its 95 % interval,
 - for clips the temporal consistency (`frechet.temporal_consistency`) and the wing motion, beside those of real clips.
 Guarantees: without `--dataset` the prompts are attribute combinations that training on the synthetic set never showed; with it they are the
 captions of its samples. The same flags give the same figures.
-Cost: one generation of `--num-prompts` images and `--num-clips` clips; the classifier is fitted once and kept, but each time looks at 200 real images
-and 100 real clips, which are drawn, encoded and decoded for it (some ten seconds); a twentieth of a second a frame
-for the features.
+Cost: one generation of `--num-prompts` images and `--num-clips` clips; 200 real images and 100 real clips, which are drawn, encoded and decoded for the
+classifier (some ten seconds); a twentieth of a second a frame for the features.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter
@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from dfm_nb import features, frechet, parallel, reference, video
 from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.attributes import VERSION, AttributeClassifier, chance, wing_motion
+from dfm_nb.attributes import AttributeClassifier, chance, wing_motion
 from dfm_nb.generate import Pipeline, Request
 from dfm_nb.reference import Real
 from dfm_nb.runs import write_atomically
@@ -41,19 +41,6 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     p, n = successes / trials, trials
     centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
-
-
-def load_classifier(cache: Path | None, size_px: int) -> AttributeClassifier:
-    """Fitted on renders, or read from `cache`; a file of another version of `fit` or of other drawings is replaced."""
-    if cache is not None and cache.is_file():
-        kept = AttributeClassifier.load(cache)
-        if (kept.identity.get("version"), kept.identity.get("drawing")) == (VERSION, synthetic.DRAWING):
-            return kept
-    classifier = AttributeClassifier().fit(seed=0, size_px=size_px)
-    if cache is not None:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        classifier.save(cache)
-    return classifier
 
 
 def real_accuracy(
@@ -197,7 +184,6 @@ def parse(argv: list[str] | None):
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
-    p.add_argument("--classifier-cache", help="file that keeps the fitted classifier")
     p.add_argument("--tokenizer-path", help="tokenizer file or folder")
     p.add_argument("--text-encoder-path", help="text encoder folder")
     p.add_argument("--output", help="JSON file")
@@ -212,14 +198,10 @@ class Evaluation:
         self.args, self.pipe = args, pipe
         self.result: dict = {}
         self.sheet: list[tuple[np.ndarray, str]] = []
-        self._classifier: AttributeClassifier | None = None
 
-    @property
+    @functools.cached_property
     def classifier(self) -> AttributeClassifier:
-        if self._classifier is None:
-            cache = Path(self.args.classifier_cache) if self.args.classifier_cache else None
-            self._classifier = load_classifier(cache, self.args.size_px)
-        return self._classifier
+        return AttributeClassifier.load()
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict:
         longest = max(map(len, videos))

@@ -80,8 +80,7 @@ class Demo:
             ["touch", str(self.train / "checkpoints" / "done")],
         )
         evaluate = dfm("evaluate", "--checkpoint-path", self.train, "--num-prompts", IMAGES_DRAWN, "--num-clips", CLIPS_DRAWN,
-                       "--classifier-cache", self.run / "classifier.safetensors", "--output", self.run / "evaluation.json",
-                       "--contact-sheet", self.run / "contact_sheet.png")  # fmt: skip
+                       "--output", self.run / "evaluation.json", "--contact-sheet", self.run / "contact_sheet.png")  # fmt: skip
         self.stage("measure", f"{IMAGES_DRAWN} unseen attribute combinations", self.run / "evaluation.json", evaluate)
         self.out.mkdir(exist_ok=True)
         draw = [

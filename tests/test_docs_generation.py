@@ -9,7 +9,6 @@ from dataclasses import fields
 import pytest
 
 from dfm_nb import evaluate, prompts
-from dfm_nb.attributes import AttributeClassifier
 from dfm_nb.samplers import SAMPLERS, SCHEDULES
 from dfm_nb.video import read_image, read_video
 from tests.docs_pages import Page, desk
@@ -23,9 +22,6 @@ def test_every_block_of_the_page_runs(tmp_path, tiny_checkpoint, tiny_data):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "pretrain").symlink_to(tiny_checkpoint)
     (tmp_path / "data").symlink_to(tiny_data)
-    AttributeClassifier().fit(num_samples=64, epochs=1).save(
-        tmp_path / "classifier.safetensors"
-    )  # its figures are not read
     preload = ("dfm_nb.generate", "dfm_nb.train", "dfm_nb.evaluate", "transformers", "dfm_nb.energon_encoder")
     with desk(tmp_path, preload) as here:
         said = here.run_page(PAGE)

@@ -10,7 +10,7 @@ import pytest
 
 from dfm_nb import evaluate, features, reference
 from dfm_nb.argv import guard
-from dfm_nb.attributes import AttributeClassifier, chance
+from dfm_nb.attributes import chance
 from dfm_nb.sources import synthetic
 from dfm_nb.video import read_image
 
@@ -72,39 +72,10 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
     assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999
 
 
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory):
-    """A classifier fitted for next to nothing."""
-    path = tmp_path_factory.mktemp("judge") / "c.safetensors"
-    AttributeClassifier().fit(num_samples=64, epochs=1).save(path)
-    return ["--classifier-cache", str(path)]
-
-
-@pytest.mark.parametrize("what", ["version", "drawing"])
-def test_a_classifier_of_an_earlier_version_is_fitted_again(tmp_path, monkeypatch, what):
-    path, judge = tmp_path / "c.safetensors", AttributeClassifier().fit(num_samples=64, epochs=1)
-    current = judge.identity
-    judge.identity = {k: v for k, v in current.items() if k != what}
-    judge.save(path)
-    fits = []
-
-    def fit(self, **settings):
-        fits.append(settings)
-        self.fitted, self.identity = True, current
-        return self
-
-    monkeypatch.setattr(AttributeClassifier, "fit", fit)
-    for _ in range(2):
-        assert evaluate.load_classifier(path, 64).identity == current
-    assert fits == [{"seed": 0, "size_px": 64}], "fitted once, then read"
-
-
 @pytest.mark.slow
-def test_the_command_measures_images_and_clips_against_a_prepared_folder(
-    tiny_checkpoint, tiny_data, judge, tmp_path, capsys
-):
+def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_checkpoint, tiny_data, tmp_path, capsys):
     argv = ["--checkpoint", str(tiny_checkpoint), "--dataset", str(tiny_data), "--split", "train", "--num-prompts", "4", "--num-clips", "2",
-            *STEPS, *judge, "--output", str(tmp_path / "e.json"), "--contact-sheet", str(tmp_path / "e.png")]  # fmt: skip
+            *STEPS, "--output", str(tmp_path / "e.json"), "--contact-sheet", str(tmp_path / "e.png")]  # fmt: skip
     assert guard(evaluate.main, argv) == 0
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "e.json").read_text())
@@ -133,8 +104,8 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(
 
 
 @pytest.mark.slow
-def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, judge, tmp_path):
-    argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "3", "--num-clips", "0", *STEPS, *judge]
+def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_path):
+    argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "3", "--num-clips", "0", *STEPS]
     results = []
     for name in ("a", "b"):
         assert guard(evaluate.main, [*argv, "--output", str(tmp_path / name)]) == 0
