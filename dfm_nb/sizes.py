@@ -65,7 +65,7 @@ SIZES: dict[str, Size] = {
     row.name: row
     for row in (
         Size("tiny", 2, 64, 4, "ours: unit tests"),
-        Size("demo", 3, 192, 6, "ours: minutes on two CPU cores"),
+        Size("demo", 4, 192, 6, "ours: minutes on two CPU cores"),
         Size("DiT-S", 12, 384, 6, _DIT),
         Size("DiT-B", 12, 768, 12, _DIT),
         Size("DiT-L", 24, 1024, 16, _DIT),
