@@ -4,7 +4,7 @@ Enters: uint8 [T, H, W, 3] of any size. Leaves: one dict of names per picture, o
 Guarantees: trained only on real renders (blurred, noised and coded by blocks, as a small tokenizer's decoder leaves them), never on a model's
 output; the weights travel with the package (`scripts/train_classifier.py` trains and measures them); a clip is judged by the product of what its
 frames say, so that one with closed wings can abstain, and every picture together with its mirror image.
-Cost: `predict` takes about two milliseconds a frame; about 85,000 weights.
+Cost: `predict` takes about a millisecond for each frame that it looks at; about 85,000 weights.
 """
 
 from __future__ import annotations

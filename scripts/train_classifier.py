@@ -6,7 +6,7 @@ It sees stills, and random frames of wing beats whose answers are multiplied: a 
 Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8 pixels and, after the first frame, of 4 frames, with noise in it; blur,
 contrast, tint, grain. Never a model's output, nor any tokenizer's.
 Enters: nothing. Leaves: the classifier's file, and a JSON with its settings and its accuracy on fresh renders.
-Guarantees: deterministic for a number of threads. Cost: about fifteen minutes on two cores, a third of them for drawing.
+Guarantees: deterministic for a number of threads. Cost: 17 minutes on two cores shared with other work, a good third of them for drawing.
 """
 
 from __future__ import annotations
