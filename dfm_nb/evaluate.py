@@ -19,6 +19,7 @@ import functools
 import json
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from dfm_nb.sources import synthetic
 
 FPS = 12.0
 MEASURED = ("colour", "background", "pattern")
+REAL_RENDERS = {"images": 200, "clips": 100}
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -44,15 +46,24 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def real_accuracy(
-    classifier: AttributeClassifier, pipe: Pipeline, kind: str, size_px: int, frames: int
+    classifier: AttributeClassifier,
+    round_trip: Callable[[np.ndarray], np.ndarray],
+    kind: str,
+    count: int,
+    size_px: int,
+    frames: int,
+    seed: int,
 ) -> dict[str, dict]:
-    """The classifier on fresh real "images" or "clips" of at most `frames`: `as_drawn`, and `decoded` by the tokenizer, as of a perfect model."""
-    counts = {"images": {"num_images": 200, "num_clips": 0}, "clips": {"num_images": 0, "num_clips": 100}}[kind]
-    source = synthetic.build(size_px=size_px, seed=987_654, square=True, **counts)
+    """The classifier on `count` fresh real "images" or "clips" of at most `frames`: `as_drawn`, and `decoded` by a tokenizer, as of a perfect model.
+
+    round_trip : a video uint8 [T, H, W, 3] through the tokenizer, encoded and decoded.
+    """
+    counts = {"num_images": 0, "num_clips": 0, f"num_{kind}": count}
+    source = synthetic.build(size_px=size_px, seed=seed, square=True, **counts)
     real = [next(source.read(i)) for i in range(len(source))]
     attributes = [c.attributes for c in real]
     videos = [c.video[:frames] for c in real]
-    decoded = [pipe.decode(pipe.encode_pixels(v)) for v in tqdm(videos, desc=f"real {kind}", leave=False, disable=None)]
+    decoded = [round_trip(v) for v in tqdm(videos, desc=f"real {kind}", leave=False, disable=None)]
     return {"as_drawn": classifier.accuracy(videos, attributes), "decoded": classifier.accuracy(decoded, attributes)}
 
 
@@ -205,7 +216,8 @@ class Evaluation:
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict:
         longest = max(map(len, videos))
-        real = real_accuracy(self.classifier, self.pipe, kind, self.args.size_px, longest)
+        real = real_accuracy(self.classifier, lambda v: self.pipe.decode(self.pipe.encode_pixels(v)), kind, REAL_RENDERS[kind],
+                             self.args.size_px, longest, seed=987_654)  # fmt: skip
         return score(videos, wanted, self.classifier) | {"real_renders": real}
 
     def _draw(self, drawn: list[Request]) -> list[np.ndarray]:

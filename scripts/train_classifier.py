@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from dfm_nb.attributes import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 from dfm_nb.encoding import to_pixels
+from dfm_nb.evaluate import real_accuracy
 from dfm_nb.sources import synthetic
 from dfm_nb.tokenizers import residual
 
@@ -36,7 +37,7 @@ WORN = 0.6  # share of the samples that go through the block code
 
 
 def draw(count: int, frames: int, seed: int) -> tuple[Tensor, Tensor]:
-    """uint8 [count, frames, 64, 64, 3] of random combinations, seen and unseen, and their labels [count, 3]."""
+    """uint8 [count, frames, 3, 64, 64] of random combinations, seen and unseen, and their labels [count, 3]."""
     rng = np.random.default_rng([seed, count, frames])
     pictures, labels = [], []
     for _ in tqdm(range(count), desc=f"draw {frames} frame{'s' * (frames > 1)}", disable=None):
@@ -48,7 +49,7 @@ def draw(count: int, frames: int, seed: int) -> tuple[Tensor, Tensor]:
         video = synthetic.render(attributes, int(rng.integers(2**63)), *synthetic.image_size(rng, size), frames)
         pictures.append(((to_input(video) + 1) * 127.5).round().byte())
         labels.append(chosen)
-    return torch.stack(pictures).permute(0, 1, 3, 4, 2), torch.tensor(labels)
+    return torch.stack(pictures), torch.tensor(labels)
 
 
 def _dct(n: int) -> Tensor:
@@ -99,15 +100,12 @@ def batch_of(sets: list[tuple[Tensor, Tensor]], rows: list[Tensor], generator: t
     frames, sample, labels = [], [], []
     for (pictures, names), chosen in zip(sets, rows):
         for i in chosen:
-            x = pictures[i].permute(0, 3, 1, 2).float() / 127.5 - 1
+            x = pictures[i].float() / 127.5 - 1
             if torch.rand((), generator=generator) < WORN:
                 x = coded(x, generator)
             if len(x) > 1:
-                x = x[
-                    torch.randperm(len(x), generator=generator)[
-                        : torch.randint(1, MOST_FRAMES + 1, (), generator=generator)
-                    ]
-                ]
+                some = torch.randperm(len(x), generator=generator)
+                x = x[some[: torch.randint(1, MOST_FRAMES + 1, (), generator=generator)]]
             sample += [len(labels)] * len(x)
             labels.append(names[i])
             frames.append(x)
@@ -132,23 +130,22 @@ def train(stills: int, clips: int, epochs: int, seed: int, lr: float = 6e-3, bat
             loss.backward()
             optimizer.step()
             schedule.step()
-    return net.eval()
+    return net
 
 
 @torch.no_grad()
 def measure(classifier: AttributeClassifier, count: int, seed: int = 31) -> dict[str, dict[str, float]]:
     """Accuracy on fresh stills and clips, as drawn and through the `residual` tokenizer."""
-    out, tokenizer = {}, residual.build(None)
+    tokenizer = residual.build(None)
+
+    def round_trip(video: np.ndarray) -> np.ndarray:
+        pixels = tokenizer.decode(tokenizer.encode(to_pixels(video)[None]))[0].clamp(-1, 1)
+        return ((pixels + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()
+
+    out = {}
     for kind in ("images", "clips"):
-        counts = {"num_images": 0, "num_clips": 0, f"num_{kind}": count}
-        source = synthetic.build(size_px=64, seed=seed, square=True, **counts)
-        real = [next(source.read(i)) for i in tqdm(range(count), desc=f"measure {kind}", disable=None)]
-        videos, asked = [c.video[:CLIP_FRAMES] for c in real], [c.attributes for c in real]
-        decoded = [
-            ((tokenizer.decode(tokenizer.encode(to_pixels(v)[None])).clamp(-1, 1)[0] + 1) * 127.5)
-            .round().byte().permute(1, 2, 3, 0).numpy() for v in videos
-        ]  # fmt: skip
-        out[f"{kind} as drawn"], out[f"{kind} decoded"] = (classifier.accuracy(v, asked) for v in (videos, decoded))
+        found = real_accuracy(classifier, round_trip, kind, count, 64, CLIP_FRAMES, seed)
+        out[f"{kind} as drawn"], out[f"{kind} decoded"] = found["as_drawn"], found["decoded"]
     return out
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,21 +10,12 @@ import torch
 
 from dfm_nb import attributes
 from dfm_nb.sources import synthetic
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "train_classifier.py"
+from scripts import train_classifier as script
 
 
 @pytest.fixture(scope="module")
 def judge():
     return attributes.AttributeClassifier.load()
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("train_classifier", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def draw(size_px=64, num_images=150, num_clips=15, seed=4321, unseen=False):
@@ -35,7 +24,7 @@ def draw(size_px=64, num_images=150, num_clips=15, seed=4321, unseen=False):
     return [c.video for c in clips], [c.attributes for c in clips]
 
 
-def packed(script, video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.ndarray:
+def packed(video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.ndarray:
     """uint8 [T, H, W, 3] through a linear code of 8 x 8 pixels, and of the first frame alone and the others together with `keep_frames`."""
     x = torch.from_numpy(video).permute(0, 3, 1, 2).float()
     groups = [x] if keep_frames is None else [x[:1], *x[1:].split(4)]
@@ -56,16 +45,16 @@ def test_classifier_names_larger_renders(judge, size_px):
 
 
 @pytest.mark.parametrize("keep", [3, 4])
-def test_classifier_survives_block_compression(judge, script, keep):
+def test_classifier_survives_block_compression(judge, keep):
     videos, truth = draw()
-    score = judge.accuracy([packed(script, v, keep) for v in videos], truth)
+    score = judge.accuracy([packed(v, keep) for v in videos], truth)
     assert score["colour"] >= 0.97 and score["background"] >= 0.98 and score["pattern"] >= 0.75, score
 
 
-def test_frames_that_say_nothing_are_outvoted_by_one_that_does(judge, script):
+def test_frames_that_say_nothing_are_outvoted_by_one_that_does(judge):
     """After the first frame two of four coefficients in time and two of eight in space: closed wings cannot be read any more."""
     clips, truth = draw(num_images=0, num_clips=60)
-    coded = [np.concatenate([v[:1], packed(script, v[:9], 2, 2)[1:]]) for v in clips]
+    coded = [np.concatenate([v[:1], packed(v[:9], 2, 2)[1:]]) for v in clips]
     whole, closed = (judge.accuracy(v, truth)["pattern"] for v in (coded, [v[4:5] for v in coded]))
     assert closed < 0.85 and whole >= 0.95, (closed, whole)
 
@@ -92,7 +81,7 @@ def test_save_and_load_keep_every_answer(judge, tmp_path):
     assert again.predict(videos) == judge.predict(videos) and again.identity == judge.identity
 
 
-def test_training_is_deterministic_and_reaches_the_file(script, tmp_path, monkeypatch):
+def test_training_is_deterministic_and_reaches_the_file(tmp_path, monkeypatch):
     def train(name, seed):
         argv = ["train_classifier.py", "--stills", "32", "--clips", "16", "--epochs", "1", "--seed", seed, "--held-out", "2",
                 "--output", str(tmp_path / name), "--result", str(tmp_path / f"{name}.json")]  # fmt: skip
@@ -109,13 +98,13 @@ def test_training_is_deterministic_and_reaches_the_file(script, tmp_path, monkey
     assert list(measured) == ["images as drawn", "images decoded", "clips as drawn", "clips decoded"]
 
 
-def test_the_shipped_classifier_is_the_one_that_was_measured(judge, script):
+def test_the_shipped_classifier_is_the_one_that_was_measured(judge):
     result = json.loads(script.RESULT.read_text())
     assert result["settings"] == judge.identity
     assert min(a["pattern"] for a in result["accuracy"].values()) > 0.95
 
 
-def test_block_compression_is_a_projection(script):
+def test_block_compression_is_a_projection():
     x = torch.randn(2, 3, 16, 24)
     once = script.compress_blocks(x, 3)
     assert torch.allclose(script.compress_blocks(once, 3), once, atol=1e-5)
@@ -129,7 +118,7 @@ def test_chance_is_one_over_the_number_of_names():
     assert attributes.chance() == {"colour": 1 / 8, "background": 1 / 4, "pattern": 1 / 4, "all": 1 / 128}
 
 
-def test_wing_motion_separates_clips_from_stills(script):
+def test_wing_motion_separates_clips_from_stills():
     rng = np.random.default_rng(0)
     for i in range(12):
         look = {"colour": synthetic.COLOURS[i % 8], "background": synthetic.BACKGROUNDS[i % 4],
@@ -139,7 +128,7 @@ def test_wing_motion_separates_clips_from_stills(script):
         noisy = (still + rng.normal(0, 5, still.shape)).clip(0, 255).astype(np.uint8)
         assert attributes.wing_motion(still) == 0 == attributes.wing_motion(still[:1])
         assert attributes.wing_motion(noisy) < 0.05 < 0.1 < attributes.wing_motion(clip)
-        assert attributes.wing_motion(packed(script, clip, 3)) > 0.1
+        assert attributes.wing_motion(packed(clip, 3)) > 0.1
 
 
 def test_mistakes_are_named(judge, tmp_path, monkeypatch):

@@ -181,11 +181,6 @@ def test_mistakes_end_in_one_sentence(capsys, argv, words):
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_estimate_is_the_measured_peak(recompute):
-    import importlib.util
-    from pathlib import Path
+    from benchmarks import plan_memory
 
-    path = Path(__file__).parent.parent / "benchmarks" / "plan_memory.py"
-    spec = importlib.util.spec_from_file_location("plan_memory", path)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    assert abs(benchmark.run_case("demo", 1024, recompute)["error"]) < 0.15
+    assert abs(plan_memory.run_case("demo", 1024, recompute)["error"]) < 0.15

@@ -1,7 +1,6 @@
 """The shipped residual tokenizer against the PCA it contains, and the script that trains it."""
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -15,8 +14,7 @@ from dfm_nb import checkpoint, inspect, plugins
 from dfm_nb.encoding import to_pixels
 from dfm_nb.sources import synthetic
 from dfm_nb.tokenizers import residual
-
-SCRIPT = Path(__file__).parents[1] / "scripts" / "train_tokenizer.py"
+from scripts import train_tokenizer as script
 
 
 @pytest.fixture(scope="module")
@@ -166,15 +164,7 @@ TINY = json.dumps(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("train_tokenizer", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_training_batches_are_pure_and_leave_out_what_is_measured(script):
+def test_training_batches_are_pure_and_leave_out_what_is_measured():
     a, b = script.Batches(3, 10), script.Batches(3, 10)
     b[5]
     for x, y, mirrored in zip(a[2], b[2], a[3]):
@@ -182,7 +172,7 @@ def test_training_batches_are_pure_and_leave_out_what_is_measured(script):
     assert not any(torch.equal(x, y) for x, y in zip(a[2], a[4]) if x.shape == y.shape)
 
 
-def test_orthogonal_update_has_singular_values_near_1(script):
+def test_orthogonal_update_has_singular_values_near_1():
     m = torch.randn(2, 12, 40, generator=torch.Generator().manual_seed(0))
     for x in (m, m.mT):
         values = torch.linalg.svdvals(script.orthogonal(x))
@@ -197,7 +187,7 @@ def settings(**changed):
     return argparse.Namespace(**defaults | changed)
 
 
-def test_clips_count_as_often_as_they_are_told_to(tokenizer, script):
+def test_clips_count_as_often_as_they_are_told_to(tokenizer):
     image, clip = (torch.from_numpy(synthetic.render({}, 3, 64, 64, t))[None] for t in (1, 9))
     once, thrice = (
         script.step_loss(tokenizer, (image, clip), settings(clips_weight=w), 0)[0].item() for w in (1.0, 3.0)
@@ -206,7 +196,7 @@ def test_clips_count_as_often_as_they_are_told_to(tokenizer, script):
     assert thrice - images.item() == pytest.approx(3 * (once - images.item()), rel=1e-4)
 
 
-def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer, script):
+def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer):
     """The PSNR during training falls with the noise, and a share of 0 is as if strong noise were not there."""
     drawn = torch.from_numpy(synthetic.render({}, 3, 64, 64)).expand(16, -1, -1, -1, -1)
 
@@ -219,7 +209,7 @@ def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer, script):
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_a_tokenizer(tmp_path, monkeypatch, script):
+def test_training_goes_on_from_a_tokenizer(tmp_path, monkeypatch):
     """Size and statistics are the file's, not the command line's; the settings name it by its hash, so that a resumed run cannot mix two."""
     monkeypatch.setattr(script, "CALIBRATION_BATCHES", 1)
     monkeypatch.setattr(script, "HELD_OUT", 2)
@@ -245,7 +235,7 @@ def test_training_goes_on_from_a_tokenizer(tmp_path, monkeypatch, script):
 
 
 @pytest.mark.slow
-def test_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, script):
+def test_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     monkeypatch.setattr(script, "FIT_ITEMS", 20)
     monkeypatch.setattr(script, "CALIBRATION_BATCHES", 1)
     monkeypatch.setattr(script, "HELD_OUT", 2)
