@@ -25,8 +25,10 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 
-FLOAT32_BELOW = 256
-"""Segments with fewer queries are computed in float32 on CPUs: torch's bfloat16 takes eight times as long backward at 16, and is even at 256."""
+FLOAT32_BELOW = 512
+"""Where segments have fewer queries on average, attention is float32 on CPUs: torch's bfloat16 takes ten times as long at 16, and is even at 512."""
+KEY_MULTIPLE = 16
+"""Keys of segments of unequal length are padded to a multiple of this."""
 BACKENDS = ("auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex")
 
 
@@ -104,6 +106,8 @@ class SegmentLayout:
             starts, stops = torch.tensor([s[2:] for s in group]).T
             lengths = stops - starts
             longest = int(lengths.max())
+            if longest > int(lengths.min()):  # masked anyway, and CPU kernels are a third slower at other lengths
+                longest = -(-longest // KEY_MULTIPLE) * KEY_MULTIPLE
             offset = torch.arange(longest)
             valid = offset < lengths[:, None]
             indices.append((starts[:, None] + offset * valid).flatten())
@@ -170,8 +174,10 @@ def packed_attention(
 
 
 def _sdpa(q, k, v, layout, scale):
-    slow = q.dtype == torch.bfloat16 and not q.is_cuda
     runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
+    dtype = q.dtype
+    if dtype == torch.bfloat16 and not q.is_cuda and len(q) < FLOAT32_BELOW * sum(r.count for r in runs):
+        q, k, v = q.float(), k.float(), v.float()
     kv_rows = [r.count * r.kv_len for r in runs]
     if index is not None:
         k, v = k.index_select(0, index), v.index_select(0, index)
@@ -181,12 +187,10 @@ def _sdpa(q, k, v, layout, scale):
     parts = zip(runs, q.split([r.count * r.q_len for r in runs]), k.split(kv_rows), v.split(kv_rows), strict=True)
     outs = []
     for r, *qkv in parts:
-        if slow and r.q_len < FLOAT32_BELOW:
-            qkv = [x.float() for x in qkv]
         batched = (x.unflatten(0, (r.count, -1)).transpose(1, 2) for x in qkv)
         o = F.scaled_dot_product_attention(*batched, r.kv_mask, scale=scale)
-        outs.append(o.transpose(1, 2).flatten(0, 1).to(q.dtype))
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+        outs.append(o.transpose(1, 2).flatten(0, 1))
+    return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
 
 
 def _sdpa_loop(q, k, v, layout, scale):

@@ -20,7 +20,7 @@ import json
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Iterator, Protocol
 
@@ -40,7 +40,8 @@ class PackSettings:
     """How samples become a pack; equal on all ranks.
 
     sigma_data : the standard deviation that latents are scaled to (after the data set's mean and std per channel).
-    token_multiple, text_multiple : the packed lengths are padded to these (layout's need only).
+    token_multiple, text_multiple, row_multiple : the packed lengths and the number of conditioning rows are padded to these, for a layout,
+    or so that shapes come again: oneDNN makes a new kernel for every shape of a product in bfloat16.
     condition_frames_prob : chance that a clip's first latent frame is given clean and left out of the loss.
     """
 
@@ -54,6 +55,7 @@ class PackSettings:
     condition_frames_prob: float = 0.0
     token_multiple: int = 1
     text_multiple: int = 1
+    row_multiple: int = 1
 
 
 @dataclass
@@ -61,7 +63,7 @@ class Pack:
     """One packed sequence of S tokens from B samples, R conditioning rows, K text tokens. All tensors on the CPU.
 
     x0, noise : float32 [S, p]; sigma, fps : float32 [R]; row : int64 [S]; positions : float32 [S, 3]; loss_mask : bool [S];
-    text : bfloat16 [K, D]; pool : float32 [R, K]. A last segment holds the padding, if any: its loss mask is False.
+    text : bfloat16 [K, D]; pool : float32 [R, K]. A last segment holds the padding, if any: its loss mask is False. Last rows may have no token.
     cu_q, cu_kv : segment bounds, also for the padding. grids[i] : (T, H, W) in patches of sample i.
     """
 
@@ -210,6 +212,9 @@ def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None =
     cu_q = [0]
     for n in lengths:
         cu_q.append(cu_q[-1] + n)
+    spare = -len(sigma) % settings.row_multiple  # rows without a token
+    sigma += [settings.sigma_data] * spare
+    fps += [24.0] * spare
     pool = torch.zeros(len(sigma), cu_kv[-1])
     for r, segment in enumerate(row_text):
         pool[r, cu_kv[segment] : cu_kv[segment + 1]] = 1 / text_lengths[segment]
@@ -524,7 +529,3 @@ class PackedLoader:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def with_layout(settings: PackSettings, token_multiple: int, text_multiple: int) -> PackSettings:
-    return replace(settings, token_multiple=token_multiple, text_multiple=text_multiple)

@@ -155,23 +155,38 @@ class ScalarEmbedder(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """Turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d] by angles whose cosines and sines are [S, 1, 1, d/2]."""
+    """x * cos + swap(x) * sin for [S, 1, heads, d], where `swap` exchanges the halves of d; see `rotary_table`."""
 
     @staticmethod
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(cos, sin)
-        a, b = x.float().chunk(2, -1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).type_as(x)
+        return _turned(x, cos, sin, 1)
 
     @staticmethod
     def backward(ctx, grad):
-        cos, sin = ctx.saved_tensors
-        a, b = grad.float().chunk(2, -1)
-        return torch.cat((a * cos + b * sin, b * cos - a * sin), -1).type_as(grad), None, None
+        return _turned(grad, *ctx.saved_tensors, -1), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    wide = x.float()
+    a, b = wide.chunk(2, -1)
+    return torch.addcmul(wide * cos, torch.cat((b, a), -1), sin, value=direction).type_as(x)
+
+
+def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines, and sines with the signs of the two halves, that turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
+
+    angles : float32 [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads is half as fast.
+    """
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.cat((cos, cos), -1)[:, None, None], torch.cat((-sin, sin), -1)[:, None, None]
+    if not angles.is_cuda:
+        table = tuple(t.expand(-1, 1, heads, -1).contiguous() for t in table)
+    return table
 
 
 class RotarySelfAttention(SelfAttention):
-    """Self attention whose queries and keys are turned by the table in its attribute `rotary`, (cosines, sines), unless that is None."""
+    """Self attention whose queries and keys are turned by the `rotary_table` in its attribute `rotary`, unless that is None."""
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -337,8 +352,8 @@ class DiT(MegatronModule):
             layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
         rotary = None
         if c.rope:
-            angles = rotary_angles(inputs.positions, c.hidden_size // c.num_attention_heads)[:, None, None]
-            rotary = angles.cos(), angles.sin()
+            angles = rotary_angles(inputs.positions, c.hidden_size // c.num_attention_heads)
+            rotary = rotary_table(angles, c.num_attention_heads // c.tensor_model_parallel_size)
         hidden = self.decoder(
             hidden_states=hidden,
             attention_mask=layer_cond,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -62,7 +63,7 @@ def pack_settings(config: cfg.Config) -> PackSettings:
         seed=config.rng.seed, patch_spatial=config.model.patch_spatial, patch_temporal=config.model.patch_temporal,
         sigma_data=config.model.sigma_data, P_mean=config.model.P_mean, P_std=config.model.P_std,
         caption_dropout=config.train.caption_dropout, condition_frames_prob=config.dataset.condition_frames_prob,
-        token_multiple=layout.token_multiple(), text_multiple=layout.text_multiple(),
+        token_multiple=layout.token_multiple(), text_multiple=math.lcm(layout.text_multiple(), 64), row_multiple=8,
     )  # fmt: skip
 
 

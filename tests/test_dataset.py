@@ -77,12 +77,16 @@ def test_pooling_rows_average_their_own_text():
     assert torch.allclose(pack.pool[0] @ pack.text.float(), first, atol=1e-6)
 
 
-def test_lengths_are_padded_only_to_the_layouts_multiple():
+def test_lengths_and_rows_are_padded_only_to_their_multiples():
     some = draws()
-    pack = pack_draws(some, replace(SETTINGS, token_multiple=8, text_multiple=4))
+    plain = pack_draws(some, SETTINGS)
+    pack = pack_draws(some, replace(SETTINGS, token_multiple=8, text_multiple=4, row_multiple=16))
     total = sum(d.latent[0].numel() // 4 for d in some)
     assert pack.cu_q[-1] == -(-total // 8) * 8
     assert pack.cu_kv[-1] % 4 == 0
+    assert len(pack.sigma) == len(pack.fps) == len(pack.pool) == 16 > len(plain.sigma)
+    assert pack.row.max() < len(pack.sigma) and not pack.pool[len(plain.sigma) + 1 :].any()
+    assert torch.equal(pack.sigma[: len(plain.sigma)], plain.sigma)
 
 
 def test_given_frames_have_their_own_noise_level_and_no_loss():

@@ -7,7 +7,7 @@ from dfm_nb import config as cfg
 from dfm_nb import sizes
 from dfm_nb.dataset import MockStore, PackSettings, draw_sample, pack_draws
 from dfm_nb.denoiser import forward, slice_pack
-from dfm_nb.dit import _Rotate
+from dfm_nb.dit import _Rotate, rotary_table
 from dfm_nb.packing import factorised_sincos
 from dfm_nb.trainer import build_chunks
 
@@ -133,10 +133,10 @@ def test_slice_keeps_the_whole_pack_without_context_parallelism(one_rank):
 
 def test_rotation_is_torchs_complex_product():
     x = torch.randn(7, 1, 3, 8, dtype=torch.float32, requires_grad=True)
-    angles = torch.randn(7, 1, 1, 4)
-    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)
+    angles = torch.randn(7, 4)
+    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None, None]
     want = torch.cat((pairs.real, pairs.imag), -1)
-    got = _Rotate.apply(x, angles.cos(), angles.sin())
+    got = _Rotate.apply(x, *rotary_table(angles, heads=3))
     torch.testing.assert_close(got, want)
     weights = torch.randn_like(x)
     ours, theirs = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (got, want))

@@ -22,6 +22,18 @@ def test_directions_are_orthogonal_with_the_gradients_singular_vectors(shape):
     assert torch.allclose(u * along @ vh, out, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-24, 1e-20, 1e-16, 1e-12, 1e-8, 1.0, 1e8])
+def test_directions_of_tiny_gradients_are_never_large(size, dtype):
+    """Layers behind gates that are still zero have such gradients, and no number of them may overflow or divide zero by zero."""
+    x = size * torch.randn((3, 24, 40), generator=torch.Generator().manual_seed(0))
+    out = orthogonal(x.to(dtype)).float()
+    values = torch.linalg.svdvals(out)
+    assert values.max() < 1.3
+    if size >= 1e-8:
+        assert values.min() > 0.6
+
+
 def test_parts_of_a_matrix_are_queries_keys_and_values_of_all_heads(one_rank):
     trainer, _ = make_trainer([*MUON, "model.qk_layernorm=false", "model.rope=false"])
     randomise(trainer)
