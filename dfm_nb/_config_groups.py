@@ -109,7 +109,9 @@ class OptimizerConfig:
     )
     lr: float = option(1e-4, "peak learning rate", gt=0)
     min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
-    weight_decay: float = option(0.01, "AdamW weight decay", ge=0)
+    weight_decay: float = option(
+        0.01, "weight decay of AdamW and Muon, in units of the learning rate: weights fade over 1 / (lr * weight_decay) steps", ge=0
+    )
     adam_beta1: float = option(0.9, "AdamW beta 1", ge=0, lt=1)
     adam_beta2: float = option(0.99, "AdamW beta 2", ge=0, lt=1)
     adam_eps: float = option(1e-8, "AdamW epsilon", gt=0)
