@@ -24,7 +24,7 @@ PROMPTS = (
 )
 DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-frames", "9", "--seed", "1"]
 FAST_BF16 = fast_bf16()
-IMAGES, CLIPS = (12000, 4200) if FAST_BF16 else (5000, 700)  # as many as the minutes of training can use
+IMAGES, CLIPS = (12000, 4200) if FAST_BF16 else (8000, 2800)  # as many as the minutes of training can use
 IMAGES_DRAWN, CLIPS_DRAWN = 156, 156
 BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1600", "train.eval_interval=800",
         "checkpoint.save_interval=800", "optimizer.weight_decay=4"]  # fmt: skip
