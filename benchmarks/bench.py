@@ -64,7 +64,7 @@ SET = (
 
 NOT_IN_THE_SET = {
     "sampler_quality, guidance": "they need a trained checkpoint: `--checkpoint-path RUN` after `make demo`",
-    "optimizers": "it compares settings of this project with one another",
+    "optimizers, pack_shapes": "they compare settings of this project with one another",
     "chaos, prepare_kill": "they prove recovery, not speed: `make chaos`",
     "parallel_check, sizes_axes, plan_memory": "they prove equality and estimates: `make parallel-check`, the scripts by name",
     "bench_gpu": "it needs a CUDA device: `make bench-gpu`",
