@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,10 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import report
+from benchmarks.train_step import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.dataset import MockStore, Pack, PackBuilder, PackPlan
+from dfm_nb.dataset import MockStore, PackBuilder, PackPlan
 from dfm_nb.train import pack_settings
 from dfm_nb.trainer import Trainer
 
@@ -61,16 +61,11 @@ def measure(precision: str, size: str, rounds: int, count: int) -> dict:
     for r in tqdm(range(rounds + 1), desc=precision):  # the first warms up
         entries = [plan.next() for _ in range(count)]
         for name, builder in list(builders.items())[:: 1 if r % 2 else -1]:
-            took = [step_s(trainer, builder.build(e, TOKENS)) for e in entries]
+            packs = [[builder.build(e, TOKENS)] for e in entries]
+            took = [timed(lambda p=p: trainer.backward(p)) for p in packs]
             if r:
                 seconds[name].append(statistics.median(took))
     return {"precision": precision, "seconds": seconds}
-
-
-def step_s(trainer: Trainer, pack: Pack) -> float:
-    begun = time.perf_counter()
-    trainer.backward([pack])
-    return time.perf_counter() - begun
 
 
 def text(result: dict) -> str:

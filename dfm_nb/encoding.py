@@ -166,6 +166,11 @@ def to_pixels(frames: np.ndarray | torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(frames).movedim(-1, -4).float().div_(127.5).sub_(1)
 
 
+def to_frames(pixels: torch.Tensor) -> np.ndarray:
+    """float [..., 3, T, H, W] in [-1, 1] and beyond -> uint8 [..., T, H, W, 3]; inverse of `to_pixels`."""
+    return ((pixels.float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-4, -1).numpy()
+
+
 @dataclass
 class Chunk:
     """Consecutive samples of a shard on their way to the writer; `last` closes the shard."""

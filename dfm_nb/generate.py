@@ -29,6 +29,7 @@ from dfm_nb import config as cfg
 from dfm_nb.argv import guard
 from dfm_nb.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
 from dfm_nb.dataset import LatentStatistics, read_empty_text
+from dfm_nb.encoding import to_frames, to_pixels
 from dfm_nb.guided import GuidedDenoiser
 from dfm_nb.parallel import Layout, generator_for, mpu
 from dfm_nb.prompts import Request, parse, requests_of
@@ -278,8 +279,7 @@ class Pipeline:
 
     def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
         """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
-        pixels = torch.from_numpy(frames).permute(3, 0, 1, 2)[None].float() / 127.5 - 1
-        latent = self.tokenizer.encode(pixels.to(self.device))[0].cpu()
+        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
         return self.statistics.to_model(latent, self.config.model.sigma_data).double()
 
     def _start_latents(self, requests) -> torch.Tensor:
@@ -322,9 +322,9 @@ class Pipeline:
         frames, done = np.empty((1 + 4 * (t - 1), 8 * h, 8 * w, 3), np.uint8), 0
         windows = getattr(self.tokenizer, "decode_windows", None)
         for pixels in windows(latent) if windows else [self.tokenizer.decode(latent)]:
-            piece = ((pixels[0].float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte()
-            frames[done : done + piece.shape[1]] = piece.permute(1, 2, 3, 0).numpy()
-            done += piece.shape[1]
+            piece = to_frames(pixels[0])
+            frames[done : done + len(piece)] = piece
+            done += len(piece)
         assert done == len(frames), (done, len(frames))
         return frames
 

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from dfm_nb import plugins, shards, video
 from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.encoding import to_frames
 from dfm_nb.records import EncodedClip, SampleError
 from dfm_nb.shards import SampleEntry
 
@@ -158,8 +159,7 @@ def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path:
 @torch.no_grad()
 def decoded(clip: EncodedClip, tokenizer) -> np.ndarray:
     """uint8 [T, H, W, 3]."""
-    pixels = tokenizer.decode(clip.latent.float())[0].clamp(-1, 1)
-    return ((pixels + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()
+    return to_frames(tokenizer.decode(clip.latent.float())[0])
 
 
 def false_colours(clip: EncodedClip) -> np.ndarray:

@@ -36,6 +36,8 @@ from dfm_nb.watchdog import Watchdog
 
 SIGMA_DATA = 0.5
 """Latents are scaled to this standard deviation, with the data set's own mean and std per channel (as EDM2 does)."""
+TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
+"""Packs pad text tokens and conditioning rows to these, so that shapes come again (`benchmarks/pack_shapes.py`)."""
 
 
 class StopRequest:
@@ -63,7 +65,7 @@ def pack_settings(config: cfg.Config) -> PackSettings:
         seed=config.rng.seed, patch_spatial=config.model.patch_spatial, patch_temporal=config.model.patch_temporal,
         sigma_data=config.model.sigma_data, P_mean=config.model.P_mean, P_std=config.model.P_std,
         caption_dropout=config.train.caption_dropout, condition_frames_prob=config.dataset.condition_frames_prob,
-        token_multiple=layout.token_multiple(), text_multiple=math.lcm(layout.text_multiple(), 64), row_multiple=8,
+        token_multiple=layout.token_multiple(), text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE), row_multiple=ROW_MULTIPLE,
     )  # fmt: skip
 
 

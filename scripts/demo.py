@@ -28,7 +28,7 @@ IMAGES, CLIPS = (12000, 4200) if FAST_BF16 else (8000, 2800)  # as many as the m
 IMAGES_DRAWN, CLIPS_DRAWN = 156, 156
 BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1600", "train.eval_interval=800",
         "checkpoint.save_interval=800", "optimizer.weight_decay=4"]  # fmt: skip
-"""What differs from the recipe where the CPU multiplies bfloat16 in hardware: the same minutes hold three times the tokens."""
+"""What differs from the recipe where the CPU multiplies bfloat16 in hardware: the same minutes hold twice the tokens."""
 
 
 def dfm(*argv: object) -> list[str]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dfm_nb.attributes import ASSET, HEADS, AttributeClassifier, Net, product, to_input
-from dfm_nb.encoding import to_pixels
+from dfm_nb.encoding import to_frames, to_pixels
 from dfm_nb.evaluate import real_accuracy
 from dfm_nb.sources import synthetic
 from dfm_nb.tokenizers import residual
@@ -139,8 +139,7 @@ def measure(classifier: AttributeClassifier, count: int, seed: int = 31) -> dict
     tokenizer = residual.build(None)
 
     def round_trip(video: np.ndarray) -> np.ndarray:
-        pixels = tokenizer.decode(tokenizer.encode(to_pixels(video)[None]))[0].clamp(-1, 1)
-        return ((pixels + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()
+        return to_frames(tokenizer.decode(tokenizer.encode(to_pixels(video)[None]))[0])
 
     out = {}
     for kind in ("images", "clips"):
