@@ -6,7 +6,7 @@
 Enters: nothing; packs are random latents of pictures and a short clip with 128 caption tokens. Leaves: a table and benchmarks/results/bench_gpu.{json,md},
 rewritten after each case. Runs from a bare checkout: the package need not be installed, its dependencies must be.
 
-A case is a size, a pack length, a back end of `dfm_nb.attention` and eager or compiled layers; a step is forward, backward and fused AdamW in bf16 with
+A case is a size, a pack length, a back end of `dfm_nb.model.attention` and eager or compiled layers; a step is forward, backward and fused AdamW in bf16 with
 fp32 master weights. First every size with the default back end, eager and compiled; then DiT-XL with each other back end. DiT-7B runs with as many of
 its layers as memory allows, and says how many. FLOPs are `sizes.model_flops`: true segment lengths, recomputation not counted. MFU is against the
 dense bf16 peak of `sizes.PEAK_FLOPS`; a GPU that is not there gets none. The step is timed on three packs that it has seen before, and on packs that it has not:
@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import report
-from dfm_nb.sizes import PEAK_FLOPS, peak_flops
+from dfm_nb.config.sizes import PEAK_FLOPS, peak_flops
 
 MIX = [[1, 64, 64], [5, 32, 32], [1, 48, 64], [1, 32, 32]]
 """Latents (T, H, W) of 1024, 1280, 768 and 256 tokens: pictures of 512, 384 x 512 and 256 px, a clip of 17 frames of 256 px."""
@@ -67,9 +67,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from dfm_nb import config as cfg
-    from dfm_nb import parallel, sizes
+    from dfm_nb import parallel
+    from dfm_nb.config import sizes
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer
+    from dfm_nb.training.trainer import Trainer
 
     cuda = case["device"] == "cuda"
     parallel.init()
@@ -124,7 +125,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flops(config, pack) -> int:
-    from dfm_nb import sizes
+    from dfm_nb.config import sizes
 
     n = len(pack.keys)
     q, kv = ([b - a for a, b in zip(cu, cu[1:])][:n] for cu in (pack.cu_q, pack.cu_kv))
@@ -182,7 +183,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
     """
     import torch
 
-    from dfm_nb.attention import BACKENDS, pick_backend
+    from dfm_nb.model.attention import BACKENDS, pick_backend
 
     sizes = ["tiny"] if args.smoke else args.sizes.split(",")
     lengths = [128] if args.smoke else [int(t) for t in args.tokens.split(",")]

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import psutil
 
-from dfm_nb.argv import torchrun_argv
-from dfm_nb.runs import read_metrics
+from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.base.runs import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = [
@@ -52,7 +52,7 @@ def rank_main(rank: int, store: str, log: str, argv: list[str]) -> None:
     import torch.distributed as dist
 
     from dfm_nb import train
-    from dfm_nb.argv import guard
+    from dfm_nb.base.argv import guard
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

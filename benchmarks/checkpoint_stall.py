@@ -40,10 +40,12 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
     import torch
     import torch.distributed as dist
 
-    from dfm_nb import checkpoint, parallel, sizes
     from dfm_nb import config as cfg
+    from dfm_nb import parallel
+    from dfm_nb.checkpoints import weights as checkpoint
+    from dfm_nb.config import sizes
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer
+    from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)
     world = parallel.world_size_from_env()

@@ -44,10 +44,11 @@ def prepare(folder: Path) -> None:
 
 def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) -> dict[int, dict]:
     """Loss and samples seen at each iteration; with `resume` from the checkpoint, else from nothing, saving it half-way."""
-    from dfm_nb import checkpoint, parallel
     from dfm_nb import config as cfg
+    from dfm_nb import parallel
+    from dfm_nb.checkpoints import weights as checkpoint
     from dfm_nb.train import SIGMA_DATA, open_store, packed_loader
-    from dfm_nb.trainer import Trainer, layout_of
+    from dfm_nb.training.trainer import Trainer, layout_of
 
     given = [*SETTINGS, *overrides, f"dataset.path={folder / 'data'}", f"train.train_iters={iterations}"]
     resolved = cfg.resolve(None, overrides=given)

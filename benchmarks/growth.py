@@ -54,7 +54,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     """On one rank: seconds by size of preparing, opening and planning an epoch."""
     import torch
 
-    from dfm_nb.dataset import EnergonStore, PackPlan, PackSettings
+    from dfm_nb.data.loader import EnergonStore, PackPlan, PackSettings
     from dfm_nb.prepare import main
 
     torch.set_num_threads(1)
@@ -105,9 +105,9 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
 
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb import sizes as model_sizes
+    from dfm_nb.config import sizes as model_sizes
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer
+    from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)
     parallel.init()
@@ -153,7 +153,7 @@ def write_corpus(path: Path, megabytes: float) -> int:
 def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
     """On one rank: seconds of `dfm text preprocess` by megabytes."""
     from benchmarks.text_preprocess import train_tokenizer
-    from dfm_nb.text_cli import main
+    from dfm_nb.text.cli import main
 
     with tempfile.TemporaryDirectory(prefix="growth_") as place:
         folder = Path(place)
@@ -226,7 +226,7 @@ def plot(curves: list[dict], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
-    from dfm_nb.runs import PALETTE
+    from dfm_nb.base.runs import PALETTE
 
     titles = {"data": "data set size (samples)", "sequence": "sequence length (tokens)", "corpus": "corpus (MB)"}
     groups = [g for g in titles if any(c["group"] == g for c in curves)]

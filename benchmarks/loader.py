@@ -33,8 +33,8 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import report
-from dfm_nb.dataset import EnergonStore, PackedLoader, PackPlan, PackSettings
-from dfm_nb.shards import SampleEntry, scan_shard
+from dfm_nb.data.loader import EnergonStore, PackedLoader, PackPlan, PackSettings
+from dfm_nb.data.shards import SampleEntry, scan_shard
 
 CAPACITY, BUFFER = 1024, 100
 Sample = tuple[str, torch.Tensor, torch.Tensor, dict]
@@ -94,7 +94,7 @@ def energon_samples(folder: Path):
     """Energon's loader with our cooking and nothing behind it; one worker-less process, one batch a sample."""
     from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 
-    from dfm_nb.energon_encoder import cook_clip
+    from dfm_nb.data.energon_encoder import cook_clip
 
     class Samples(DefaultTaskEncoder):
         decoder = None
@@ -151,7 +151,7 @@ def energon_packs_loader(folder: Path, settings: PackSettings):
     """Energon's savable loader with our task encoder; one worker-less process, a pack a batch."""
     from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
-    from dfm_nb.energon_encoder import DiffusionTaskEncoder
+    from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
 
     data = get_train_dataset(
         folder, worker_config=WorkerConfig.default_worker_config(0), batch_size=1, shuffle_buffer_size=BUFFER, packing_buffer_size=BUFFER,
@@ -214,7 +214,7 @@ def compare(folder: Path, rounds: int) -> dict:
         "tarfile, torch.load, pickle": lambda: read_tarfile(shards),
         "webdataset": lambda: read_webdataset(shards),
         "Energon's loader": lambda: read_energon(energon),
-        "dfm_nb.shards, random order, from scanned offsets": lambda: read_entries(entries, 0),
+        "dfm_nb.data.shards, random order, from scanned offsets": lambda: read_entries(entries, 0),
         "dfm_nb store, random order, nothing cached": lambda: read_store(store, 0),
         "dfm_nb store, random order, from its cache": lambda: read_store(cached, 0),
     }

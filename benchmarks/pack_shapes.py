@@ -25,9 +25,9 @@ from benchmarks import report
 from benchmarks.train_step import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.dataset import MockStore, PackBuilder, PackPlan
+from dfm_nb.data.loader import MockStore, PackBuilder, PackPlan
 from dfm_nb.train import pack_settings
-from dfm_nb.trainer import Trainer
+from dfm_nb.training.trainer import Trainer
 
 TOKENS = 1024
 SIZES = [[1, 8, 8], [1, 8, 8], [3, 8, 8], [1, 8, 8], [5, 8, 8]]  # latent frames, height, width: 16, 48 and 80 tokens

@@ -29,8 +29,8 @@ from typing import Callable, Iterator
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import report
-from dfm_nb.packing import Packer
-from dfm_nb.sources import synthetic
+from dfm_nb.data.sources import synthetic
+from dfm_nb.packs.packer import Packer
 
 PATCH_PX = 16
 """A token stands for 16 x 16 px (8x8 of the tokenizer, patches of 2x2) and, after the first, for four frames."""

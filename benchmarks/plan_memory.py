@@ -49,10 +49,10 @@ def resident(field: str) -> int:
 def take_steps(overrides: list[str], steps: int):
     """Build a trainer and take steps on one mock pack; returns (configuration, pack, number of runs)."""
     from dfm_nb import config as cfg
-    from dfm_nb.attention import SegmentLayout
-    from dfm_nb.dataset import PackBuilder, PackPlan
+    from dfm_nb.data.loader import PackBuilder, PackPlan
+    from dfm_nb.model.attention import SegmentLayout
     from dfm_nb.train import open_store, pack_settings
-    from dfm_nb.trainer import Trainer
+    from dfm_nb.training.trainer import Trainer
 
     config = cfg.resolve(None, overrides=overrides).config
     store = open_store(config)
@@ -68,8 +68,9 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     """In this process; see the module's header. kind : "resident" or "allocated"."""
     import torch
 
-    from dfm_nb import attention, parallel, plan
-    from dfm_nb.sizes import parameter_count, resolve_size
+    from dfm_nb import parallel, plan
+    from dfm_nb.config.sizes import parameter_count, resolve_size
+    from dfm_nb.model import attention
 
     torch.set_num_threads(1)
     attention.FLOAT32_BELOW = 0  # the estimate is of GPUs, where bfloat16 stays bfloat16

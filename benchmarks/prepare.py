@@ -28,13 +28,13 @@ import torch
 import webdataset as wds
 from PIL import Image
 
-from dfm_nb import shards
-from dfm_nb.encoding import Geometry, encode_shards, to_pixels
-from dfm_nb.shard_plan import plan_shards
-from dfm_nb.sources import folder as folder_source
-from dfm_nb.sources import synthetic
-from dfm_nb.text_encoders import minilm
-from dfm_nb.tokenizers.pca import PCATokenizer
+from dfm_nb.data import shards
+from dfm_nb.data.encoding import Geometry, encode_shards, to_pixels
+from dfm_nb.data.shard_plan import plan_shards
+from dfm_nb.data.sources import folder as folder_source
+from dfm_nb.data.sources import synthetic
+from dfm_nb.data.text_encoders import minilm
+from dfm_nb.data.tokenizers.pca import PCATokenizer
 
 OUT = Path(__file__).parent / "results" / "prepare"
 PAD = 512

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from dfm_nb import shards
-from dfm_nb.argv import torchrun_argv
+from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.data import shards
 
 OUT = Path(__file__).parent / "results" / "prepare_kill.json"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from benchmarks import report
 from benchmarks.checkpoint_stall import SETTINGS
 from benchmarks.loader import BUFFER, CAPACITY, energon_packs_loader, prepare
-from dfm_nb.dataset import EnergonStore, PackedLoader, PackPlan, PackSettings
+from dfm_nb.data.loader import EnergonStore, PackedLoader, PackPlan, PackSettings
 
 
 def timed(function: Callable) -> tuple[float, object]:
@@ -104,10 +104,12 @@ def places(folder: Path, steps: list[int], rounds: int) -> tuple[dict[str, dict[
 
 def states(size: str, rounds: int, place: Path) -> dict:
     """Seconds to load a whole training state, by way of loading."""
-    from dfm_nb import checkpoint, parallel, sizes
     from dfm_nb import config as cfg
+    from dfm_nb import parallel
+    from dfm_nb.checkpoints import weights as checkpoint
+    from dfm_nb.config import sizes
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer
+    from dfm_nb.training.trainer import Trainer
 
     resolved = cfg.resolve(None, overrides=[*SETTINGS, f"model.size={size}", "train.global_batch_size=1"])
     parallel.init(timeout_s=600)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dfm_nb.samplers import SAMPLERS, SCHEDULES, STOCHASTIC, evaluations, karras_sigmas, sample_unipc
+from dfm_nb.diffusion.samplers import SAMPLERS, SCHEDULES, STOCHASTIC, evaluations, karras_sigmas, sample_unipc
 
 SIGMA_MAX = 80.0
 BUDGETS = (9, 15, 19, 21, 25, 31, 39, 49, 69, 99, 139)
@@ -173,7 +173,7 @@ def findings(targets_: list[dict]) -> list[str]:
 def draw(results: dict, output: Path) -> None:
     from matplotlib.figure import Figure
 
-    from dfm_nb.runs import PALETTE
+    from dfm_nb.base.runs import PALETTE
 
     figure = Figure(figsize=(14, 4.6), dpi=80, layout="constrained")
     panels = figure.subplots(1, len(results["targets"]))

@@ -47,7 +47,7 @@ def train_rank(overrides: list[str], steps: int) -> list[float]:
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer, layout_of
+    from dfm_nb.training.trainer import Trainer, layout_of
 
     torch.set_num_threads(1)
     config = cfg.resolve(None, overrides=overrides, world_size=parallel.world_size_from_env()).config

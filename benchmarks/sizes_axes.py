@@ -64,7 +64,7 @@ def rank(overrides: list[str]) -> dict:
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer, layout_of
+    from dfm_nb.training.trainer import Trainer, layout_of
 
     torch.set_num_threads(1)
     config = cfg.resolve(None, overrides=overrides, world_size=parallel.world_size_from_env()).config
@@ -86,7 +86,7 @@ def wake(trainer) -> None:
     """A new DiT's gates and output are zero, so its loss would say nothing about its layers: give those parameters values by name."""
     import torch
 
-    from dfm_nb.parallel import generator_for, global_name
+    from dfm_nb.parallel.groups import generator_for, global_name
 
     with torch.no_grad():
         for chunk in trainer.chunks:
@@ -144,7 +144,7 @@ def table(rows: list[dict]) -> str:
 
 def parameters(size: str) -> int:
     from dfm_nb import config as cfg
-    from dfm_nb import sizes
+    from dfm_nb.config import sizes
 
     return sizes.parameter_count(cfg.resolve(None, overrides=settings(size)).config)
 

@@ -145,7 +145,7 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
         def work():
             return run_baseline(source, prefix, folder, workers)
     else:
-        from dfm_nb.text_corpus import PreprocessConfig, preprocess
+        from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
         def work():
             config = PreprocessConfig(
@@ -207,7 +207,7 @@ def digest(prefix: Path) -> str:
 
 
 def tokens_of(prefix: Path) -> int:
-    from dfm_nb.text_index import Index
+    from dfm_nb.text.index import Index
 
     return Index.open(f"{prefix}_text_document").num_tokens
 

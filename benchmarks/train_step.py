@@ -21,11 +21,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from dfm_nb import config as cfg
-from dfm_nb import edm, parallel
-from dfm_nb.dataset import MockStore, PackBuilder, PackPlan
-from dfm_nb.packing import factorised_sincos
+from dfm_nb import parallel
+from dfm_nb.data.loader import MockStore, PackBuilder, PackPlan
+from dfm_nb.diffusion import edm
+from dfm_nb.packs.packer import factorised_sincos
 from dfm_nb.train import pack_settings
-from dfm_nb.trainer import Trainer
+from dfm_nb.training.trainer import Trainer
 
 OUT = Path(__file__).parent / "results" / "train_step"
 SMALL_MIX = [[1, 8, 8], [1, 8, 12], [3, 8, 8], [1, 12, 8], [5, 8, 8], [1, 6, 6]]

@@ -5,7 +5,7 @@ The pipeline, in order; each arrow is a module:
     sources -> tokenizers + text_encoders -> shards -> dataset (packing) -> dit + edm -> train (checkpoint)
             -> generate (samplers) -> tokenizers -> video
 
-and, for text, `text_corpus` (JSONL -> Megatron .bin/.idx) and `text_blend` (weighted blends, the packed loader).
+and, for text, `text.corpus` (JSONL -> Megatron .bin/.idx) and `text.blend` (weighted blends, the packed loader).
 """
 
 import warnings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from dfm_nb.argv import guard, pop_nproc, run_under_torchrun
+from dfm_nb.base.argv import guard, pop_nproc, run_under_torchrun
 
 VERBS: dict[str, tuple[str, str, str]] = {
     # verb: (module, function, one line of help)
@@ -15,7 +15,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
-    "text": ("dfm_nb.text_cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
+    "text": ("dfm_nb.text.cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
     "notebook": ("workbench.notebook_cli", "main", "run a notebook with parameters, or a grid of them"),
     "lab": ("workbench.lab", "main", "JupyterLab at the first notebook, on loopback, with a token"),
     "plan": ("dfm_nb.plan", "main", "layouts of a model that fit a number of GPUs, with memory and relative time"),
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         if nproc is not None:
             # a mistake is said once and at once, not by every process
             if verb == "pretrain":
-                from dfm_nb import train_flags
+                from dfm_nb.training import flags as train_flags
 
                 args = train_flags.parse(rest)
                 resolved = train_flags.resolve(args, nproc)

@@ -10,7 +10,7 @@ import argparse
 import difflib
 from pathlib import Path
 
-from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.cluster import load
 from dfm_nb.deploy_files import KINDS, render
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 
-from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard
 
 NEEDED = (
     "torch",
@@ -90,7 +90,7 @@ def _cuda() -> bool:
 
 
 def encoders() -> list[Finding]:
-    from dfm_nb.text_encoders import minilm
+    from dfm_nb.data.text_encoders import minilm
 
     try:
         minilm._find(None, None)

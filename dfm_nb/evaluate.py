@@ -25,13 +25,15 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from dfm_nb import features, frechet, parallel, reference, video
-from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.attributes import AttributeClassifier, chance, wing_motion
+from dfm_nb import parallel
+from dfm_nb.base import video
+from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.runs import write_atomically
+from dfm_nb.data.sources import synthetic
+from dfm_nb.evaluation import features, frechet, reference
+from dfm_nb.evaluation.judge import AttributeClassifier, chance, wing_motion
+from dfm_nb.evaluation.reference import Real
 from dfm_nb.generate import Pipeline, Request
-from dfm_nb.reference import Real
-from dfm_nb.runs import write_atomically
-from dfm_nb.sources import synthetic
 
 FPS = 12.0
 MEASURED = ("colour", "background", "pattern")

@@ -15,12 +15,14 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from dfm_nb import checkpoint, ema, parallel
 from dfm_nb import config as cfg
-from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.linear import is_lora, merged
-from dfm_nb.runs import write_atomically
-from dfm_nb.trainer import build_chunks
+from dfm_nb import parallel
+from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.runs import write_atomically
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.model import ema
+from dfm_nb.model.linear import is_lora, merged
+from dfm_nb.training.trainer import build_chunks
 
 
 def parse(argv: list[str] | None):

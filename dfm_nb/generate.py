@@ -24,16 +24,20 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dfm_nb import __version__, checkpoint, parallel, plugins, samplers, sampling_memory, video
+from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
-from dfm_nb.argv import guard
-from dfm_nb.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
-from dfm_nb.dataset import LatentStatistics, read_empty_text
-from dfm_nb.encoding import to_frames, to_pixels
-from dfm_nb.guided import GuidedDenoiser
-from dfm_nb.parallel import Layout, generator_for, mpu
-from dfm_nb.prompts import Request, parse, requests_of
-from dfm_nb.trainer import build_chunks
+from dfm_nb.base import plugins, video
+from dfm_nb.base.argv import guard
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.data.encoding import to_frames, to_pixels
+from dfm_nb.data.loader import LatentStatistics, read_empty_text
+from dfm_nb.diffusion import samplers
+from dfm_nb.generation import memory as sampling_memory
+from dfm_nb.generation.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
+from dfm_nb.generation.guided import GuidedDenoiser
+from dfm_nb.generation.request import Request, parse, requests_of
+from dfm_nb.parallel.groups import Layout, generator_for, mpu
+from dfm_nb.training.trainer import build_chunks
 
 __all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "parse", "requests_of", "save"]
 

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dfm_nb import plugins, shards, video
-from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.encoding import to_frames
-from dfm_nb.records import EncodedClip, SampleError
-from dfm_nb.shards import SampleEntry
+from dfm_nb.base import plugins, video
+from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.data import shards
+from dfm_nb.data.encoding import to_frames
+from dfm_nb.data.shards import SampleEntry
 
 NAMED = 10  # keys and faults of one kind that are spelled out
 

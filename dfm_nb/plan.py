@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Iterator
 
 from dfm_nb import config as cfg
-from dfm_nb import sizes
-from dfm_nb.argv import ArgumentParser, guard
-from dfm_nb.sizes import VECTORS_PER_LAYER, Shape
+from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.config import sizes
+from dfm_nb.config.sizes import VECTORS_PER_LAYER, Shape
 
 GIB = 1 << 30
 RECOMPUTE = ("none", "selective", "full")

@@ -32,12 +32,14 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from tqdm import tqdm
 
-from dfm_nb import __version__, plugins, shards
-from dfm_nb.argv import USER_ERRORS, ArgumentParser, end_with_parent, guard
-from dfm_nb.encoding import Geometry, ReadAhead, encode_shards, read_record, to_pixels
-from dfm_nb.records import SampleError, Source
-from dfm_nb.runs import log, start_logging, write_atomically
-from dfm_nb.shard_plan import balanced_ranges, evenly, plan_all, plan_shards, split_of, splits_of
+from dfm_nb import __version__
+from dfm_nb.base import plugins
+from dfm_nb.base.argv import USER_ERRORS, ArgumentParser, end_with_parent, guard
+from dfm_nb.base.records import SampleError, Source
+from dfm_nb.base.runs import log, start_logging, write_atomically
+from dfm_nb.data import shards
+from dfm_nb.data.encoding import Geometry, ReadAhead, encode_shards, read_record, to_pixels
+from dfm_nb.data.shard_plan import balanced_ranges, evenly, plan_all, plan_shards, split_of, splits_of
 
 __all__ = ["balanced_ranges", "main", "plan_shards", "preflight", "split_of"]
 
@@ -337,7 +339,7 @@ def agree_on_encoders(folder: Path, tokenizer, text_encoder) -> None:
 
 def fit_tokenizer(args, source: Source, keys: list[str], folder: Path, workers: int) -> None:
     """Fit pca to evenly spaced training items and save it beside the shards."""
-    from dfm_nb.tokenizers.pca import PCATokenizer
+    from dfm_nb.data.tokenizers.pca import PCATokenizer
 
     splits = splits_of(keys, args.val_fraction, args.test_fraction)
     chosen = evenly([i for i, s in enumerate(splits) if s == "train"], FIT_ITEMS)

@@ -22,17 +22,21 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from dfm_nb import checkpoint, edm, parallel, sizes, train_flags
 from dfm_nb import config as cfg
-from dfm_nb.argv import guard
-from dfm_nb.dataset import EnergonStore, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings
+from dfm_nb import parallel
+from dfm_nb.base.argv import guard
+from dfm_nb.base.runs import Metrics, Run, iteration_line, log, plot_loss, read_metrics, start_logging
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.config import sizes
+from dfm_nb.data.loader import EnergonStore, MockStore, PackBuilder, PackedLoader, PackPlan, PackSettings
+from dfm_nb.diffusion import edm
 from dfm_nb.generate import Pipeline, Request, output_path, save
-from dfm_nb.linear import lora_parameter_count
-from dfm_nb.loggers import Loggers
-from dfm_nb.parallel import mpu
-from dfm_nb.runs import Metrics, Run, iteration_line, log, plot_loss, read_metrics, start_logging
-from dfm_nb.trainer import StepResult, Trainer, layout_of
-from dfm_nb.watchdog import Watchdog
+from dfm_nb.model.linear import lora_parameter_count
+from dfm_nb.parallel.groups import mpu
+from dfm_nb.training import flags as train_flags
+from dfm_nb.training.loggers import Loggers
+from dfm_nb.training.trainer import StepResult, Trainer, layout_of
+from dfm_nb.training.watchdog import Watchdog
 
 SIGMA_DATA = 0.5
 """Latents are scaled to this standard deviation, with the data set's own mean and std per channel (as EDM2 does)."""

@@ -102,8 +102,8 @@ class Demo:
         self.summary()
 
     def summary(self) -> None:
+        from dfm_nb.base.runs import read_metrics
         from dfm_nb.evaluate import table
-        from dfm_nb.runs import read_metrics
 
         result, times = json.loads((self.run / "evaluation.json").read_text()), json.loads(self.times.read_text())
         manifest = json.loads((self.data / "manifest.json").read_text())

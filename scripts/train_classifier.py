@@ -1,4 +1,4 @@
-"""Train the classifier that names colour, background and pattern of drawn butterflies (`dfm_nb.attributes`), and measure it.
+"""Train the classifier that names colour, background and pattern of drawn butterflies (`dfm_nb.evaluation.judge`), and measure it.
 
     python scripts/train_classifier.py
 
@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from dfm_nb.attributes import ASSET, HEADS, AttributeClassifier, Net, product, to_input
-from dfm_nb.encoding import to_frames, to_pixels
+from dfm_nb.data.encoding import to_frames, to_pixels
+from dfm_nb.data.sources import synthetic
+from dfm_nb.data.tokenizers import residual
 from dfm_nb.evaluate import real_accuracy
-from dfm_nb.sources import synthetic
-from dfm_nb.tokenizers import residual
+from dfm_nb.evaluation.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"
 SIZES_PX = {64: 0.7, 96: 0.15, 128: 0.15}

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dfm_nb.encoding import to_pixels
-from dfm_nb.orthogonal import orthogonal
-from dfm_nb.sources import synthetic
-from dfm_nb.tokenizers import residual
-from dfm_nb.tokenizers.pca import PCATokenizer
-from dfm_nb.tokenizers.residual import ASSET, ResidualTokenizer, Shape
+from dfm_nb.data.encoding import to_pixels
+from dfm_nb.data.sources import synthetic
+from dfm_nb.data.tokenizers import residual
+from dfm_nb.data.tokenizers.pca import PCATokenizer
+from dfm_nb.data.tokenizers.residual import ASSET, ResidualTokenizer, Shape
+from dfm_nb.training.orthogonal import orthogonal
 
 # height, width in px; images and clips at first, images and clips from step FROM_IMAGES on; share of the steps: about as many pixels in each
 BATCHES = (

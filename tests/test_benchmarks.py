@@ -87,7 +87,7 @@ def test_our_packer_is_the_fullest_on_mixed_sizes():
 
 
 def test_synthetic_mix_has_the_lengths_of_the_source():
-    from dfm_nb.sources import synthetic
+    from dfm_nb.data.sources import synthetic
 
     source = synthetic.build(num_images=150, num_clips=30, size_px=64)
     real = set()
@@ -171,7 +171,7 @@ def test_layer_stack_grows_with_memory():
 
 
 def test_cuda_set_has_every_size_back_end_and_both_modes():
-    from dfm_nb.attention import BACKENDS
+    from dfm_nb.model.attention import BACKENDS
 
     args = argparse.Namespace(
         smoke=False, sizes="DiT-S,DiT-XL", tokens="8192,16384", device="cpu", steps=5, profile=True

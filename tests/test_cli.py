@@ -1,7 +1,7 @@
 import pytest
 
 from dfm_nb import cli
-from dfm_nb.argv import ArgumentParser, guard, pop_nproc
+from dfm_nb.base.argv import ArgumentParser, guard, pop_nproc
 
 
 def test_flags_are_accepted_in_both_spellings():

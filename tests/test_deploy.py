@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from dfm_nb import deploy
-from dfm_nb.argv import guard
+from dfm_nb.base.argv import guard
 from dfm_nb.cluster import Cluster, load
 from dfm_nb.deploy_files import KINDS, render
-from dfm_nb.train_flags import parse as parse_training
+from dfm_nb.training.flags import parse as parse_training
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "deploy" / "cluster.yaml"
@@ -341,7 +341,7 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def losses(run: Path) -> dict[int, float]:
-    from dfm_nb.runs import read_metrics
+    from dfm_nb.base.runs import read_metrics
 
     file = run / "metrics.jsonl"
     return {r["iteration"]: r["loss"] for r in read_metrics(file) if "loss" in r} if file.exists() else {}
@@ -350,7 +350,7 @@ def losses(run: Path) -> dict[int, float]:
 @pytest.mark.slow
 def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     """The script on two stand-in nodes: SIGUSR1 to the batch shell, as Slurm sends it, then the job's second life."""
-    from dfm_nb import checkpoint
+    from dfm_nb.checkpoints import weights as checkpoint
 
     run, script = tmp_path / "run", tmp_path / "train.sbatch"
     script.write_text(render("slurm", cluster(*tiny_cluster(run, 40))))

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dfm_nb import evaluate, features, reference
-from dfm_nb.argv import guard
-from dfm_nb.attributes import chance
-from dfm_nb.sources import synthetic
-from dfm_nb.video import read_image
+from dfm_nb import evaluate
+from dfm_nb.base.argv import guard
+from dfm_nb.base.video import read_image
+from dfm_nb.data.sources import synthetic
+from dfm_nb.evaluation import features, reference
+from dfm_nb.evaluation.judge import chance
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dfm_nb.generate import Request
-from dfm_nb.guided import GuidedDenoiser
-from dfm_nb.packing import patchify
+from dfm_nb.generation.guided import GuidedDenoiser
+from dfm_nb.packs.packer import patchify
 
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
 FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
@@ -182,7 +182,7 @@ def test_a_model_cannot_guide_itself(tiny_pipe, tiny_checkpoint):
 
 @pytest.mark.slow
 def test_little_strength_stays_near_the_given_video(tiny_pipe, tmp_path):
-    from dfm_nb.video import write_mp4
+    from dfm_nb.base.video import write_mp4
 
     y, x = np.mgrid[0:32, 0:48]
     frame = np.stack([y * 8, x * 5, np.full_like(x, 90)], -1).astype(np.uint8)
@@ -207,7 +207,7 @@ def test_little_strength_stays_near_the_given_video(tiny_pipe, tmp_path):
 
 @pytest.mark.slow
 def test_first_frame_needs_a_model_trained_for_it(tiny_pipe, tmp_path):
-    from dfm_nb.video import write_png
+    from dfm_nb.base.video import write_png
 
     write_png(tmp_path / "a.png", np.zeros((32, 48, 3), np.uint8))
     with pytest.raises(ValueError, match="dataset.condition_frames_prob"):

@@ -14,7 +14,7 @@ def draw(run, layout: tuple[int, int, int], batch_sizes: tuple[int, ...]) -> lis
     """Latents by prompt index, of this rank; drawn once for each batch size."""
     from dfm_nb import parallel
     from dfm_nb.generate import Pipeline, Request
-    from dfm_nb.parallel import Layout, mpu
+    from dfm_nb.parallel.groups import Layout, mpu
 
     layout = Layout(*layout)
     parallel.init(layout, timeout_s=60)

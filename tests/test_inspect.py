@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from dfm_nb import inspect, prepare, shards
-from dfm_nb.argv import guard
-from dfm_nb.records import EncodedClip
+from dfm_nb import inspect, prepare
+from dfm_nb.base.argv import guard
+from dfm_nb.base.records import EncodedClip
+from dfm_nb.data import shards
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
 
 
 def test_contact_sheet_shows_the_decoded_pictures(folder):
-    from dfm_nb.sources import synthetic
+    from dfm_nb.data.sources import synthetic
 
     tokenizer = inspect.build_tokenizer(folder, None, None, None)
     source = synthetic.build(num_images=22, num_clips=3, size_px=32)

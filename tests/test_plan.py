@@ -3,9 +3,11 @@ import json
 import pytest
 import torch
 
-from dfm_nb import attention, plan, sizes
 from dfm_nb import config as cfg
-from dfm_nb.argv import guard
+from dfm_nb import plan
+from dfm_nb.base.argv import guard
+from dfm_nb.config import sizes
+from dfm_nb.model import attention
 from dfm_nb.plan import Load, Plan
 
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4", "model.in_channels=4", "model.text_dim=6"]
@@ -19,9 +21,9 @@ def model_of(*overrides):
 
 def kept_by_autograd(model, precision: str) -> int:
     """Bytes of the distinct storages that one forward keeps for backward, parameters aside."""
-    from dfm_nb.dataset import MockStore, PackSettings, draw_sample, pack_draws
-    from dfm_nb.denoiser import forward
-    from dfm_nb.trainer import build_chunks
+    from dfm_nb.data.loader import MockStore, PackSettings, draw_sample, pack_draws
+    from dfm_nb.model.denoiser import forward
+    from dfm_nb.training.trainer import build_chunks
 
     _, (chunk,) = build_chunks(model, precision, seed=1)
     chunk.train()

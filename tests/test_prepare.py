@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb import inspect, prepare, shards
-from dfm_nb.argv import guard
-from tests import encoder_files
+from dfm_nb import inspect, prepare
+from dfm_nb.base.argv import guard
+from dfm_nb.data import shards
+from tests.data import encoder_files
 
 SMALL = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--short-side", "32", "--shard-size", "8"]
 
@@ -68,7 +69,7 @@ def test_folder_holds_what_the_manifest_says(prepared):
 
 
 def test_energon_reads_the_folder_and_its_splits(prepared):
-    from dfm_nb.dataset import EnergonStore
+    from dfm_nb.data.loader import EnergonStore
 
     m = json.loads((prepared / "manifest.json").read_text())
     train, val = EnergonStore(prepared), EnergonStore(prepared, "val")
@@ -88,8 +89,8 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
 def test_energons_own_loader_gives_packs_of_the_same_samples(prepared):
     from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
-    from dfm_nb.dataset import EnergonStore, PackSettings
-    from dfm_nb.energon_encoder import DiffusionTaskEncoder
+    from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
+    from dfm_nb.data.loader import EnergonStore, PackSettings
 
     encoder = DiffusionTaskEncoder(prepared, PackSettings(seed=1), 64)
     data = get_train_dataset(
@@ -126,7 +127,7 @@ def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
 
 
 def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
-    from dfm_nb.argv import torchrun_argv
+    from dfm_nb.base.argv import torchrun_argv
 
     argv = torchrun_argv("dfm_nb.prepare", [*SMALL, "--output-dir", str(tmp_path / "d")], 2)
     done = subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

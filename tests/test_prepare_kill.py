@@ -9,8 +9,8 @@ import time
 import psutil
 import pytest
 
-from dfm_nb import shards
-from dfm_nb.argv import torchrun_argv
+from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.data import shards
 
 FLAGS = ["--source", "synthetic", "--num-images", "60", "--num-clips", "6", "--short-side", "32", "--shard-size", "4"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dfm_nb import checkpoint
-from dfm_nb.argv import torchrun_argv
-from dfm_nb.runs import read_metrics
+from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.base.runs import read_metrics
+from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 
 SMALL = [
@@ -257,7 +257,7 @@ def test_export_holds_the_average_in_global_names(clean, tmp_path):
 
 
 def test_config_faults_are_said_before_any_process_group(capsys):
-    from dfm_nb.argv import guard
+    from dfm_nb.base.argv import guard
     from dfm_nb.train import main
 
     assert guard(main, ["--mock", "model.hiden_size=3", "optimizer.lr=fast", "optimizer.weight_decay=-1"]) == 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dfm_nb import checkpoint
+from dfm_nb.checkpoints import weights as checkpoint
 from tests.test_train import SMALL, command, losses, pretrain
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}

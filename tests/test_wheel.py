@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.docs_pages import ROOT
+from tests.docs.docs_pages import ROOT
 
 NOTEBOOKS = sorted(p.name for p in (ROOT / "notebooks").glob("0*.ipynb"))
 
@@ -73,7 +73,7 @@ def test_wheel_holds_all_that_is_not_code(wheel):
             if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".py"):
                 assert str(path.relative_to(ROOT)) in names
     assert {"dfm_nb/py.typed", "dfm_nb/recipes/demo.yaml", "workbench/plot.js", "workbench/plot.css"} <= set(names)
-    assert any(n.startswith("dfm_nb/assets/") for n in names) and any(n.endswith("licenses/LICENSE") for n in names)
+    assert any(n.startswith("dfm_nb/data/tokenizers/residual.safetensors") for n in names) and any(n.endswith("licenses/LICENSE") for n in names)
 
 
 def test_wheel_holds_nothing_else(wheel):
@@ -104,7 +104,7 @@ def test_notebooks_are_found_outside_the_checkout(away):
 
 def test_plugins_and_their_weights_are_found_outside_the_checkout(away):
     code = (
-        "from dfm_nb import plugins, config; import torch\n"
+        "from dfm_nb import config; from dfm_nb.base import plugins; import torch\n"
         "print(plugins.names('sources'), plugins.names('tokenizers'), config.recipes())\n"
         "t = plugins.load('tokenizers', 'residual').build(); print(tuple(t.encode(torch.zeros(1, 3, 1, 16, 16)).shape))"
     )

@@ -16,7 +16,8 @@ import ipywidgets as w
 import yaml
 
 from dfm_nb import config as cfg
-from dfm_nb import plugins, sizes
+from dfm_nb.base import plugins
+from dfm_nb.config import sizes
 from workbench import controls
 from workbench.controls import Control
 from workbench.headless import is_headless

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard
 from workbench.place import FIRST, kernel_encryption
 
 DEFAULT_PORT = 8888

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any, Generator, Sequence
 
-from dfm_nb.argv import torchrun_argv
-from dfm_nb.runs import Run
+from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.base.runs import Run
 from workbench.headless import is_headless
 from workbench.job import GRACE_S, Job, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel

@@ -18,7 +18,7 @@ from typing import Any, Mapping, Sequence
 
 import yaml
 
-from dfm_nb.runs import Run, series, smooth
+from dfm_nb.base.runs import Run, series, smooth
 from workbench.headless import is_headless
 from workbench.job import Job, State
 from workbench.metrics import MetricsReader

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dfm_nb.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard
 
 USAGE = """usage: dfm notebook COMMAND ...   (dfm notebook COMMAND --help for its flags)
 

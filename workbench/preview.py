@@ -16,7 +16,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from dfm_nb import samplers
+from dfm_nb.diffusion import samplers
 
 SHOW_S = 0.25
 STRIP = 8

@@ -4,8 +4,8 @@ import os
 import signal
 
 from dfm_nb import train
-from dfm_nb.argv import guard
-from dfm_nb.dataset import PackedLoader
+from dfm_nb.base.argv import guard
+from dfm_nb.data.loader import PackedLoader
 
 next_step, calls = PackedLoader.next_step, []
 

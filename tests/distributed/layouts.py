@@ -40,7 +40,7 @@ def make_trainer(overrides: list[str]):
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.trainer import Trainer, layout_of
+    from dfm_nb.training.trainer import Trainer, layout_of
 
     config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
     parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
@@ -51,7 +51,7 @@ def make_trainer(overrides: list[str]):
 
 def by_name(trainer, purpose: str):
     """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values that depend on purpose and name only."""
-    from dfm_nb.parallel import generator_for, global_name, mpu, shard_dim
+    from dfm_nb.parallel.groups import generator_for, global_name, mpu, shard_dim
 
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in trainer.chunks:
@@ -92,7 +92,7 @@ def gather(values: list[tuple[str, torch.Tensor, int | None, int]]) -> dict[str,
 
 
 def local_values(trainer, kind: str) -> list[tuple]:
-    from dfm_nb.parallel import global_name, mpu, shard_dim
+    from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
     rank = mpu.get_tensor_model_parallel_rank()
     if kind == "grad" and trainer.config.optimizer.use_distributed_optimizer:

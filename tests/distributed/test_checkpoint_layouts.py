@@ -17,7 +17,7 @@ LAYOUTS = {
 
 def contents(trainer):
     """Whole tensors by name: weights, averages, and the weights after one more step."""
-    from dfm_nb.parallel import global_name, mpu, shard_dim
+    from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
     rank, found = mpu.get_tensor_model_parallel_rank(), []
     averages = trainer.ema.named(0.1)
@@ -33,7 +33,7 @@ def contents(trainer):
 
 def after_one_more_step(trainer):
     """The weights after a step with gradients that depend on the name only: they show main weights and moments."""
-    from dfm_nb.parallel import global_name, mpu, shard_dim
+    from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
     rank = mpu.get_tensor_model_parallel_rank()
     for chunk in trainer.ddp:
@@ -51,7 +51,7 @@ def after_one_more_step(trainer):
 
 def write(overrides, folders):
     """One training step, then a save of each kind of the same state."""
-    from dfm_nb import checkpoint
+    from dfm_nb.checkpoints import weights as checkpoint
 
     trainer, loader = make_trainer(overrides)
     randomise(trainer)
@@ -64,7 +64,7 @@ def write(overrides, folders):
 
 
 def read(overrides, folders):
-    from dfm_nb import checkpoint
+    from dfm_nb.checkpoints import weights as checkpoint
 
     out = []
     for folder in folders:

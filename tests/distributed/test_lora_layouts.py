@@ -2,7 +2,7 @@
 
 import pytest
 
-from dfm_nb.linear import is_lora
+from dfm_nb.model.linear import is_lora
 from tests.conftest import run_ranks
 from tests.distributed.layouts import largest_relative_difference, losses_and_gradients
 

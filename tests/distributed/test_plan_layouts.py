@@ -1,6 +1,7 @@
 import pytest
 
-from dfm_nb import parallel, plan, sizes
+from dfm_nb import parallel, plan
+from dfm_nb.config import sizes
 from dfm_nb.plan import Plan
 from tests.conftest import run_ranks
 from tests.test_plan import estimated_layer, model_of, one_layer
@@ -8,7 +9,7 @@ from tests.test_plan import estimated_layer, model_of, one_layer
 
 def on_this_rank(layout: Plan) -> tuple[int, int]:
     """(bytes a layer keeps for backward, parameters of a model of two layers)."""
-    from dfm_nb.trainer import build_chunks
+    from dfm_nb.training.trainer import build_chunks
 
     parallel.init(parallel.Layout(layout.tp, layout.pp, layout.cp, None, layout.sp), seed=1)
     asked = layout.overrides()[:-2]

@@ -1,0 +1,475 @@
+"""Pixels in and out of files: images, animations and videos to uint8 [T, H, W, 3], and back to MP4, PNG and HTML.
+
+Enters: a path or bytes of anything Pillow or FFmpeg reads. Leaves: RGB uint8, upright (EXIF and display rotation
+applied), opaque (transparency composited on `background`), with frames per second for anything that moves.
+Guarantees: what cannot be read raises `SampleError` with one sentence; a written file is either whole or absent
+(temporary file, then rename); sizes from `fit_size` are multiples of 16; nothing decodes to more than `MAX_BYTES`.
+Cost: one decode and one Lanczos resize per frame; `read_video` holds all frames, `open_video` one at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import math
+import os
+import tempfile
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Iterator, Sequence
+
+import av
+import numpy as np
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
+
+from dfm_nb.base.records import SampleError
+
+MIN_SIDE_PX = 16
+MAX_ASPECT = 8.0
+MAX_BYTES = 1 << 30
+"""Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
+ANIMATIONS = (".gif", ".webp", ".apng")
+ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
+WHITE = (255, 255, 255)
+BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
+LIMITED_RANGE = 1
+
+RGB = tuple[int, int, int]
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def parse_colour(text: str) -> RGB:
+    """`white`, `#rrggbb` or any CSS colour name to (r, g, b)."""
+    try:
+        return ImageColor.getrgb(text)[:3]
+    except ValueError:
+        raise ValueError(
+            f"a colour must be a CSS name or #rrggbb; got {text!r}; for example white or #102030"
+        ) from None
+
+
+def _named(source: str | Path | bytes) -> str:
+    return f"a file of {len(source)} bytes" if isinstance(source, (bytes, bytearray)) else str(source)
+
+
+@contextmanager
+def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
+    """A Pillow image; every way in which opening or decoding can fail becomes a SampleError."""
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source) as image:
+            yield image
+    except SampleError:
+        raise
+    except FileNotFoundError:
+        raise SampleError("missing_file", f"{source} does not exist: check the path") from None
+    except Image.DecompressionBombError as error:
+        raise SampleError("too_large", f"{_named(source)} is too large to decode; make it smaller ({error})") from None
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text shows an object's address
+        said = "no known format" if unknown else " ".join(str(error).split())
+        raise SampleError("unreadable_image", f"{_named(source)} is not a readable image ({said})") from None
+
+
+def _rgb(image: Image.Image, background: RGB) -> np.ndarray:
+    """Any Pillow mode -> uint8 [H, W, 3], transparency composited on `background`."""
+    if image.mode.startswith("I") or image.mode == "F":  # 16-bit, 32-bit and float greys: Pillow would clip them
+        image = Image.fromarray(_grey8(image))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
+    return np.asarray(image.convert("RGB"), dtype=np.uint8).copy()
+
+
+def _grey8(image: Image.Image) -> np.ndarray:
+    """Wide greys to uint8: 16-bit integers by 257, floats in [0, 1] by 255, floats above 1 as they are."""
+    values = np.asarray(image).astype(np.float64)
+    if image.mode == "F":
+        values = values * 255 if np.nanmax(values, initial=0) <= 1 else values
+    else:
+        values = values / 257
+    return np.nan_to_num(values).round().clip(0, 255).astype(np.uint8)
+
+
+def read_image(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> np.ndarray:
+    """Read one image (the first frame of an animation).
+
+    Parameters
+    ----------
+    path_or_bytes : a file, or the file's content.
+    background : RGB under transparent pixels.
+
+    Returns
+    -------
+    uint8 [1, H, W, 3], EXIF orientation applied.
+
+    Raises
+    ------
+    SampleError : `missing_file` or `unreadable_image`.
+    """
+    with _opened(path_or_bytes) as image:
+        return _rgb(ImageOps.exif_transpose(image), background)[None]
+
+
+def read_animation(path: str | Path | bytes, background: RGB = WHITE) -> tuple[np.ndarray, float]:
+    """Read a GIF, animated WebP or APNG.
+
+    Returns
+    -------
+    frames : uint8 [T, H, W, 3]. Frames of unequal duration are laid on an even grid of as many frames.
+    fps : T over the total duration. A duration of 0 counts as 100 ms, as in browsers.
+
+    Raises
+    ------
+    SampleError : `missing_file`, `unreadable_image` or `too_long`.
+    """
+    with _opened(path) as image:
+        return _animation(path, image, background)
+
+
+def _animation(path: str | Path | bytes, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
+    frames, seconds = [], []
+    for frame in ImageSequence.Iterator(image):
+        frames.append(_rgb(ImageOps.exif_transpose(frame), background))
+        seconds.append((frame.info.get("duration") or 100) / 1000)
+        if len(frames) * frames[0].nbytes > MAX_BYTES:
+            raise SampleError("too_long", f"{_named(path)} decodes to more than {MAX_BYTES >> 20} MiB; shorten it")
+    t, total = len(frames), sum(seconds)
+    middles = (np.arange(t) + 0.5) * total / t
+    order = np.searchsorted(np.cumsum(seconds), middles).clip(0, t - 1)
+    return np.stack([frames[i] for i in order]), t / total
+
+
+def read_still_or_animation(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> tuple[np.ndarray, float]:
+    """`read_animation` of a file that holds one, whatever it is called, and otherwise `read_image` at 1 fps."""
+    with _opened(path_or_bytes) as image:
+        if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
+            return _animation(path_or_bytes, image, background)
+        return _rgb(ImageOps.exif_transpose(image), background)[None], 1.0
+
+
+@contextmanager
+def open_video(
+    path: str | Path, fps: float | None = None, background: RGB = WHITE
+) -> Iterator[tuple[Iterator[np.ndarray], float]]:
+    """Stream a video's first video stream: `with open_video(path) as (frames, rate):`.
+
+    Parameters
+    ----------
+    fps : frames per second to deliver (the last frame shown at each instant); None keeps every stored frame.
+    background : RGB under transparent pixels of an animation.
+
+    Yields
+    ------
+    frames : iterator of uint8 [H, W, 3], all of one size, rotated as players show them, pixels made square.
+    rate : frames per second of `frames`.
+
+    Raises
+    ------
+    SampleError : `missing_file` or `unreadable_video`, when opening and when going through `frames`.
+    """
+    if fps is not None and not (fps > 0 and math.isfinite(fps)):
+        raise ValueError(f"fps must be a positive number; got {fps}")
+    if not Path(path).exists():
+        raise SampleError("missing_file", f"{path} does not exist: check the path")
+    if Path(path).suffix.lower() in ANIMATIONS:
+        still, rate = read_animation(path, background)
+        timed: Iterator = ((i / rate, frame) for i, frame in enumerate(still))
+        yield _even(path, timed, rate, fps), float(fps or rate)
+        return
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise SampleError("unreadable_video", f"{path} has no video stream")
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            rate = float(stream.average_rate or stream.guessed_rate or 25)
+            yield _even(path, _decoded(container, stream, rate), rate, fps), float(fps or rate)
+    except (av.error.FFmpegError, OSError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise SampleError("unreadable_video", f"{path} is not a readable video ({reason})") from None
+
+
+def read_video(path: str | Path, fps: float | None = None, max_frames: int | None = None) -> tuple[np.ndarray, float]:
+    """All frames of a video at once; parameters and errors of `open_video`, and `too_long` over `MAX_BYTES`.
+
+    Parameters
+    ----------
+    max_frames : stop after so many delivered frames.
+
+    Returns
+    -------
+    frames : uint8 [T, H, W, 3].
+    fps : frames per second of `frames`.
+    """
+    with open_video(path, fps) as (frames, rate):
+        kept: list[np.ndarray] = []
+        for frame in frames:
+            kept.append(frame)
+            if max_frames is not None and len(kept) >= max_frames:
+                break
+            if len(kept) * frame.nbytes > MAX_BYTES:
+                raise SampleError("too_long", f"{path} decodes to more than {MAX_BYTES >> 20} MiB; cut it into clips")
+        return np.stack(kept), rate
+
+
+def _decoded(container, stream, rate: float) -> Iterator[tuple[float, np.ndarray]]:
+    """(seconds since the first frame, uint8 [H, W, 3]) of each frame."""
+    start = None
+    for i, frame in enumerate(container.decode(stream)):
+        time = i / rate if frame.time is None else frame.time
+        start = time if start is None else start
+        aspect = stream.sample_aspect_ratio or 1
+        width = max(1, round(frame.width * aspect))
+        rgb = frame.reformat(width=width, format="rgb24").to_ndarray()
+        yield time - start, np.rot90(rgb, k=round(frame.rotation / 90) % 4)
+
+
+def _even(path: str | Path, timed: Iterator, rate: float, fps: float | None) -> Iterator[np.ndarray]:
+    """The frames of `timed` (at `fps` when given), checked to be of one size and at least one."""
+    shape = None
+    for frame in _held(timed, rate, fps) if fps else (f for _, f in timed):
+        if shape not in (None, frame.shape):
+            raise SampleError("unreadable_video", f"{path} changes its frame size midway")
+        shape = frame.shape
+        yield frame
+    if shape is None:
+        raise SampleError("unreadable_video", f"{path} has no frames that can be decoded")
+
+
+def _held(timed: Iterator, rate: float, fps: float) -> Iterator[np.ndarray]:
+    """The frame on screen at 0, 1/fps, 2/fps, ..."""
+    shown, wanted, time = None, 0, 0.0
+    for time, frame in timed:
+        while shown is not None and wanted / fps < time - 1e-4:
+            yield shown
+            wanted += 1
+        shown = frame
+    while shown is not None and wanted / fps < time + 1 / rate - 1e-4:
+        yield shown
+        wanted += 1
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------
+
+
+def fit_size(height: int, width: int, short_side: int, multiple: int = 16, upscale: bool = False) -> tuple[int, int]:
+    """Size in px to which a picture is resized: the short side is `short_side`, both sides floored to `multiple`.
+
+    A picture smaller than that keeps its size (floored) unless `upscale`.
+
+    Raises
+    ------
+    SampleError : `extreme_aspect` when one side is more than 8 times the other, `too_small` under 16 px.
+    """
+    if short_side < multiple:
+        raise ValueError(f"short_side must be at least {multiple} px; got {short_side}")
+    short, long = sorted((height, width))
+    if short < 1 or long > MAX_ASPECT * short:
+        raise SampleError("extreme_aspect", f"{height}x{width} px is longer than {MAX_ASPECT:g}:1; crop it first")
+    if short < MIN_SIDE_PX or (short < multiple and not upscale):
+        least = max(MIN_SIDE_PX, multiple)
+        raise SampleError("too_small", f"{height}x{width} px: both sides must be at least {least} px")
+    scale = Fraction(short_side, short) if upscale or short > short_side else Fraction(1)
+    h, w = (int(side * scale) // multiple * multiple for side in (height, width))
+    return h, w
+
+
+def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Centre-crop to the aspect of `height` x `width` and resample once with Lanczos; uint8 [T, H, W, 3] in and out."""
+    _check(video)
+    if height < 1 or width < 1:
+        raise ValueError(f"height and width must be positive; got {height}x{width}")
+    _, h, w, _ = video.shape
+    if (h, w) == (height, width):
+        return video.copy()
+    scale = min(h / height, w / width)
+    crop_h, crop_w = height * scale, width * scale
+    top, left = (h - crop_h) / 2, (w - crop_w) / 2
+    box = (max(0.0, left), max(0.0, top), min(float(w), left + crop_w), min(float(h), top + crop_h))
+    resized = [Image.fromarray(f).resize((width, height), Image.Resampling.LANCZOS, box=box) for f in video]
+    return np.stack([np.asarray(f) for f in resized])
+
+
+def _check(video: np.ndarray) -> None:
+    if not isinstance(video, np.ndarray) or video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3:
+        given = f"{video.dtype} {list(video.shape)}" if isinstance(video, np.ndarray) else type(video).__name__
+        raise ValueError(f"a video must be a uint8 array [T, H, W, 3]; got {given}")
+    if 0 in video.shape:
+        raise ValueError(f"a video must have at least one frame and one pixel; got {list(video.shape)}")
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _replacing(path: str | Path) -> Iterator[str]:
+    """A temporary name beside `path`, moved onto it when the block ends well and removed when it does not."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    try:
+        yield str(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) -> None:
+    """Write H.264 (yuv420p, BT.709) that browsers play at once; odd sides gain one repeated row or column.
+
+    Parameters
+    ----------
+    video : uint8 [T, H, W, 3].
+    crf : x264's constant rate factor, 0 (lossless luma) to 51.
+    """
+    _check(video)
+    if not (fps > 0 and math.isfinite(fps)):
+        raise ValueError(f"fps must be a positive number; got {fps}")
+    _, h, w, _ = video.shape
+    video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")
+    with _replacing(path) as temporary:
+        with av.open(temporary, "w", format="mp4", options={"movflags": "+faststart"}) as container:
+            stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+            stream.height, stream.width, stream.pix_fmt = *video.shape[1:3], "yuv420p"
+            stream.options = {"crf": str(crf), "preset": "medium"}
+            context = stream.codec_context
+            context.colorspace, context.color_primaries, context.color_trc = BT709, BT709, BT709
+            context.color_range = LIMITED_RANGE
+            for array in video:
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")
+                frame = frame.reformat(format="yuv420p", dst_colorspace=BT709, dst_color_range=LIMITED_RANGE)
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+
+
+def write_png(path: str | Path, image: np.ndarray) -> None:
+    """Write uint8 [H, W, 3]."""
+    _check(image[None] if isinstance(image, np.ndarray) and image.ndim == 3 else image)
+    with _replacing(path) as temporary:
+        Image.fromarray(image).save(temporary, format="PNG")
+
+
+# ---- showing ------------------------------------------------------------------------------------------------------
+
+PAPER, INK, FAINT = (250, 249, 246), (52, 50, 48), (146, 142, 136)
+
+
+def contact_sheet(
+    videos: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8, cell_px: int | None = None
+) -> np.ndarray:
+    """A page of pictures with their captions beneath; of a clip, four frames in reading order and its length.
+
+    Parameters
+    ----------
+    videos : uint8 [T, H, W, 3] each, any sizes.
+    captions : one each; wrapped, and cut with an ellipsis after five lines.
+    cell_px : longest side of a picture on the page; default the longest side given, within 128 and 256.
+
+    Returns
+    -------
+    uint8 [H, W, 3].
+    """
+    if not len(videos) or len(videos) != len(captions) or columns < 1:
+        raise ValueError(
+            "a contact sheet needs at least one picture, as many captions as pictures and at least one column; "
+            f"got {len(videos)}, {len(captions)} and {columns}"
+        )
+    for video in videos:
+        _check(video)
+    cell = cell_px or min(256, max(128, *(max(v.shape[1:3]) for v in videos)))
+    font = ImageFont.load_default(size=max(12, min(14, cell // 12)))
+    line_px, gap = math.ceil(font.size * 1.3), max(8, cell // 12)
+    cells = [(_thumbnail(v, cell, font), _wrap(c, font, cell)) for v, c in zip(videos, captions)]
+    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
+    heights = [max(p.height for p, _ in r) + max(len(t) for _, t in r) * line_px + gap // 2 for r in rows]
+    width = gap + len(rows[0]) * (cell + gap)
+    sheet = Image.new("RGB", (width, gap + sum(heights) + gap * len(rows)), PAPER)
+    draw, top = ImageDraw.Draw(sheet), gap
+    for row, height in zip(rows, heights):
+        tallest = max(p.height for p, _ in row)
+        for column, (picture, lines) in enumerate(row):
+            left = gap + column * (cell + gap)
+            sheet.paste(picture, (left + (cell - picture.width) // 2, top + tallest - picture.height))
+            for i, line in enumerate(lines):
+                draw.text((left, top + tallest + gap // 3 + i * line_px), line, font=font, fill=INK)
+        top += height + gap
+    return np.asarray(sheet)
+
+
+def _scaled(frame: np.ndarray, box_px: int) -> Image.Image:
+    scale = box_px / max(frame.shape[:2])
+    size = (max(1, round(frame.shape[1] * scale)), max(1, round(frame.shape[0] * scale)))
+    return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
+
+
+def _thumbnail(video: np.ndarray, cell: int, font) -> Image.Image:
+    """A picture; or a 2 x 2 filmstrip with the number of frames in its corner."""
+    t = len(video)
+    if t == 1:
+        return _scaled(video[0], cell)
+    gap = 2
+    frames = [_scaled(video[i], (cell - gap) // 2) for i in np.linspace(0, t - 1, min(4, t)).round().astype(int)]
+    w, h = frames[0].size
+    page = Image.new("RGB", (2 * w + gap, (h + gap) * math.ceil(len(frames) / 2) - gap), PAPER)
+    for i, frame in enumerate(frames):
+        page.paste(frame, (i % 2 * (w + gap), i // 2 * (h + gap)))
+    draw, text = ImageDraw.Draw(page), f"{t} frames"
+    length, pad = draw.textlength(text, font=font), 4
+    x1, y1 = page.width - 4, page.height - 4
+    badge = (x1 - length - 2 * pad, y1 - font.size - pad - 2, x1, y1)
+    draw.rounded_rectangle(badge, radius=4, fill=INK)
+    draw.text((badge[0] + pad, (badge[1] + y1) / 2), text, font=font, fill=PAPER, anchor="lm")
+    return page
+
+
+def _wrap(text: str, font, width_px: int, max_lines: int = 5) -> list[str]:
+    lines, line = [], ""
+    for word in text.split():
+        while font.getlength(word) > width_px and len(word) > 1:  # a word longer than the line is broken
+            cut = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or font.getlength(word[:n]) <= width_px)
+            lines += [line] * bool(line) + [word[:cut]]
+            line, word = "", word[cut:]
+        joined = f"{line} {word}".strip()
+        if font.getlength(joined) > width_px:
+            lines.append(line)
+            joined = word
+        line = joined
+    lines += [line] * bool(line)
+    if len(lines) > max_lines:
+        last = lines[max_lines - 1]
+        while last and font.getlength(last + "…") > width_px:
+            last = last[:-1]
+        lines = [*lines[: max_lines - 1], last.rstrip(" ,.") + "…"]
+    return lines
+
+
+def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
+    """A <figure> that carries its pixels: a looping MP4 for a clip, a PNG for one frame.
+
+    Parameters
+    ----------
+    frames : uint8 [T, H, W, 3].
+    caption : shown beneath and read aloud in place of the picture; escaped here.
+    """
+    _check(frames)
+    said = html.escape(caption, quote=True)
+    clip = len(frames) > 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "inline")
+        write_mp4(path, frames, fps) if clip else write_png(path, frames[0])
+        data = base64.b64encode(path.read_bytes()).decode()
+    width = max(frames.shape[2], 192)
+    style = f"width:{width}px;max-width:100%;border-radius:6px;display:block"
+    if clip:
+        media = (
+            f'<video src="data:video/mp4;base64,{data}" controls muted loop playsinline '
+            f'aria-label="{said}" style="{style}"></video>'
+        )
+    else:
+        media = f'<img src="data:image/png;base64,{data}" alt="{said}" style="{style}">'
+    text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{said}</figcaption>'
+    return f'<figure style="display:inline-block;margin:8px;vertical-align:top">{media}{text}</figure>'

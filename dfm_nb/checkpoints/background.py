@@ -1,0 +1,234 @@
+"""Checkpoint writing that holds training up as little as it can: megatron-core's torch_dist format, other ways to get there.
+
+Enters: this rank's sharded state. Leaves: one `.distcp` file or two of a rank, each with its checksum beside it.
+Guarantees: what is written is the state at the moment of the call, whatever training does next; the format is that of megatron-core's "fully
+reshardable" checkpoints, which load in any layout.
+Cost: on the training process a plan, and a fork (CPU: pages are copied only when training changes them) or a copy to pinned memory (CUDA).
+megatron-core's own way gathers the distributed optimizer on one rank and copies it several times first; here every rank writes its own part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import queue
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
+from megatron.core.dist_checkpointing.strategies.state_dict_saver import (
+    save_state_dict_async_finalize,
+    save_state_dict_async_plan,
+)
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    TorchDistSaveShardedStrategy,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageWriterTransforms, _write_item
+from torch.distributed.checkpoint.planner import WriteItemType
+
+from dfm_nb.base.argv import end_with_parent
+
+THREADS = 2
+"""Files of a rank, written at the same time."""
+
+
+# ---- the distributed optimizer's own part -------------------------------------------------------------------------
+
+
+def boxes(start: int, end: int, shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(offset, size) of the boxes that the elements start .. end of a tensor of this shape make, in order; at most 2 n - 1 in n dims."""
+    if start >= end:
+        return
+    if len(shape) == 1:
+        yield (start,), (end - start,)
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), end // row  # whole rows
+    if first > last:  # within one row
+        first = last = start // row
+        yield from _in_row(first, start - first * row, end - first * row, shape)
+        return
+    yield from _in_row(first - 1, start - (first - 1) * row, row, shape)
+    if last > first:
+        yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:])
+    yield from _in_row(last, 0, end - last * row, shape)
+
+
+def _in_row(index: int, start: int, end: int, shape: Sequence[int]):
+    for offset, size in boxes(start, end, shape[1:]):
+        yield (index, *offset), (1, *size)
+
+
+def optimizer_shards(
+    optimizer: DistributedOptimizer, model: Sequence[ShardedTensor]
+) -> tuple[dict, list[ShardedTensor]]:
+    """State of a distributed optimizer for saving: what all ranks share, and this rank's elements of weights and moments as boxes of whole tensors.
+
+    model : the model's own sharded tensors, which say where in the whole a parameter lies.
+    """
+    of = {sharded.data: sharded for sharded in model}
+    shards = []
+    for gbuf_ranges in optimizer.gbuf_ranges:
+        for buckets in gbuf_ranges.values():
+            for bucket in buckets:
+                for parameter, ranges in bucket["param_map"].items():
+                    states = optimizer._get_main_param_and_optimizer_states(parameter)
+                    for kind in ("param", "exp_avg", "exp_avg_sq"):
+                        shards += _as_boxes(kind, states[kind], ranges["param"].start, of[parameter])
+    common = {**optimizer.state_dict(), "param_state": {}, "param_state_sharding_type": "fully_reshardable"}
+    return common, shards
+
+
+def _as_boxes(kind: str, values: torch.Tensor, start: int, whole: ShardedTensor) -> list[ShardedTensor]:
+    """values : elements from `start` on of the flattened parameter that `whole` is the local part of."""
+    flat, out, at = values.detach().view(-1), [], 0
+    lead = whole.prepend_axis_num
+    for offset, size in boxes(start, start + flat.numel(), whole.local_shape):
+        count = prod(size)
+        place = [o + d for o, d in zip(whole.global_offset[lead:], offset)]
+        out.append(replace(
+            whole, key=f"optimizer.state.{kind}.{whole.key}", data=flat[at : at + count].view((1,) * lead + size), dtype=flat.dtype,
+            local_shape=(1,) * lead + size, global_offset=(*whole.global_offset[:lead], *place), axis_fragmentations=None, prepend_axis_num=0,
+            replica_id=(*whole.replica_id[:-1], 0),
+        ))  # fmt: skip
+        at += count
+    return out
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+class _Hashed:
+    """A file opened for writing that keeps the SHA-256 of what goes through."""
+
+    def __init__(self, file):
+        self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data) -> int:
+        data = memoryview(data).cast("B")
+        self.sha256.update(data)
+        self.bytes += len(data)
+        return self.file.write(data)
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def checksum_file(path: Path) -> Path:
+    """Where the size and checksum of a data file wait for the listing of the whole checkpoint."""
+    return path.with_name(path.name + ".sha256")
+
+
+def _write_file(bucket) -> list:
+    path, storage_key, (texts, tensors) = bucket
+    transforms, results = _StorageWriterTransforms(), []
+    with open(path, "wb") as file:
+        stream = _Hashed(file)
+        for item, data in (*texts, *tensors):
+            if isinstance(data, torch.Tensor) and data.untyped_storage().nbytes() != data.nbytes:
+                data = data.clone()  # torch.save would write all of the storage that this is a view of
+            results.append(_write_item(transforms, stream, data, item, storage_key, SerializationFormat.TORCH_SAVE))
+        file.flush()
+        os.fsync(file.fileno())
+    checksum_file(Path(path)).write_text(json.dumps({"bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}))
+    return results
+
+
+class _Results:
+    """What was written, from the writing process to the training process: a nameless file that both have open.
+
+    megatron-core keeps one more process for this, which imports torch and stays behind when a rank is killed.
+    """
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()
+
+    def put(self, results: dict | Exception) -> None:
+        pickle.dump(results, self.file)
+        self.file.flush()
+
+    def get_nowait(self) -> dict | Exception:
+        """`queue.Empty` when the writing process ended without a word, as a killed one does."""
+        self.file.seek(0)
+        try:
+            return pickle.load(self.file)
+        except (EOFError, pickle.UnpicklingError):
+            raise queue.Empty from None
+        finally:
+            self.file.close()
+
+
+def _write_files(trainer: int, _rank: int, buckets: list, results: _Results) -> None:
+    """In a process of its own, or in the training process for a blocking save; an error goes with the results."""
+    if os.getpid() != trainer:
+        end_with_parent()
+        for number in (
+            signal.SIGTERM,
+            signal.SIGUSR1,
+        ):  # they go to the whole group, and mean the trainer, which waits for this
+            signal.signal(number, signal.SIG_IGN)
+        os.nice(5)  # training first
+        torch.set_num_threads(1)  # OpenMP's threads did not come along
+    try:
+        with ThreadPoolExecutor(THREADS) as pool:
+            results.put(dict(enumerate(pool.map(_write_file, buckets))))
+    except Exception as error:
+        results.put(RuntimeError(str(error)))
+
+
+class _FileWriter(filesystem_async.FileSystemWriterAsync):
+    """megatron-core's, but nothing is copied in the training process of a CPU, and checksums are made on the way."""
+
+    def prepare_write_data(self, plan, planner) -> None:
+        self.write_buckets = []
+        for bucket in filesystem_async._split_by_size_and_type(self.thread_count, plan.items):
+            name = f"{plan.storage_data.prefix}{len(self.write_buckets)}.distcp"
+            texts = [(i, planner.resolve_data(i)) for i in bucket if i.type == WriteItemType.BYTE_IO]
+            tensors = [(i, planner.resolve_data(i).detach()) for i in bucket if i.type != WriteItemType.BYTE_IO]
+            if bucket:
+                self.write_buckets.append((os.path.join(self.checkpoint_dir, name), name, (texts, tensors)))
+        self.results_queue = _Results() if self.write_buckets else None
+
+    def get_save_function_and_args(self):
+        if not self.write_buckets:
+            return None, None, []
+        preload = partial(self.preload_tensors, self.write_buckets, True)
+        arguments = [torch.distributed.get_rank(), self.write_buckets, self.results_queue]
+        return partial(_write_files, os.getpid()), preload, arguments
+
+
+class SaveStrategy(TorchDistSaveShardedStrategy):
+    """For `dist_checkpointing.save(sharded_strategy=...)`, blocking or not."""
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1, thread_count=THREADS)
+
+    def save(self, sharded_state_dict, checkpoint_dir) -> None:
+        self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
+
+    def async_save(self, sharded_state_dict, checkpoint_dir, *_writer) -> AsyncRequest:
+        """`_writer` : megatron-core 0.19's choice between its own writers."""
+        state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
+        planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+        writer = _FileWriter(checkpoint_dir, thread_count=self.thread_count)
+        saved, *_ = save_state_dict_async_plan(mcore_to_pyt_state_dict(state), writer, None, 0, planner=planner)
+        write, preload, arguments = writer.get_save_function_and_args()
+        return AsyncRequest(write, arguments, [partial(save_state_dict_async_finalize, *saved)], preload_fn=preload)

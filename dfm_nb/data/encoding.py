@@ -1,0 +1,378 @@
+"""One rank's work: source items -> pixels -> latents and text embeddings -> shards, all stages at the same time.
+
+Enters: a source, encoders, the planned shards. Leaves: tars and, beside them, one record a shard (`.dfm/<shard>.json`).
+Reader threads decode and resize ahead; the caller's thread runs the tokenizer on batches of equal shape; one thread encodes text, one writes.
+Guarantees
+- Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done before it, nor on timing.
+- A shard is finished when its record is there: written after the tar has its name.
+- An item that cannot be used is a drop with a key, a reason and a sentence; an item's clips before the fault are kept.
+- Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead, `HELD_PIXELS` waiting for a full
+  batch, two chunks of `CHUNK_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
+Cost: the encoders; equal captions of a shard are encoded once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dfm_nb.base import video
+from dfm_nb.data import shards
+from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source
+from dfm_nb.base.runs import write_atomically
+from dfm_nb.data.shard_plan import ShardPlan
+
+AHEAD_BYTES = 256 << 20
+BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
+HELD_PIXELS = 1 << 25
+CHUNK_BYTES, CHUNK_SAMPLES = 64 << 20, 256
+CAPTIONS_BYTES = 256 << 20
+CHANNELS = 16
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A clip as it will be encoded, and what it was."""
+
+    clip: Clip
+    original_height: int
+    original_width: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How pixels are fitted: short side in px (None: as they are), sides floored to multiples of 16, T to 1 + 4k."""
+
+    short_side: int | None
+    upscale: bool
+
+    def fit(self, clip: Clip) -> Fitted:
+        """The clip resized at most once."""
+        t, h, w, _ = clip.video.shape
+        try:
+            size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), multiple=16, upscale=self.upscale)
+        except SampleError as error:
+            raise SampleError(error.reason, f"{clip.key}: {error.detail}") from None
+        frames = clip.video[: 1 + (t - 1) // 4 * 4]
+        if size != (h, w):
+            frames = video.resize(frames, *size)
+        return Fitted(replace(clip, video=frames), h, w)
+
+
+Result = Fitted | SampleError
+
+
+class _Line:
+    """What has been read of one item and not yet been taken."""
+
+    def __init__(self, index: int) -> None:
+        self.index, self.waiting = index, deque()
+
+
+_END = object()
+
+
+class ReadAhead:
+    """Gives the clips of items in order while threads read further ones.
+
+    The item at the head may always go on, so a small budget slows reading but cannot stop it.
+    """
+
+    def __init__(self, source: Source, geometry: Geometry, items: Sequence[int], workers: int):
+        self.source, self.geometry = source, geometry
+        self._todo, self._window = deque(items), 16 * workers
+        self._pool = ThreadPoolExecutor(workers, "read")
+        self._turn = threading.Condition()
+        self._lines: deque[_Line] = deque()
+        self._held_bytes, self._stopped = 0, False
+
+    def take(self, count: int, on_item: Callable[[], object] = lambda: None) -> Iterator[tuple[int, Result]]:
+        """(index, result) of all clips of the next `count` items; `on_item()` after each item."""
+        for _ in range(count):
+            while self._todo and len(self._lines) < self._window:
+                line = _Line(self._todo.popleft())
+                with self._turn:
+                    self._lines.append(line)
+                self._pool.submit(self._read, line)
+            line, given = self._lines[0], 0
+            while (result := self._next(line)) is not _END:
+                given += 1
+                yield line.index, result
+            if not given:
+                yield line.index, SampleError("no_clips", f"{self.source.item_key(line.index)} gave no clip")
+            with self._turn:
+                self._lines.popleft()
+                self._turn.notify_all()
+            on_item()
+
+    def close(self) -> None:
+        """Stop reading and wait for the threads."""
+        with self._turn:
+            self._stopped = True
+            self._turn.notify_all()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _next(self, line: _Line):
+        with self._turn:
+            self._turn.wait_for(lambda: line.waiting)
+            result = line.waiting.popleft()
+            if isinstance(result, Fitted):
+                self._held_bytes -= result.clip.video.nbytes
+                self._turn.notify_all()
+            return result
+
+    def _put(self, line: _Line, result) -> bool:
+        """Hand a result over, after waiting for room; False when nobody wants it any more."""
+        with self._turn:
+            if isinstance(result, Fitted):
+                self._turn.wait_for(
+                    lambda: self._stopped or self._held_bytes < AHEAD_BYTES
+                    or (self._lines[0] is line and not line.waiting)
+                )  # fmt: skip
+                self._held_bytes += result.clip.video.nbytes
+            line.waiting.append(result)
+            self._turn.notify_all()
+            return not self._stopped
+
+    def _read(self, line: _Line) -> None:
+        try:
+            for clip in self.source.read(line.index):
+                if not self._put(line, self.geometry.fit(clip)):
+                    return
+        except SampleError as error:
+            self._put(line, error)
+        except Exception as error:  # one item must not end a long run; it is counted and named like any other fault
+            detail = f"{self.source.item_key(line.index)} cannot be read: {type(error).__name__}: {error}"
+            self._put(line, SampleError("unreadable", detail))
+        self._put(line, _END)
+
+
+# ---- encoding -----------------------------------------------------------------------------------------------------
+
+
+def to_pixels(frames: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """uint8 [..., T, H, W, 3] -> float32 [..., 3, T, H, W] in [-1, 1]."""
+    return torch.as_tensor(frames).movedim(-1, -4).float().div_(127.5).sub_(1)
+
+
+def to_frames(pixels: torch.Tensor) -> np.ndarray:
+    """float [..., 3, T, H, W] in [-1, 1] and beyond -> uint8 [..., T, H, W, 3]; inverse of `to_pixels`."""
+    return ((pixels.float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-4, -1).numpy()
+
+
+@dataclass
+class Chunk:
+    """Consecutive samples of a shard on their way to the writer; `last` closes the shard."""
+
+    plan: ShardPlan
+    number: int = 0
+    metas: list[dict] = field(default_factory=list)
+    latents: dict[int, torch.Tensor] = field(default_factory=dict)
+    drops: list[dict] = field(default_factory=list)
+    latent_bytes: int = 0
+    last: bool = False
+
+
+class Batcher:
+    """Latents by position from clips in batches of equal shape."""
+
+    def __init__(self, tokenizer, device: str):
+        self.tokenizer, self.device = tokenizer, torch.device(device)
+        self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
+        self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}
+        self._held = 0
+
+    def add(self, position: int, frames: np.ndarray, latents: dict[int, torch.Tensor]) -> None:
+        group = self._groups.setdefault(frames.shape, [])
+        group.append((position, frames))
+        self._held += frames.size // 3
+        if len(group) * frames.size // 3 >= self.batch_pixels:
+            self._flush(frames.shape, latents)
+        elif self._held > HELD_PIXELS:  # many shapes, none of which fills a batch
+            self._flush(max(self._groups, key=lambda s: len(self._groups[s]) * math.prod(s)), latents)
+
+    def flush(self, latents: dict[int, torch.Tensor]) -> None:
+        for shape in list(self._groups):
+            self._flush(shape, latents)
+
+    def _flush(self, shape: tuple, latents: dict[int, torch.Tensor]) -> None:
+        group = self._groups.pop(shape)
+        self._held -= len(group) * math.prod(shape) // 3
+        codes = self._encode(torch.from_numpy(np.stack([frames for _, frames in group])))
+        latents.update((position, z[None].clone()) for (position, _), z in zip(group, codes))
+
+    @torch.no_grad()
+    def _encode(self, frames: torch.Tensor) -> torch.Tensor:
+        """uint8 [B, T, H, W, 3] -> bfloat16 [B, 16, t, h, w] on the CPU; halves a batch that does not fit the device."""
+        try:
+            return self.tokenizer.encode(to_pixels(frames.to(self.device))).bfloat16().cpu()
+        except torch.OutOfMemoryError:
+            if len(frames) == 1:
+                _, t, h, w, _ = frames.shape
+                raise ValueError(
+                    f"the tokenizer runs out of memory on one clip of {t} frames of {h}x{w} px; lower --short-side or --clip-frames"
+                ) from None
+        torch.cuda.empty_cache()
+        self.batch_pixels = max(1, self.batch_pixels // 2)
+        half = len(frames) // 2
+        return torch.cat((self._encode(frames[:half]), self._encode(frames[half:])))
+
+
+def describe(fitted: Fitted) -> dict:
+    """The sample's `.json`, but for what the encoders add."""
+    clip = fitted.clip
+    t, h, w, _ = clip.video.shape
+    return {
+        "key": clip.key, "caption": clip.caption, "image_height": h, "image_width": w, "num_frames": t, "fps": clip.fps,
+        "source": clip.source, "attributes": clip.attributes,
+        "original_height": fitted.original_height, "original_width": fitted.original_width,
+    }  # fmt: skip
+
+
+def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher) -> Iterator[Chunk]:
+    """The latents of a shard, chunk by chunk. `reads` gives (index, result) of this shard's items."""
+    chunk, seen = Chunk(plan), set()
+    for index, result in reads:
+        if isinstance(result, Fitted) and result.clip.key in seen:
+            result = SampleError("duplicate_key", f"{result.clip.key} occurs twice; keys must be unique")
+        if isinstance(result, SampleError):
+            chunk.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
+            continue
+        seen.add(result.clip.key)
+        t, h, w, _ = result.clip.video.shape
+        batcher.add(len(chunk.metas), result.clip.video, chunk.latents)
+        chunk.metas.append(describe(result))
+        chunk.latent_bytes += 2 * CHANNELS * (1 + t // 4) * (h // 8) * (w // 8)
+        if chunk.latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
+            batcher.flush(chunk.latents)
+            yield chunk
+            chunk = Chunk(plan, chunk.number + 1)
+    batcher.flush(chunk.latents)
+    chunk.last = True
+    yield chunk
+
+
+class TextStage:
+    """Adds embeddings to chunks. A caption is encoded once a shard, never carried over: what a caption is batched with must not depend on
+    where a run was resumed."""
+
+    def __init__(self, text_encoder, pad_text_tokens: int | None):
+        self.text_encoder, self.pad = text_encoder, pad_text_tokens
+        self._shard, self._known = "", {}
+
+    def __call__(self, chunk: Chunk) -> list[EncodedClip]:
+        held = sum(t.nbytes for t in self._known.values())
+        if self._shard != chunk.plan.name or held > CAPTIONS_BYTES:
+            self._shard, self._known = chunk.plan.name, {}
+        missing = sorted({m["caption"] for m in chunk.metas} - self._known.keys())
+        if missing:
+            self._known.update(zip(missing, self.text_encoder.encode(missing)))
+        samples = []
+        for position, meta in enumerate(chunk.metas):
+            text, latent = self._known[meta["caption"]], chunk.latents.pop(position)
+            meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
+            samples.append(EncodedClip(meta["key"], latent, self._padded(text)[None], meta))
+        return samples
+
+    def _padded(self, text: torch.Tensor) -> torch.Tensor:
+        missing = (self.pad or 0) - len(text)
+        return torch.nn.functional.pad(text, (0, 0, 0, missing)) if missing > 0 else text
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+def record_path(folder: Path, name: str) -> Path:
+    return folder / shards.RECORDS / f"{name}.json"
+
+
+def read_record(folder: Path, name: str) -> dict | None:
+    """What is known of a shard; None when it is not finished."""
+    path = record_path(folder, name)
+    if not path.is_file():
+        return None
+    record = json.loads(path.read_text())
+    tar = folder / name
+    whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
+    return record if whole else None
+
+
+class WriteStage:
+    """Appends chunks to the open shard; the last one closes it and writes its record."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._writer: shards.ShardWriter | None = None
+        self._next, self._drops = 0, []
+        self._sums, self._tokens = np.zeros((3, CHANNELS)), 0
+
+    def __call__(self, chunk: Chunk, samples: list[EncodedClip]) -> None:
+        assert chunk.number == self._next, "an earlier chunk of this shard was lost"
+        self._next += 1
+        self._drops += chunk.drops
+        if samples and self._writer is None:
+            self._writer = shards.ShardWriter(self.folder / chunk.plan.name)
+        for clip in samples:
+            self._writer.add(clip)
+            z = clip.latent[0].double().flatten(1)
+            self._sums[:, : len(z)] += np.stack(
+                [np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()]
+            )
+            self._tokens += clip.meta["text_tokens"]
+        if chunk.last:
+            self._finish(chunk.plan)
+
+    def _finish(self, plan: ShardPlan) -> None:
+        samples = self._writer.samples if self._writer else 0
+        digest, size = self._writer.close() if self._writer else (None, 0)
+        record = {
+            "name": plan.name, "split": plan.split, "samples": samples, "bytes": size, "sha256": digest,
+            "drops": self._drops, "latent_sums": self._sums.tolist(), "text_tokens": self._tokens,
+        }  # fmt: skip
+        write_atomically(record_path(self.folder, plan.name), json.dumps(record).encode())
+        self.__init__(self.folder)
+
+    def abort(self) -> None:
+        if self._writer:
+            self._writer.abort()
+
+
+def encode_shards(
+    plans: list[ShardPlan], source: Source, geometry: Geometry, tokenizer, text_encoder, folder: Path,
+    device: str = "cpu", workers: int = 2, pad_text_tokens: int | None = None, on_item: Callable = lambda: None,
+) -> None:  # fmt: skip
+    """Make the planned shards in `folder`; `on_item()` is called after each item."""
+    ahead = ReadAhead(source, geometry, [i for plan in plans for i in plan.items], workers)
+    batcher, text, write = Batcher(tokenizer, device), TextStage(text_encoder, pad_text_tokens), WriteStage(folder)
+    text_thread, write_thread = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "write")
+    pending: deque[Future] = deque()
+    try:
+        for plan in plans:
+            for chunk in chunks_of(plan, ahead.take(len(plan.items), on_item), source, batcher):
+                embedded = text_thread.submit(text, chunk)
+                pending.append(write_thread.submit(_write, write, chunk, embedded))
+                while len(pending) > 1:
+                    pending.popleft().result()
+        while pending:
+            pending.popleft().result()
+    finally:  # after a fault: drop what waits, let what runs end, leave no half shard
+        ahead.close()
+        text_thread.shutdown(cancel_futures=True)
+        write_thread.shutdown(cancel_futures=True)
+        write.abort()
+
+
+def _write(write: WriteStage, chunk: Chunk, embedded: Future) -> None:
+    write(chunk, embedded.result())

@@ -1,0 +1,171 @@
+"""Files from elsewhere: http(s) with time limits, retries and a bound on size, and the hub through its own cache.
+
+Enters: a URL. Leaves: a file on disk, whole or absent.
+Guarantees: an attempt ends within `total_s` + `timeout_s` whatever the server does; at most `max_bytes` are written; a
+body shorter than announced is an error; faults that may pass (time-outs, 429, 5xx, a cut body) are tried again with
+growing pauses, others are not. What cannot be had is a `SampleError` that names the URL.
+Cost: one connection per file; a file in flight takes 64 KiB of memory.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from dfm_nb import __version__
+from dfm_nb.base.records import SampleError
+
+RETRIED_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+LONGEST_PAUSE_S = 60.0
+PAGES = ("application/json", "application/xhtml+xml", "application/xml")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """timeout_s: without a byte from the server; total_s: one attempt; retries: further attempts after the first;
+    backoff_s: the first pause, doubled each time; max_bytes: of one file."""
+
+    timeout_s: float = 20.0
+    total_s: float = 600.0
+    retries: int = 3
+    backoff_s: float = 1.0
+    max_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_s", "total_s", "max_bytes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
+        for name in ("retries", "backoff_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class _Passing(Exception):
+    """A fault that may pass; `pause_s` is what the server asked for."""
+
+    def __init__(self, reason: str, said: str, pause_s: float = 0.0):
+        super().__init__(said)
+        self.reason, self.pause_s = reason, pause_s
+
+
+def download(url: str, path: Path, limits: Limits = DEFAULT_LIMITS, accept_text: bool = False) -> str:
+    """Fetch `url` into `path`; returns the content type (lower case, without parameters, "" when not told).
+
+    Parameters
+    ----------
+    accept_text : take text too; otherwise a text or JSON answer is an error page in the place of a picture.
+
+    Raises
+    ------
+    SampleError : `not_found` (404, 410), `refused` (other 4xx), `wrong_type` (a page instead of media), `too_large`,
+        `unreachable`, `timed_out`, `truncated`, `server_error`.
+    """
+    for attempt in range(limits.retries + 1):
+        try:
+            return _attempt(url, path, limits, accept_text)
+        except _Passing as fault:
+            path.unlink(missing_ok=True)
+            if attempt == limits.retries:
+                tries = f"{attempt + 1} attempt{'s' * (attempt > 0)}"
+                raise SampleError(fault.reason, f"{url} could not be fetched in {tries}: {fault}") from None
+            time.sleep(min(max(limits.backoff_s * 2**attempt, fault.pause_s), LONGEST_PAUSE_S))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+    raise AssertionError
+
+
+def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
+    deadline = time.monotonic() + limits.total_s
+    headers = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
+    try:
+        request = urllib.request.Request(quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers=headers)
+        with urllib.request.urlopen(request, timeout=limits.timeout_s) as response:
+            kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+            if not accept_text and (kind.startswith("text/") or kind in PAGES):
+                said = f"{url} gives {kind}, not an image or a video; point to the file itself"
+                raise SampleError("wrong_type", said)
+            _save(url, response, path, limits, deadline)
+            return kind
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise _status_fault(url, error) from None
+    except TimeoutError:
+        raise _Passing("timed_out", f"the server sent nothing for {limits.timeout_s:g} s") from None
+    except urllib.error.URLError as error:
+        if isinstance(error.reason, TimeoutError):
+            raise _Passing("timed_out", f"no connection within {limits.timeout_s:g} s") from None
+        if isinstance(error.reason, ssl.SSLCertVerificationError):
+            raise SampleError("refused", f"{url}: the server's certificate is not valid ({error.reason})") from None
+        raise _Passing("unreachable", str(error.reason)) from None
+    except (http.client.InvalidURL, ValueError) as error:
+        if isinstance(error, SampleError):
+            raise
+        raise SampleError("bad_url", f"{url!r} is not a URL that can be fetched ({error})") from None
+    except http.client.IncompleteRead:
+        raise _Passing("truncated", "the connection ended before the file did") from None
+    except (ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
+        raise _Passing("unreachable", f"{type(error).__name__}: {error}") from None
+
+
+def _status_fault(url: str, error: urllib.error.HTTPError) -> Exception:
+    said = " ".join(f"HTTP {error.code} {error.reason}".split())  # urllib's own text has lines
+    if error.code in RETRIED_STATUS:
+        after = error.headers.get("Retry-After", "")
+        return _Passing("server_error", said, float(after) if after.isdigit() else 0.0)
+    reason = "not_found" if error.code in (404, 410) else "refused"
+    return SampleError(reason, f"{url} could not be fetched: {said}; correct the URL or remove the row")
+
+
+def _save(url: str, response, path: Path, limits: Limits, deadline: float) -> None:
+    told = response.headers.get("Content-Length", "")
+    expected = int(told) if told.isdigit() else None
+    bound = f"{limits.max_bytes / 2**20:g} MiB"
+    too_large = SampleError("too_large", f"{url} is over the bound of {bound}; use a smaller copy")
+    if (expected or 0) > limits.max_bytes:
+        raise too_large
+    received = 0
+    with path.open("wb") as file:
+        while chunk := response.read1(1 << 16):
+            received += len(chunk)
+            if received > limits.max_bytes:
+                raise too_large
+            if time.monotonic() > deadline:
+                raise _Passing("timed_out", f"not finished after {limits.total_s:g} s ({received} bytes came)")
+            file.write(chunk)
+    if expected is not None and received < expected:
+        raise _Passing("truncated", f"{received} of {expected} bytes came")
+
+
+def hub_file(url: str) -> Path:
+    """The local copy of `hf://datasets/OWNER/NAME[@REVISION]/PATH`, fetched into the hub's cache when it is not there.
+
+    Raises
+    ------
+    ValueError : a malformed URL. FileNotFoundError : it is neither in the cache nor to be had.
+    """
+    from huggingface_hub import hf_hub_download
+
+    parts = url.removeprefix("hf://datasets/").split("/", 2)
+    if not url.startswith("hf://datasets/") or len(parts) < 3 or not all(parts):
+        raise ValueError(f"a hub file is hf://datasets/OWNER/NAME/PATH; got {url}")
+    owner, name, filename = parts
+    name, _, revision = name.partition("@")
+    try:
+        return Path(hf_hub_download(f"{owner}/{name}", filename, repo_type="dataset", revision=revision or None))
+    except Exception as error:  # offline, no such file, no permission, TLS, ...: many types from several libraries
+        said = " ".join(str(error).split()).partition(". ")[0][:300]
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        raise FileNotFoundError(
+            f"{url} is not in the hub's cache and could not be fetched{offline}: {type(error).__name__}: {said}"
+        ) from None

@@ -1,0 +1,108 @@
+"""From a media file to clips: what `folder` and `table` share.
+
+Enters: a path, or the bytes of a picture. Leaves: one clip of a picture or animation, any number of a video.
+Guarantees: lengths are 1 + 4k frames; a video is cut while it is decoded, so memory holds one clip, not the video.
+Cost: one decode; frames that `fps` skips are decoded too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dfm_nb.base import video
+from dfm_nb.base.records import SampleError
+
+IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
+VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
+
+
+@dataclass(frozen=True)
+class ClipOptions:
+    """How moving pictures are cut.
+
+    clip_frames : frames of a clip, 1 + 4k; None keeps the whole video, cut to 1 + 4k frames.
+    fps : frames per second to sample; None keeps every frame.
+    stride : frames from one clip's start to the next; None is `clip_frames`: no overlap.
+    """
+
+    clip_frames: int | None = None
+    fps: float | None = None
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        n = self.clip_frames
+        if n is not None and (n < 1 or (n - 1) % 4):
+            low = max(0, (n - 1) // 4) * 4 + 1
+            raise ValueError(f"--clip-frames must be 1 + 4k; got {n}; use {low} or {low + 4}")
+        if self.fps is not None and not self.fps > 0:
+            raise ValueError(f"--fps must be positive; got {self.fps}")
+        if self.stride is not None and self.stride < 1:
+            raise ValueError(f"--stride must be at least 1 frame; got {self.stride}")
+        if self.stride is not None and n is None:
+            raise ValueError("--stride says where the next clip starts; give --clip-frames as well")
+
+    def identity(self) -> dict:
+        return asdict(self)
+
+
+def key_of(name: str) -> str:
+    """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
+    legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(name).with_suffix("")))[-60:].strip("_") or "item"
+    return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+def read_clips(
+    source: Path | bytes, background: video.RGB, options: ClipOptions, key: str
+) -> Iterator[tuple[str, np.ndarray, float]]:
+    """Yield (key, uint8 [T, H, W, 3], fps) of each clip.
+
+    Parameters
+    ----------
+    source : a file, a video when its name ends like one; or the bytes of a picture or animation.
+    key : of the item; clips cut out of a longer one are `<key>-0000`, `<key>-0001`, ...
+
+    Raises
+    ------
+    SampleError : when the file cannot be used; clips before the fault may already have been given.
+    """
+    if isinstance(source, Path) and source.suffix.lower() in VIDEO_SUFFIXES:
+        with video.open_video(source, options.fps) as (frames, fps):
+            yield from _cut(frames, fps, options, key, str(source))
+        return
+    stills, native = video.read_still_or_animation(source, background)
+    if len(stills) == 1:
+        yield key, stills, native
+        return
+    fps = options.fps or native
+    index = (np.arange(max(1, round(len(stills) / native * fps))) * native / fps).round().astype(int)
+    frames = (stills[i] for i in index.clip(max=len(stills) - 1))
+    yield from _cut(frames, fps, options, key, key if isinstance(source, bytes) else str(source))
+
+
+def _cut(frames: Iterator[np.ndarray], fps: float, options: ClipOptions, key: str, name: str):
+    """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
+
+    What is shorter than one window gives one clip, cut to 1 + 4k frames.
+    """
+    length, step = options.clip_frames, options.stride or options.clip_frames
+    window: deque[np.ndarray] = deque(maxlen=length)
+    held = given = 0
+    for count, frame in enumerate(frames, 1):
+        window.append(frame)
+        held += frame.nbytes
+        if length is None and held > video.MAX_BYTES:
+            limit = video.MAX_BYTES >> 20
+            raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it with --clip-frames")
+        if length is not None and count >= length and (count - length) % step == 0:
+            yield f"{key}-{given:04d}", np.stack(window), fps
+            given += 1
+    if not given:
+        whole = list(window)[: 1 + (len(window) - 1) // 4 * 4]
+        yield key, np.stack(whole), fps

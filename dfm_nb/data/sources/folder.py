@@ -1,0 +1,164 @@
+"""`folder:DIR`: images, animations and videos of a folder and its sub-folders, captioned by files beside or by name.
+
+Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
+of `a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its
+"caption" or "text"), the file's name with - and _ as spaces.
+Enters: the folder. Leaves: one clip of an image, any number of a video; transparent pixels lie on `background`.
+Guarantees: files in sorted order, hidden ones left out; what cannot be used, a missing file that `captions.csv` names
+included, is a `SampleError` that names it. Cost: one decode per file.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from dfm_nb.base import video
+from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.runs import log
+from dfm_nb.data.sources._media import ClipOptions, IMAGE_SUFFIXES, VIDEO_SUFFIXES, key_of, read_clips
+
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+CAPTIONS = "captions.csv"
+FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
+CAPTION_SUFFIXES = (".txt", ".json")
+
+
+class Folder:
+    """Items are files; a video gives one or more clips."""
+
+    name = "folder"
+
+    def __init__(self, root: Path, background: video.RGB, clips: ClipOptions):
+        self.root, self.background, self.clips = root, background, clips
+        found = [p.relative_to(root) for p in root.rglob("*") if p.is_file()]
+        visible = [p for p in found if not any(part.startswith(".") for part in p.parts)]
+        self.captions = _read_captions(root / CAPTIONS)
+        names = {p.as_posix() for p in visible if p.suffix.lower() in MEDIA_SUFFIXES}
+        leaves = {n.rpartition("/")[2] for n in names}
+        names |= {n for n in self.captions if n not in leaves}  # those that are missing are named when they are read
+        self.files = sorted(names)
+        other = Counter(p.suffix.lower() for p in visible if p.suffix.lower() not in MEDIA_SUFFIXES)
+        for suffix in (*CAPTION_SUFFIXES, Path(CAPTIONS).suffix):
+            other.pop(suffix, None)
+        if other:
+            kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
+            log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def item_key(self, index: int) -> str:
+        return key_of(self.files[index])
+
+    def identity(self) -> dict:
+        listing = hashlib.sha256()
+        for name in self.files:
+            path = self.root / name
+            size = path.stat().st_size if path.is_file() else -1
+            listing.update(f"{name} {size} {self.captions.get(name, '')}\n".encode("utf-8", "surrogateescape"))
+        return {
+            "name": self.name, "folder": self.root.resolve().name, "files": len(self.files),
+            "listing_sha256": listing.hexdigest(), "background": list(self.background), **self.clips.identity(),
+        }  # fmt: skip
+
+    def caption(self, index: int) -> str:
+        """The caption of a file; SampleError when what should hold it does not."""
+        name = self.files[index]
+        path = self.root / name
+        for known in (name, path.name):
+            if known in self.captions:
+                return self.captions[known]
+        for suffix in CAPTION_SUFFIXES:
+            beside = path.with_suffix(suffix)
+            if beside.is_file():
+                return _caption_file(beside)
+        words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
+        if not words:
+            raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
+        return words
+
+    def read(self, index: int) -> Iterator[Clip]:
+        caption, path = self.caption(index), self.root / self.files[index]
+        if path.suffix.lower() not in MEDIA_SUFFIXES:
+            raise SampleError("unknown_type", f"{path}, named in {CAPTIONS}, is neither an image nor a video")
+        for key, frames, fps in read_clips(path, self.background, self.clips, self.item_key(index)):
+            yield Clip(key, frames, caption, fps, self.name)
+
+
+def _read_captions(path: Path) -> dict[str, str]:
+    """{file: caption} of `captions.csv`, {} when there is none; a row without a caption counts as no row."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            columns, rows = reader.fieldnames or [], list(reader)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}") from None
+    file_column = next((c for c in FILE_COLUMNS if c in columns), None)
+    if file_column is None or "caption" not in columns:
+        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(columns) or 'none'}")
+    captions = {}
+    for row in rows:
+        name, caption = (row[file_column] or "").strip(), (row["caption"] or "").strip()
+        if name and caption:
+            captions[name.replace("\\", "/").removeprefix("./")] = caption
+    return captions
+
+
+def _caption_file(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
+        raise SampleError("caption_not_utf8", said) from None
+    except OSError as error:
+        raise SampleError("caption_unreadable", f"{path} cannot be read: {error.strerror}") from None
+    if path.suffix == ".json":
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
+        text = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
+        if not isinstance(text, str):
+            raise SampleError("no_caption", f'{path} must be a string or an object with a string "caption"')
+    if not text.strip():
+        raise SampleError("no_caption", f"{path} is empty; write a caption in it, or remove it to use the file's name")
+    return " ".join(text.split())
+
+
+def build(
+    spec: str | None = None, background: str = "white", clip_frames: int | None = None, fps: float | None = None,
+    stride: int | None = None,
+) -> Folder:  # fmt: skip
+    """The source of `folder:DIR`.
+
+    Parameters
+    ----------
+    spec : the folder.
+    background : colour under transparent pixels, a CSS name or #rrggbb.
+    clip_frames, fps, stride : how videos and animations are cut, see `ClipOptions`.
+
+    Raises
+    ------
+    NotADirectoryError, ValueError : the folder is none, has nothing to read, or its captions.csv is malformed.
+    """
+    if not spec:
+        raise ValueError("name the folder: --source folder:DIR")
+    root = Path(spec).expanduser()
+    if not root.is_dir():
+        raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
+    clips = ClipOptions(clip_frames, fps, stride)
+    source = Folder(root, video.parse_colour(background), clips)
+    if not len(source):
+        kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
+        raise ValueError(f"{root} has no images or videos ({kinds}); name a folder that has some")
+    return source

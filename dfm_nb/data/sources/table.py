@@ -1,0 +1,205 @@
+"""`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with a caption and an image or a video.
+
+Enters: a local path, `hf://datasets/...` or an http(s) URL of the table. The media column holds image bytes (raw, or
+the hub's struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL; of
+several such columns (`image`, `image_url`, ...) each row uses the first that is not empty.
+Leaves: one clip of an image, any number of a video. Guarantees: rows in order; a row that cannot be used is a
+`SampleError` that names it. Cost: one download and one decode a row; nothing is kept on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
+
+from dfm_nb.base import video
+from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.data.sources import _fetch
+from dfm_nb.data.sources._media import ClipOptions, VIDEO_SUFFIXES, key_of, read_clips
+from dfm_nb.data.sources._rows import ParquetRows, TextRows, open_rows
+
+MEDIA_COLUMNS = (
+    "image", "video", "image_path", "video_path", "path", "file", "file_name", "filename",
+    "image_url", "video_url", "url",
+)  # fmt: skip
+CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
+VIDEO_TYPES = {"video/webm": ".webm", "video/quicktime": ".mov", "video/x-matroska": ".mkv"}
+
+
+class Table:
+    """Items are rows."""
+
+    def __init__(
+        self, name: str, rows: TextRows | ParquetRows, label: str, folder: Path, media: Sequence[str], caption: str,
+        background: video.RGB, clips: ClipOptions, limits: _fetch.Limits,
+    ):  # fmt: skip
+        self.name, self.label, self.folder = name, label, folder
+        self._rows, self._media, self._caption_column = rows, tuple(media), caption
+        self._captions = rows.column(caption)
+        self._background, self._clips, self._limits = background, clips, limits
+        self._stem = key_of(Path(label).name)
+
+    def __len__(self) -> int:
+        return len(self._captions)
+
+    def item_key(self, index: int) -> str:
+        return f"{self._stem}-{index:07d}"
+
+    def identity(self) -> dict:
+        """The captions and the paths and URLs are hashed, image bytes inside a parquet file are not."""
+        listing = hashlib.sha256(repr(self._captions).encode("utf-8", "surrogatepass"))
+        for column in self._media:
+            if not (isinstance(self._rows, ParquetRows) and self._rows.is_heavy(column)):
+                listing.update(repr((column, self._rows.column(column))).encode("utf-8", "surrogatepass"))
+        return {
+            "name": self.name, "table": self.label, "rows": len(self), "media_columns": list(self._media),
+            "caption_column": self._caption_column, "listing_sha256": listing.hexdigest(),
+            "background": list(self._background), **self._clips.identity(),
+        }  # fmt: skip
+
+    def read(self, index: int) -> Iterator[Clip]:
+        where = f"row {index + 1} of {self.label}"
+        caption = self._caption(index, where)
+        values = (self._rows.value(column, index) for column in self._media)
+        value = next((v for v in values if not _is_empty(v)), None)
+        if value is None:
+            raise SampleError("no_media", f"{where} has neither bytes, a path nor a URL in {' or '.join(self._media)}")
+        key = self.item_key(index)
+        try:
+            with self._local(value) as media:
+                for clip_key, frames, fps in read_clips(media, self._background, self._clips, key):
+                    yield Clip(clip_key, frames, caption, fps, self.name)
+        except SampleError as error:
+            raise SampleError(error.reason, f"{where}: {error.detail}") from None
+
+    def _caption(self, index: int, where: str) -> str:
+        value = self._captions[index]
+        if value is None:
+            raise SampleError("no_caption", f"{where} has an empty {self._caption_column!r}; write a caption there")
+        if not isinstance(value, (str, int, float)):
+            kind = type(value).__name__
+            raise SampleError("no_caption", f"{where}: {self._caption_column!r} must be text; it is a {kind}")
+        return str(value).strip()
+
+    @contextmanager
+    def _local(self, value) -> Iterator[Path | bytes]:
+        """The value as bytes of a picture or as a file; temporary files go when the block ends."""
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            value = bytes(value)
+            suffix = _video_suffix(value)
+            if suffix is None:
+                yield value
+                return
+            with _temporary(suffix) as path:
+                path.write_bytes(value)
+                yield path
+            return
+        text = str(value).strip()
+        scheme = urlsplit(text).scheme.lower() if "://" in text else ""
+        if scheme in ("http", "https"):
+            yield from self._fetched(text)
+        elif scheme == "file":
+            yield Path(url2pathname(urlsplit(text).path))
+        elif scheme:
+            raise SampleError("bad_url", f"{text} must be a path or a file, http or https URL; got {scheme}")
+        else:
+            yield self.folder / Path(text).expanduser()
+
+    def _fetched(self, url: str) -> Iterator[Path]:
+        suffix = Path(unquote(urlsplit(url).path)).suffix.lower()
+        with _temporary(".download") as path:
+            kind = _fetch.download(url, path, self._limits)
+            if suffix in VIDEO_SUFFIXES or kind.startswith("video/"):
+                suffix = suffix if suffix in VIDEO_SUFFIXES else VIDEO_TYPES.get(kind, ".mp4")
+                path = path.rename(path.with_suffix(suffix))
+            try:
+                yield path
+            except SampleError as error:  # name what the user knows
+                raise SampleError(error.reason, error.detail.replace(str(path), url)) from None
+
+
+def _is_empty(value) -> bool:
+    return value is None or (isinstance(value, dict) and not (value.get("bytes") or value.get("path")))
+
+
+def _video_suffix(data: bytes) -> str | None:
+    """The suffix of a video by its first bytes; None for what should be a picture."""
+    if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis", b"mif1", b"heic"):
+        return ".mp4"
+    if data[:4] == b"\x1aE\xdf\xa3":
+        return ".webm"
+    return ".avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else None
+
+
+@contextmanager
+def _temporary(suffix: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+        yield Path(folder, f"media{suffix}")
+
+
+def pick_columns(
+    rows: TextRows | ParquetRows, label: str, image_column: str | None, caption_column: str | None
+) -> tuple[list[str], str]:
+    """The media columns in order of preference and the caption column; ValueError says which there are."""
+    there = ", ".join(rows.columns)
+    for flag, name in (("--image-column", image_column), ("--caption-column", caption_column)):
+        if name is not None and name not in rows.columns:
+            raise ValueError(f"{label} has no column {name!r}; choose {flag} from {there}")
+    media = [image_column] if image_column else [c for c in MEDIA_COLUMNS if c in rows.columns]
+    caption = caption_column or next((c for c in CAPTION_COLUMNS if c in rows.columns and c not in media), None)
+    if not media:
+        raise ValueError(f"{label} has none of {', '.join(MEDIA_COLUMNS)}; choose --image-column from {there}")
+    if caption is None:
+        raise ValueError(f"{label} has none of {', '.join(CAPTION_COLUMNS)}; choose --caption-column from {there}")
+    return media, caption
+
+
+def local_table(spec: str, limits: _fetch.Limits) -> tuple[TextRows | ParquetRows, Path]:
+    """Rows of a table by path or URL, and the folder that relative paths in it refer to."""
+    if spec.startswith("hf://"):
+        return open_rows(_fetch.hub_file(spec)), Path()
+    if spec.startswith(("http://", "https://")):
+        with _temporary(Path(unquote(urlsplit(spec).path)).suffix.lower()) as path:
+            try:
+                _fetch.download(spec, path, limits, accept_text=True)
+            except SampleError as error:
+                raise ValueError(f"{error.detail}; or download it and give its local path") from None
+            return open_rows(path), Path()
+    path = Path(url2pathname(urlsplit(spec).path) if spec.startswith("file://") else spec).expanduser()
+    return open_rows(path), path.parent
+
+
+def build(
+    spec: str | None = None, image_column: str | None = None, caption_column: str | None = None,
+    background: str = "white", clip_frames: int | None = None, fps: float | None = None, stride: int | None = None,
+    timeout_s: float = 20.0, retries: int = 3, backoff_s: float = 1.0, max_bytes: int = 512 << 20,
+) -> Table:  # fmt: skip
+    """The source of `table:FILE`.
+
+    Parameters
+    ----------
+    spec : path, `hf://datasets/OWNER/NAME/PATH` or http(s) URL of a .csv, .tsv, .jsonl or .parquet file.
+    image_column, caption_column : default: all media columns and the first caption column with a usual name.
+    background : colour under transparent pixels, a CSS name or #rrggbb.
+    clip_frames, fps, stride : see `ClipOptions`.
+    timeout_s, retries, backoff_s, max_bytes : of each download.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, IsADirectoryError : the table cannot be read or lacks the columns.
+    """
+    if not spec:
+        raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
+    limits = _fetch.Limits(timeout_s=timeout_s, retries=retries, backoff_s=backoff_s, max_bytes=max_bytes)
+    clips, colour = ClipOptions(clip_frames, fps, stride), video.parse_colour(background)
+    rows, folder = local_table(spec, limits)
+    label = Path(urlsplit(spec).path).name or spec
+    media, caption = pick_columns(rows, label, image_column, caption_column)
+    return Table("table", rows, label, folder, media, caption, colour, clips, limits)

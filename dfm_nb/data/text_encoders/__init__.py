@@ -1,0 +1,1 @@
+"""Plugins of kind `text_encoders`: one file each, see `dfm_nb.base.plugins`."""

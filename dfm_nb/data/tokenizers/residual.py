@@ -1,0 +1,294 @@
+"""`residual`: the causal 4x8x8 PCA tokenizer plus a small convolutional network, trained on the drawn butterflies; 16 channels.
+
+Enters: video [B, 3, 1 + 4k, H, W] in [-1, 1], H and W divisible by 8. Leaves: latents [B, 16, 1 + k, H/8, W/8]; and back.
+    z = normalise(pca.encode(x) + E(x))        x' = pca.decode(pca(z)) + D(z)
+E and D work at 1/4 and 1/8 of the resolution. A quarter of the channels of every block comes from the step before (a causal temporal shift),
+so what earlier frames have shown need not be sent again.
+Guarantees: causal in time, both ways; long clips run in windows of bounded memory whose result is that of the whole, as each window starts with
+as many steps of context as the network can see. The weights travel with the package; no download.
+Cost: about 2 M multiply-adds for every 8x8 block of a step of time, encoding and decoding together; 1.2 M parameters, 2.4 MB as float16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from einops import rearrange
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, PCATokenizer, TEMPORAL
+
+ASSET = Path(__file__).with_suffix(".safetensors")
+FINE = 4  # pixels a side of the finer of the two grids
+WINDOW_POSITIONS = 1 << 15  # 8x8 blocks that are worked on at a time
+_FORMAT = "dfm_nb.residual.1"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The network's size: channels and numbers of blocks on the 1/8 grid and on the 1/4 (`fine`) grid."""
+
+    width: int = 96
+    fine_width: int = 64
+    encoder_blocks: int = 2
+    decoder_blocks: int = 3
+    encoder_fine_blocks: int = 1
+    decoder_fine_blocks: int = 2
+
+
+def _shift(x: Tensor) -> Tensor:
+    """[B, T, C, h, w]: the first quarter of the channels from the step before, zeros before the first."""
+    quarter = x.shape[2] // 4
+    before = F.pad(x[:, :-1, :quarter], (0, 0, 0, 0, 0, 0, 1, 0))
+    return torch.cat((before, x[:, :, quarter:]), 2)
+
+
+def _per_step(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply a 2D module to every step of [B, T, C, h, w]."""
+    return module(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+class Block(nn.Module):
+    """x + conv(silu(conv(silu(shift(x))))); near the identity at the start of training."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.inner = nn.Conv2d(width, width, 3, padding=1)
+        self.outer = nn.Conv2d(width, width, 3, padding=1)
+        for conv, gain in ((self.inner, 1.7), (self.outer, 0.3)):
+            nn.init.normal_(conv.weight, std=gain / conv.weight[0].numel() ** 0.5)
+            nn.init.zeros_(conv.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + _per_step(self.outer, F.silu(_per_step(self.inner, F.silu(_shift(x)))))
+
+
+class TwoKinds(nn.Module):
+    """One convolution for the first frame and one for the groups of 4 frames after it."""
+
+    def __init__(self, image: nn.Conv2d, video: nn.Conv2d):
+        super().__init__()
+        self.image, self.video = image, video
+
+
+def _zeroed(conv: nn.Conv2d) -> nn.Conv2d:
+    nn.init.zeros_(conv.weight)
+    nn.init.zeros_(conv.bias)
+    return conv
+
+
+class Encoder(nn.Module):
+    """E: what is added to the PCA's latents."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        pixels, fine, width = 3 * FINE**2, shape.fine_width, shape.width
+        self.stem = TwoKinds(nn.Conv2d(pixels, fine, 1), nn.Conv2d(pixels * TEMPORAL, fine, 1))
+        self.fine = nn.Sequential(*(Block(fine) for _ in range(shape.encoder_fine_blocks)))
+        self.down = nn.Conv2d(fine, width, 2, stride=2)
+        self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.encoder_blocks)))
+        self.head = nn.Conv2d(width, CHANNELS, 1)
+        # PCA is a stationary point of training: a start at 0 stays there, a small random code does not
+        nn.init.normal_(self.head.weight, std=0.5 / width**0.5)
+
+    def forward(self, video: Tensor, first: bool) -> Tensor:
+        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]; `first`: the video begins with a lone frame, else with a group of 4."""
+        parts, q = [], FINE
+        if first:
+            frame = rearrange(video[:, :, :1], "b c t (h p) (w q) -> b t (c p q) h w", p=q, q=q)
+            parts.append(_per_step(self.stem.image, frame))
+            video = video[:, :, 1:]
+        if video.shape[2]:
+            groups = rearrange(video, "b c (t s) (h p) (w q) -> b t (c s p q) h w", s=TEMPORAL, p=q, q=q)
+            parts.append(_per_step(self.stem.video, groups))
+        x = self.fine(torch.cat(parts, 1))
+        return _per_step(self.head, F.silu(self.coarse(_per_step(self.down, x))))
+
+
+class Decoder(nn.Module):
+    """D: what is added to the PCA's reconstruction."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        pixels, fine, width = 3 * FINE**2, shape.fine_width, shape.width
+        self.stem = TwoKinds(*(nn.Conv2d(CHANNELS, width, 3, padding=1) for _ in range(2)))
+        self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.decoder_blocks)))
+        self.up = nn.ConvTranspose2d(width, fine, 2, stride=2)
+        self.fine = nn.Sequential(*(Block(fine) for _ in range(shape.decoder_fine_blocks)))
+        self.head = TwoKinds(_zeroed(nn.Conv2d(fine, pixels, 1)), _zeroed(nn.Conv2d(fine, pixels * TEMPORAL, 1)))
+
+    def forward(self, z: Tensor, first: bool) -> Tensor:
+        """[B, t, 16, h, w] -> [B, 3, T, 8h, 8w]."""
+        lone = int(first)
+        stems = [_per_step(self.stem.image, z[:, :lone])] if first else []
+        stems += [_per_step(self.stem.video, z[:, lone:])] if z.shape[1] > lone else []
+        x = F.silu(self.fine(_per_step(self.up, self.coarse(torch.cat(stems, 1)))))
+        parts, q = [], FINE
+        if first:
+            frame = _per_step(self.head.image, x[:, :1])
+            parts.append(rearrange(frame, "b t (c p q) h w -> b c t (h p) (w q)", p=q, q=q))
+        if x.shape[1] > lone:
+            groups = _per_step(self.head.video, x[:, lone:])
+            parts.append(rearrange(groups, "b t (c s p q) h w -> b c (t s) (h p) (w q)", s=TEMPORAL, p=q, q=q))
+        return torch.cat(parts, 2)
+
+
+class ResidualTokenizer(nn.Module):
+    """See the module. `mean` and `scale` [2, 16] (first frame, groups) make every channel of the latents white on the training set."""
+
+    name = "residual"
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, pca: PCATokenizer, shape: Shape = Shape()):
+        super().__init__()
+        self.shape, self.pca = shape, pca
+        self.encoder, self.decoder = Encoder(shape), Decoder(shape)
+        self.register_buffer("mean", torch.zeros(2, CHANNELS))
+        self.register_buffer("scale", torch.ones(2, CHANNELS))
+
+    def _statistics(self, steps: int) -> tuple[Tensor, Tensor]:
+        """mean and scale as [1, 16, steps, 1, 1]."""
+        kind = torch.arange(steps, device=self.mean.device).clamp(max=1)
+        mean, scale = (s[kind].T[None, :, :, None, None] for s in (self.mean, self.scale))
+        return mean, scale
+
+    def forward_encode(self, video: Tensor) -> Tensor:
+        """`encode` with gradients and in one piece."""
+        return self._normalised(self.pca.encode(video) + self.encoder(video, True).transpose(1, 2))
+
+    def forward_decode(self, latents: Tensor) -> Tensor:
+        """`decode` with gradients and in one piece."""
+        z = self._raw(latents)
+        return self.pca.decode(z) + self.decoder(z.transpose(1, 2), True)
+
+    def _normalised(self, z: Tensor) -> Tensor:
+        mean, scale = self._statistics(z.shape[2])
+        return (z - mean) / scale
+
+    def _raw(self, latents: Tensor) -> Tensor:
+        mean, scale = self._statistics(latents.shape[2])
+        return latents.float() * scale + mean
+
+    @torch.no_grad()
+    def encode(self, video: Tensor) -> Tensor:
+        """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
+        video = video.float()
+        z = self.pca.encode(video)  # checks the shape
+        depth = self.shape.encoder_blocks + self.shape.encoder_fine_blocks
+        for rows, start, stop, seen in _windows(z.shape, depth):
+            a, b = max(0, TEMPORAL * (seen - 1) + 1) if seen else 0, TEMPORAL * (stop - 1) + 1
+            z[rows, :, start:stop] += self.encoder(video[rows, :, a:b], seen == 0).transpose(1, 2)[:, :, start - seen :]
+        return self._normalised(z)
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor) -> Tensor:
+        """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
+        if latents.ndim != 5 or latents.shape[1] != CHANNELS:
+            raise ValueError(f"latents must be [B, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
+        z = self._raw(latents)
+        video, codes = self.pca.decode(z), z.transpose(1, 2)
+        depth = self.shape.decoder_blocks + self.shape.decoder_fine_blocks
+        for rows, start, stop, seen in _windows(z.shape, depth):
+            a, b = (TEMPORAL * (start - 1) + 1 if start else 0), TEMPORAL * (stop - 1) + 1
+            video[rows, :, a:b] += self.decoder(codes[rows, seen:stop], seen == 0)[:, :, a - b :]
+        return video
+
+    @torch.no_grad()
+    def decode_windows(self, latents: Tensor) -> Iterator[Tensor]:
+        """`decode` of one clip [1, 16, 1 + k, h, w] in pieces along time."""
+        if latents.ndim != 5 or latents.shape[:2] != (1, CHANNELS):
+            raise ValueError(f"latents must be [1, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
+        z = self._raw(latents)
+        codes, depth = z.transpose(1, 2), self.shape.decoder_blocks + self.shape.decoder_fine_blocks
+        for _, start, stop, seen in _windows(z.shape, depth):
+            before = min(start, 1)  # the PCA takes its first latent for a lone frame, which is then left out
+            piece = self.pca.decode(z[:, :, start - before : stop])[:, :, before:]
+            yield piece + self.decoder(codes[:, seen:stop], seen == 0)[:, :, -piece.shape[2] :]
+
+    @torch.no_grad()
+    def calibrate(self, mean: Tensor, scale: Tensor) -> None:
+        """Take the mean and standard deviation [2, 16] of the latents as they are now into the normalisation."""
+        self.mean += mean * self.scale
+        self.scale *= scale
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the file holds: the network as float16, the PCA and the statistics as float32."""
+        net = {k: v.half() if k.startswith(("encoder", "decoder")) else v for k, v in self.state_dict().items()}
+        return {k: v.detach().cpu().contiguous() for k, v in net.items()} | {
+            f"pca.{k}": v for k, v in self.pca.tensors.items()
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the file (float16 weights); it is whole or absent."""
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        about = json.dumps({"format": _FORMAT, "shape": asdict(self.shape)})
+        save_file(self.tensors(), temporary, metadata={"dfm_nb": about})  # one entry: the order of several is random
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+    def identity(self) -> dict:
+        """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""
+        digest, tensors = hashlib.sha256(), self.tensors()
+        for key in sorted(tensors):
+            digest.update(key.encode() + tensors[key].numpy().tobytes())
+        return {"name": self.name, "version": _FORMAT, "sha256": digest.hexdigest()}
+
+
+def _windows(shape: torch.Size, depth: int) -> list[tuple[slice, int, int, int]]:
+    """(rows of the batch, start, stop, first step seen) of windows over latents [B, 16, T, h, w] of bounded size."""
+    batch, _, steps, h, w = shape
+    room = max(1, WINDOW_POSITIONS // (h * w))  # steps
+    if room >= steps:
+        size = room // steps
+        return [(slice(i, i + size), 0, steps, 0) for i in range(0, batch, size)]
+    size = max(1, room - depth)
+    return [
+        (slice(i, i + 1), start, min(start + size, steps), max(0, start - depth))
+        for i in range(batch) for start in range(0, steps, size)
+    ]  # fmt: skip
+
+
+def build(path: str | Path | None = None, device: str = "cpu", dtype: torch.dtype | None = None) -> ResidualTokenizer:
+    """The tokenizer.
+
+    Parameters
+    ----------
+    path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one as `tokenizer.safetensors` (a data set, a
+        checkpoint) or under the shipped file's name; None for the one that comes with the package.
+    dtype : ignored; the network runs in float32.
+    """
+    file = Path(path) if path is not None else ASSET
+    if file.is_dir():
+        carried = file / FILE_NAME
+        file = carried if carried.is_file() else file / ASSET.name
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"there is no residual tokenizer at {file}; leave the path out for the shipped one, or train one: "
+            "python scripts/train_tokenizer.py"
+        )
+    try:
+        with safe_open(file, "pt") as f:
+            about = json.loads((f.metadata() or {}).get("dfm_nb", "{}"))
+            tensors = {k: f.get_tensor(k).float() for k in f.keys()}
+    except SafetensorError as error:
+        raise ValueError(
+            f"{file} is not a safetensors file ({error}); name one that train_tokenizer.py wrote"
+        ) from None
+    if about.get("format") != _FORMAT:
+        raise ValueError(f"{file} is not a residual tokenizer: its format is {about.get('format')}, not {_FORMAT}")
+    pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
+    tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
+    tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})
+    return tokenizer.to(device).requires_grad_(False).eval()

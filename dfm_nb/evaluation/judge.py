@@ -1,0 +1,160 @@
+"""Reads colour, background and pattern off a picture, and measures wing motion: the judge of models on synthetic data.
+
+Enters: uint8 [T, H, W, 3] of any size. Leaves: one dict of names per picture, or the share that matches what was asked.
+Guarantees: trained only on real renders (blurred, noised and coded by blocks, as a small tokenizer's decoder leaves them), never on a model's
+output; the weights travel with the package (`scripts/train_classifier.py` trains and measures them); a clip is judged by the product of what its
+frames say, so that one with closed wings can abstain, and every picture together with its mirror image.
+Cost: `predict` takes about a millisecond for each frame that it looks at; about 85,000 weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dfm_nb.data.sources import synthetic
+
+HEADS: dict[str, tuple[str, ...]] = {
+    "colour": synthetic.COLOURS,
+    "background": synthetic.BACKGROUNDS,
+    "pattern": synthetic.PATTERNS,
+}
+ASSET = Path(__file__).with_suffix(".safetensors")
+INPUT_PX = 64
+MAX_FRAMES = 5  # of a clip that are looked at
+
+
+class Net(nn.Module):
+    """[N, 3, 64, 64] in [-1, 1] -> logits of all heads, concatenated [N, 16]."""
+
+    CHANNELS = (3, 16, 32, 64, 96)
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = list(zip(self.CHANNELS, self.CHANNELS[1:]))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(i, o, 3, stride=2 if level else 1, padding=1, bias=False) for level, (i, o) in enumerate(pairs)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(o) for _, o in pairs)
+        self.head = nn.Linear(2 * sum(self.CHANNELS[2:]), sum(map(len, HEADS.values())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = []
+        for level, (conv, norm) in enumerate(zip(self.convs, self.norms)):
+            x = F.relu(norm(conv(x)))
+            if level:  # spots are small: the second level sees them best
+                pooled += [x.mean((2, 3)), x.amax((2, 3))]
+        return self.head(torch.cat(pooled, 1))
+
+
+def product(logits: Tensor, sample: Tensor, count: int) -> list[Tensor]:
+    """What the frames say of each sample together: sums of log-probabilities [count, names] per head, of logits [N, 16] and the sample of each [N]."""
+    heads = logits.split([len(v) for v in HEADS.values()], 1)
+    return [z.new_zeros(count, z.shape[1]).index_add(0, sample, z.log_softmax(1)) for z in heads]
+
+
+def to_input(frames: np.ndarray) -> Tensor:
+    """uint8 [T, H, W, 3] -> float32 [T, 3, 64, 64] in [-1, 1]; long pictures are centre-cropped to 3:2 at most."""
+    _, h, w, _ = frames.shape
+    side = min(h, w) * 3 // 2
+    top, left = max(0, (h - side) // 2), max(0, (w - side) // 2)
+    frames = frames[:, top : top + side, left : left + side]
+    size = (INPUT_PX, INPUT_PX)
+    if frames.shape[1:3] != size:
+        small = [Image.fromarray(np.ascontiguousarray(f)).resize(size, Image.Resampling.BOX) for f in frames]
+        frames = np.stack([np.asarray(f) for f in small])
+    return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def _look(video: np.ndarray) -> np.ndarray:
+    """At most `MAX_FRAMES` frames, evenly spaced."""
+    return video[np.linspace(0, len(video) - 1, min(MAX_FRAMES, len(video))).round().astype(int)]
+
+
+class AttributeClassifier:
+    """Names the colour, background and pattern of synthetic butterflies.
+
+    Parameters
+    ----------
+    net : a trained network; `load` reads the one that comes with the package.
+    identity : how it was trained, and the `drawing` it knows.
+
+    Examples
+    --------
+    >>> judge = AttributeClassifier.load()
+    >>> judge.predict([frames])[0]
+    {'colour': 'blue', 'background': 'sand', 'pattern': 'spots'}
+    """
+
+    def __init__(self, net: Net, identity: dict) -> None:
+        self.net, self.identity = net.eval(), identity
+
+    @torch.inference_mode()
+    def predict(self, videos: Sequence[np.ndarray]) -> list[dict[str, str]]:
+        """Colour, background and pattern of each uint8 [T, H, W, 3]."""
+        out = []
+        for video in videos:
+            if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3:
+                raise ValueError(f"a video must be uint8 [T, H, W, 3]; got {video.dtype} {list(video.shape)}")
+            x = to_input(_look(video))
+            said = product(self.net(torch.cat([x, x.flip(3)])), torch.zeros(2 * len(x), dtype=torch.int64), 1)
+            out.append({name: values[int(z.argmax())] for (name, values), z in zip(HEADS.items(), said)})
+        return out
+
+    def accuracy(self, videos: Sequence[np.ndarray], attributes: Sequence[dict[str, str]]) -> dict[str, float]:
+        """Share of pictures whose attribute is the one given, per attribute, and `all` for the three at once."""
+        if not len(videos) or len(videos) != len(attributes):
+            raise ValueError(f"give one attribute dict per video; got {len(attributes)} and {len(videos)} videos")
+        right = np.array([[p[n] == a[n] for n in HEADS] for p, a in zip(self.predict(videos), attributes)])
+        return {n: float(right[:, i].mean()) for i, n in enumerate(HEADS)} | {"all": float(right.all(1).mean())}
+
+    def save(self, path: str | Path) -> None:
+        """Write the weights as safetensors, with the names they stand for."""
+        meta = {"heads": json.dumps(HEADS), "identity": json.dumps(self.identity)}
+        save_file(self.net.state_dict(), str(path), metadata=meta)
+
+    @classmethod
+    def load(cls, path: str | Path = ASSET) -> AttributeClassifier:
+        """Read what `save` wrote; ValueError when it is not that, or was made for other attributes or other drawings."""
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path} does not exist; make one with scripts/train_classifier.py")
+        try:
+            with safe_open(str(path), "pt") as file:
+                meta, state = file.metadata() or {}, {k: file.get_tensor(k) for k in file.keys()}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file ({error})") from None
+        identity = json.loads(meta.get("identity", "{}"))
+        if meta.get("heads") != json.dumps(HEADS) or identity.get("drawing") != synthetic.DRAWING:
+            raise ValueError(f"{path} was trained for other attributes or drawings; use scripts/train_classifier.py")
+        net = Net()
+        net.load_state_dict(state)
+        return cls(net, identity)
+
+
+def chance() -> dict[str, float]:
+    """Accuracy of guessing, per attribute and for all three at once."""
+    each = {name: 1 / len(values) for name, values in HEADS.items()}
+    return each | {"all": float(np.prod(list(each.values())))}
+
+
+def wing_motion(video: np.ndarray) -> float:
+    """How much a clip moves: mean absolute change from frame to frame, over how much the picture varies in space.
+
+    0 for a still or a frozen clip; a wing beat gives 0.09 to 0.35. uint8 [T, H, W, 3] in.
+    """
+    if len(video) < 2:
+        return 0.0
+    x = torch.cat([to_input(f[None]) for f in video])
+    x = F.avg_pool2d(x, 8)  # noise and block edges are not motion
+    change = (x[1:] - x[:-1]).abs().mean()
+    spread = (x - x.mean((2, 3), keepdim=True)).abs().mean()
+    return float(change / spread.clamp_min(1e-3))

@@ -1,0 +1,127 @@
+"""Real samples to measure against: captions, pixels and attributes of a prepared folder, or of a source as `dfm prepare` takes it.
+
+Enters: `--dataset`, a folder of shards or NAME[:SPEC] of a source. Leaves: `Real` samples, images and clips apart.
+Guarantees: the choice depends on the seed alone; what cannot be read is left out and counted. A prepared folder keeps no pixels: its latents
+are decoded by the checkpoint's tokenizer, so a distance to them tells of the network, not of the tokenizer.
+Cost: one decode a sample; a source reads its files again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from dfm_nb.base import plugins, video
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.loader import EnergonStore
+
+
+@dataclass
+class Real:
+    """frames uint8 [T, H, W, 3], T = 1 + 4k and H, W divisible by 16, with what is known of them."""
+
+    frames: np.ndarray
+    caption: str
+    fps: float
+    attributes: dict[str, str] = field(default_factory=dict)
+
+
+class PreparedFolder:
+    """Samples of one split of a folder of shards, decoded.
+
+    Parameters
+    ----------
+    decode : stored latent float32 [C, T, H, W] -> uint8 frames. tokenizer : what the checkpoint's manifest says of its own.
+    """
+
+    def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
+        self.store, self.decode = EnergonStore(folder, split), decode
+        manifest = Path(folder) / "manifest.json"
+        own = json.loads(manifest.read_text())["tokenizer"] if manifest.is_file() else tokenizer
+        if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
+            raise ValueError(
+                f"--dataset {folder} was encoded by another tokenizer ({own['name']}) than the checkpoint's ({tokenizer['name']}); "
+                "give the source instead (as in dfm prepare --source), or prepare it with that tokenizer"
+            )
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def is_clip(self, index: int) -> bool | None:
+        return self.store.grid(index)[0] > 1
+
+    def read(self, index: int) -> Real:
+        clip = self.store.read(index)
+        meta = clip.meta
+        return Real(self.decode(clip.latent[0]), meta["caption"], float(meta["fps"]), meta.get("attributes") or {})
+
+
+class RawSource:
+    """Samples of a source, brought to `short_side` px."""
+
+    def __init__(self, spec: str, short_side: int):
+        name, _, rest = spec.partition(":")
+        self.source, self.short_side = plugins.load("sources", name).build(rest or None), short_side
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def is_clip(self, index: int) -> bool | None:
+        return None  # known once it is read
+
+    def read(self, index: int) -> Real:
+        clip = next(iter(self.source.read(index)), None)
+        if clip is None:
+            raise SampleError("empty", f"item {self.source.item_key(index)} gave nothing")
+        frames = clip.video[: len(clip.video) - (len(clip.video) - 1) % 4]
+        height, width = video.fit_size(*frames.shape[1:3], self.short_side, upscale=True)
+        return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes)
+
+
+def open_reference(
+    spec: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict, short_side: int
+) -> PreparedFolder | RawSource:
+    """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it."""
+    if (Path(spec) / ".nv-meta").is_dir():
+        return PreparedFolder(spec, split, decode, tokenizer)
+    if spec.partition(":")[0] in plugins.names("sources"):
+        return RawSource(spec, short_side)
+    raise FileNotFoundError(
+        f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with `dfm prepare "
+        f"--output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}"
+    )
+
+
+def draw(
+    reference: PreparedFolder | RawSource, images: int, clips: int, max_frames: int, seed: int
+) -> tuple[list[Real], list[Real], int]:
+    """Up to `images` single frames and `clips` clips (cut to `max_frames`) in an order given by the seed; and how many failed."""
+    wanted: dict[bool, int] = {False: images, True: clips}
+    found: dict[bool, list[Real]] = {False: [], True: []}
+    failed = 0
+    order = torch.randperm(len(reference), generator=torch.Generator().manual_seed(seed)).tolist()
+    bar = tqdm(total=images + clips, desc="real samples", unit="sample")
+    for index in order:
+        if all(len(found[k]) >= wanted[k] for k in found):
+            break
+        known = reference.is_clip(index)
+        if known is not None and len(found[known]) >= wanted[known]:
+            continue
+        try:
+            real = reference.read(index)
+        except SampleError:
+            failed += 1
+            continue
+        is_clip = len(real.frames) > 1
+        if len(found[is_clip]) < wanted[is_clip]:
+            real.frames = real.frames[: max_frames - (max_frames - 1) % 4]
+            found[is_clip].append(real)
+            bar.update()
+    bar.close()
+    return found[False], found[True], failed

@@ -1,0 +1,135 @@
+"""Generated clips as files: their names, the sidecar that makes them again, and what an earlier run has left.
+
+Enters: a `Generated` clip. Leaves: NAME.mp4 or NAME.png and, beside it, NAME.mp4.json.
+Guarantees: each file is whole or absent, and the sidecar comes last: a clip that has one is finished. Cost: encoding the video.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from dfm_nb import parallel
+from dfm_nb.base import video
+from dfm_nb.base.runs import write_atomically
+from dfm_nb.data.shards import sha256
+from dfm_nb.generation.request import Request
+
+
+@dataclass
+class Generated:
+    """A finished sample: frames uint8 [T, H, W, 3], its request, and its latent float32 [C, T, H, W] (normalised)."""
+
+    frames: np.ndarray
+    request: Request
+    latent: torch.Tensor = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        """An inline player (a picture for one frame)."""
+        return video.inline_html(self.frames, self.request.fps, self.request.prompt)
+
+
+def output_path(base: Path, request: Request, many: bool) -> Path:
+    """NAME.mp4 for one prompt in one process, else idx=I_rank=R_NAME.mp4; .png for one frame."""
+    suffix = ".png" if request.num_video_frames == 1 else ".mp4"
+    name = f"idx={request.index}_rank={parallel.rank()}_{base.stem}" if many else base.stem
+    return base.with_name(name + suffix)
+
+
+def settings_of(request: Request) -> dict:
+    """The request as its sidecar has it: its fields, and the hash of the picture or clip that it starts from."""
+    given = request.init_image or request.init_video
+    return {**asdict(request), "init_sha256": sha256(Path(given)) if given else None}
+
+
+def save(
+    result: Generated, path: Path, checkpoint_identity: dict, ema, elapsed_s: float, latents: bool = False, about: dict | None = None
+) -> None:  # fmt: skip
+    """The clip and, beside it, NAME.json with what it takes to make it again (and its latent, float32 [C, T, H, W]).
+
+    The sidecar is written last: a clip that has one is whole. about : more entries for it.
+    """
+    beside = path.with_suffix(path.suffix + ".json")
+    beside.unlink(missing_ok=True)
+    if latents:
+        save_file({"latent": result.latent.contiguous()}, path.with_suffix(path.suffix + ".safetensors"))
+    if result.request.num_video_frames == 1:
+        video.write_png(path, result.frames[0])
+    else:
+        video.write_mp4(path, result.frames, result.request.fps)
+    record = {
+        **settings_of(result.request), "checkpoint": checkpoint_identity, "ema": ema, **(about or {}), "elapsed_s": round(elapsed_s, 3),
+        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "latent_sha256": hashlib.sha256(result.latent.numpy().tobytes()).hexdigest(),
+        "frames_sha256": hashlib.sha256(result.frames.tobytes()).hexdigest(),
+    }  # fmt: skip
+    write_atomically(beside, json.dumps(record, indent=1).encode())
+
+
+def finished_before(path: Path, request: Request, checkpoint_identity: dict, ema, guide: dict | None = None) -> bool:
+    """Whether `path`, or the same prompt's file of another process, is there with a sidecar of exactly this request.
+
+    guide : identity of the autoguidance checkpoint.
+    """
+    pattern = path.name
+    if pattern.startswith("idx="):
+        head, _, rest = pattern.partition("_rank=")
+        pattern = f"{head}_rank=*_{rest.partition('_')[2]}"
+    made_by = {"checkpoint": checkpoint_identity, "ema": ema, "autoguidance_checkpoint": guide}
+    wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
+    for found in path.parent.glob(pattern):
+        beside = found.with_suffix(found.suffix + ".json")
+        if beside.is_file():
+            record = json.loads(beside.read_text())
+            if all(record.get(k) == v for k, v in wanted.items()):
+                return True
+    return False
+
+
+def replay_verdict(prompts_file: str | None, path: Path) -> str:
+    """What to say of the clip at `path` if `prompts_file` is a sidecar with the hashes of its own: the same bits, or not."""
+    if not prompts_file or Path(prompts_file).suffix != ".json":
+        return ""
+    was, now = (json.loads(p.read_text()) for p in (Path(prompts_file), path.with_suffix(path.suffix + ".json")))
+    if "latent_sha256" not in was:
+        return ""
+    if was["latent_sha256"] == now["latent_sha256"]:
+        return f", bit for bit the clip of {prompts_file}"
+    changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
+    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "another machine, or a changed setting"
+    return f"; its latent differs from that of {prompts_file} ({said})"
+
+
+def check_replay(args, requests: list[Request], digest: dict, ema, guide: dict | None = None) -> None:
+    """ValueError when --prompts-file is the sidecar of a clip that other weights, or another input, made.
+
+    requests : those of the command line; the sidecar's is the last. guide : identity of the autoguidance checkpoint.
+    """
+    if args.prompts_file and Path(args.prompts_file).suffix == ".json":
+        record = json.loads(Path(args.prompts_file).read_text())
+        made_by = record.get("checkpoint", digest)
+        if made_by.get("sha256") != digest.get("sha256"):
+            raise ValueError(
+                f"{args.prompts_file} is of a clip made by other weights ({made_by}) than --checkpoint-path's ({digest}); name that "
+                "checkpoint, or give its prompt with --prompt"
+            )
+        if record.get("ema", ema) != ema:
+            raise ValueError(f"{args.prompts_file} is of a clip made with --ema {record['ema'] or 'none'}; pass that")
+        guided_by = record.get("autoguidance_checkpoint")
+        if (guided_by or {}).get("sha256") != (guide or {}).get("sha256"):
+            raise ValueError(
+                f"{args.prompts_file} is of a clip made with --autoguidance-checkpoint {guided_by or '(none)'}, not {guide or '(none)'}; "
+                "pass the same"
+            )
+        if (made_from := record.get("init_sha256")) != (now := settings_of(requests[-1])["init_sha256"]):
+            raise ValueError(
+                f"{requests[-1].init_image or requests[-1].init_video} is not the file that {args.prompts_file} was made from (sha256 "
+                f"{str(made_from)[:12]}, not {str(now)[:12]}); put that file back"
+            )

@@ -1,0 +1,468 @@
+"""The Diffusion Transformer (Peebles & Xie 2023) on megatron-core: adaLN-zero, text cross attention, packed sequences.
+
+Enters: a `ModelInputs` of one pack (on this rank: its context-parallel share of the tokens, all of the text). Leaves: F [tokens, patch].
+Guarantees: every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text; a new model
+outputs zero; the weights of a new model depend on (seed, parameter name), not on the layout.
+Cost: see `sizes.model_flops`.
+
+Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core import tensor_parallel
+from megatron.core.transformer.attention import (
+    CrossAttention,
+    CrossAttentionSubmodules,
+    SelfAttention,
+    SelfAttentionSubmodules,
+)
+from megatron.core.transformer.enums import AttnMaskType, ModelType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlock,
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.utils import make_viewless_tensor
+
+from dfm_nb.model.adaln import RowMap, add_gated, modulate
+from dfm_nb.model.attention import PackedAttention, PackedLayout
+from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
+from dfm_nb.packs.packer import factorised_sincos, rotary_angles
+from dfm_nb.parallel.groups import generator_for, global_name, shard_dim
+
+SINUSOID_DIM = 256
+REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")
+"""Prefixes of the parameters that every pipeline stage has a copy of."""
+
+
+@dataclass
+class DiTConfig(TransformerConfig):
+    """megatron-core's TransformerConfig and what it does not know of."""
+
+    patch_dim: int = 64  # channels * patch_temporal * patch_spatial^2
+    text_dim: int = 384
+    adaln_lora_dim: int | None = None
+    pooled_text: bool = True
+    rope: bool = False
+    packed_attention_backend: str = "sdpa"
+    lora_rank: int | None = None
+    lora_alpha: float | None = None
+    has_cond_embedder: bool = True  # finalize_model_grads then sums REPLICATED parameters' gradients over stages
+
+
+@dataclass
+class ModelInputs:
+    """What the network sees of one pack; see the legend above.
+
+    x : float [S, p], already scaled by c_in; c_noise, fps : float32 [R]; row : int64 [S], token -> conditioning row;
+    positions : float32 [S, 3]; text : [K, D]; pool : float32 [R, K], each row averages its segment's text tokens;
+    self_layout, cross_layout : attention segments. `row`, `positions`, `x` and the layouts are local to the cp rank.
+    """
+
+    x: torch.Tensor
+    c_noise: torch.Tensor
+    fps: torch.Tensor
+    row: torch.Tensor
+    positions: torch.Tensor
+    text: torch.Tensor
+    pool: torch.Tensor
+    self_layout: PackedLayout
+    cross_layout: PackedLayout
+
+
+class _RMSNormOnCPU(torch.autograd.Function):
+    """x * w / sqrt(mean(x^2) + eps) over the last dim; torch's own is a chain of elementwise operations on CPU, this is half of them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        unit = x * scale
+        ctx.save_for_backward(unit, scale, weight)
+        return unit * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        unit, scale, weight = ctx.saved_tensors
+        product = grad * unit
+        along = (product @ weight)[..., None] / unit.shape[-1]
+        return torch.addcmul(grad * weight, unit, along, value=-1).mul_(scale), product.flatten(0, -2).sum(0), None
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm in float32; megatron-core's torch norm refuses sequence parallelism."""
+
+    def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.is_cuda:
+            return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps).type_as(x)
+        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).type_as(x)
+
+
+class AdaLN(nn.Module):
+    """Shift, scale and gate from the conditioning row; the last projection starts at zero (adaLN-zero).
+
+    With a `rank` r the projection h -> n*h goes through r dims.
+    """
+
+    def __init__(self, config: DiTConfig, chunks: int, rank: int | None = None):
+        super().__init__()
+        h, r = config.hidden_size, rank
+        self.chunks, self.eps = chunks, config.layernorm_epsilon
+        self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
+        self.up = nn.Linear(r or h, chunks * h, dtype=config.params_dtype)
+
+    def forward(self, cond: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`chunks` tables [R, h] of shifts, scales and gates."""
+        c = F.silu(cond)
+        return self.up(c if self.down is None else self.down(c)).chunk(self.chunks, -1)
+
+    def norm(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap) -> torch.Tensor:
+        return modulate(F.layer_norm(x, x.shape[-1:], eps=self.eps), shift, scale, rows)
+
+
+class ScalarEmbedder(nn.Module):
+    """Log-spaced sinusoids of a scalar of order one (c_noise, ln(fps)/4), then a two-layer MLP."""
+
+    def __init__(self, config: DiTConfig):
+        super().__init__()
+        h = config.hidden_size
+        self.fc1 = nn.Linear(SINUSOID_DIM, h, dtype=config.params_dtype)
+        self.fc2 = nn.Linear(h, h, dtype=config.params_dtype)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        omega = torch.logspace(-1, 2, SINUSOID_DIM // 2, device=value.device)
+        angle = value.float()[:, None] * omega
+        wave = torch.cat((angle.cos(), angle.sin()), -1).to(self.fc1.weight.dtype)
+        return self.fc2(F.silu(self.fc1(wave)))
+
+
+class _Rotate(torch.autograd.Function):
+    """x * cos + swap(x) * sin for [S, 1, heads, d], where `swap` exchanges the halves of d; see `rotary_table`."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _turned(grad, *ctx.saved_tensors, -1), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int) -> torch.Tensor:
+    wide = x.float()
+    a, b = wide.chunk(2, -1)
+    return torch.addcmul(wide * cos, torch.cat((b, a), -1), sin, value=direction).type_as(x)
+
+
+def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines, and sines with the signs of the two halves, that turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
+
+    angles : float32 [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads is half as fast.
+    """
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.cat((cos, cos), -1)[:, None, None], torch.cat((-sin, sin), -1)[:, None, None]
+    if not angles.is_cuda:
+        table = tuple(t.expand(-1, 1, heads, -1).contiguous() for t in table)
+    return table
+
+
+class RotarySelfAttention(SelfAttention):
+    """Self attention whose queries and keys are turned by the `rotary_table` in its attribute `rotary`, unless that is None."""
+
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states=None, *args, **kwargs):
+        query, key, *rest = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        if self.rotary is not None:
+            query, key = (_Rotate.apply(x, *self.rotary) for x in (query, key))
+        return query, key, *rest
+
+
+class TextCrossAttention(CrossAttention):
+    """Cross attention that keeps the text's keys and values in its attribute `kv_cache` when that is a dict (generation)."""
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
+        cache = getattr(self, "kv_cache", None)
+        if cache is None:
+            return super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        if self.layer_number not in cache:
+            _, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+            cache[self.layer_number] = key, value
+        key, value = cache[self.layer_number]
+        query, _ = self.linear_q(hidden_states)
+        shape = (*query.shape[:-1], self.num_attention_heads_per_partition, self.hidden_size_per_attention_head)
+        return query.view(shape), key, value
+
+
+class DiTLayer(TransformerLayer):
+    """Self attention, text cross attention and MLP, each normalised, shifted, scaled and gated by adaLN-zero."""
+
+    def __init__(
+        self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
+    ):
+        super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
+        self.adaln = AdaLN(config, 9, config.adaln_lora_dim)
+        for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
+            p.sequence_parallel = config.sequence_parallel
+
+    def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
+        cond, step, x = attention_mask, packed_seq_params, hidden_states  # the block hands these three through
+        rows, norm = step.rows, self.adaln.norm
+        self.self_attention.rotary = step.rotary
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
+        x = add_gated(x, gate1, _with_bias(self.self_attention(
+            norm(x, shift1, scale1, rows), None, packed_seq_params=step.self_layout)), rows)  # fmt: skip
+        x = add_gated(x, gate2, _with_bias(self.cross_attention(
+            norm(x, shift2, scale2, rows), None, key_value_states=context, packed_seq_params=step.cross_layout)), rows)  # fmt: skip
+        x = add_gated(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
+        return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
+
+
+def _with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
+    output, bias = output_and_bias  # megatron-core returns them apart, for fusion
+    return output if bias is None else output + bias
+
+
+def layer_spec(qk_layernorm: bool) -> ModuleSpec:
+    """megatron-core's own attention and MLP modules, with packed attention as their core."""
+    norm = RMSNorm if qk_layernorm else IdentityOp
+    return ModuleSpec(
+        module=DiTLayer,
+        submodules=TransformerLayerSubmodules(
+            self_attention=ModuleSpec(
+                module=RotarySelfAttention,
+                params={"attn_mask_type": AttnMaskType.padding},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnLinear,
+                    core_attention=PackedAttention,
+                    linear_proj=RowLinear,
+                    q_layernorm=norm,
+                    k_layernorm=norm,
+                ),
+            ),
+            cross_attention=ModuleSpec(
+                module=TextCrossAttention,
+                params={"attn_mask_type": AttnMaskType.padding},
+                submodules=CrossAttentionSubmodules(
+                    linear_q=ColumnLinear,
+                    linear_kv=ColumnLinear,
+                    core_attention=PackedAttention,
+                    linear_proj=RowLinear,
+                ),
+            ),
+            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
+        ),
+    )
+
+
+@dataclass
+class _Step:
+    """What the layers need beside hidden states, conditioning and context."""
+
+    rows: RowMap
+    self_layout: PackedLayout
+    cross_layout: PackedLayout
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+    qkv_format: str = field(default="thd")
+
+
+class DiT(MegatronModule):
+    """One pipeline stage (or all) of the network F of EDM."""
+
+    model_type = ModelType.encoder_or_decoder
+    share_embeddings_and_output_weights = False
+
+    def __init__(
+        self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
+    ):
+        super().__init__(config)
+        self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
+        h, dtype = config.hidden_size, config.params_dtype
+        layers = get_num_layers_to_build(config, vp_stage)
+        self.decoder = TransformerBlock(
+            config,
+            TransformerBlockSubmodules(layer_specs=[layer_spec(config.qk_layernorm)] * layers),
+            post_layer_norm=False,
+            pre_process=pre_process,
+            post_process=post_process,
+            vp_stage=vp_stage,
+        )
+        self.sigma_embedder = ScalarEmbedder(config)
+        self.fps_embedder = ScalarEmbedder(config)
+        self.text_embedder = nn.Linear(config.text_dim, h, dtype=dtype)
+        self.text_norm = RMSNorm(h, config)
+        if config.pooled_text:
+            self.text_pool = nn.Linear(h, h, dtype=dtype)
+        if pre_process:
+            self.x_embedder = nn.Linear(config.patch_dim, h, dtype=dtype)
+        if post_process:
+            self.final_adaln = AdaLN(config, 2)
+            self.final = nn.Linear(h, config.patch_dim, dtype=dtype)
+        for name, p in self.named_parameters():
+            if name.startswith(REPLICATED):
+                p.pipeline_parallel = True  # gradients are summed over the stages ...
+                p.shared = not pre_process  # ... and counted once in the gradient norm
+
+    def set_input_tensor(self, tensor) -> None:
+        self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
+
+    def conditioning(self, inputs: ModelInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Conditioning rows [R, h] and text context [K, h]."""
+        dtype = self.text_embedder.weight.dtype
+        context = self.text_norm(self.text_embedder(inputs.text.to(dtype)))
+        cond = self.sigma_embedder(inputs.c_noise) + self.fps_embedder(inputs.fps.log() / 4)
+        if self.config.pooled_text:
+            cond = cond + self.text_pool(inputs.pool.to(dtype) @ context)
+        return cond, context
+
+    def forward(self, inputs: ModelInputs) -> torch.Tensor:
+        """float [S, p] on the last stage, hidden states [S, 1, h] on the others."""
+        c = self.config
+        cond, context = self.conditioning(inputs)
+        context, row, layer_cond = context[:, None], inputs.row, cond
+        hidden = None
+        if self.pre_process:
+            position = factorised_sincos(inputs.positions, c.hidden_size).to(c.params_dtype)
+            hidden = (self.x_embedder(inputs.x.to(c.params_dtype)) + position)[:, None]
+        if c.sequence_parallel:
+            if hidden is not None:
+                hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
+            context = tensor_parallel.scatter_to_sequence_parallel_region(context)
+            row = row.chunk(c.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
+            # each tp rank's layers see their own tokens only: backward sums the conditioning's gradient over tp
+            layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
+        rotary = None
+        if c.rope:
+            angles = rotary_angles(inputs.positions, c.hidden_size // c.num_attention_heads)
+            rotary = rotary_table(angles, c.num_attention_heads // c.tensor_model_parallel_size)
+        hidden = self.decoder(
+            hidden_states=hidden,
+            attention_mask=layer_cond,
+            context=context,
+            packed_seq_params=_Step(RowMap(row), inputs.self_layout, inputs.cross_layout, rotary),
+        )
+        if not self.post_process:
+            return hidden
+        if c.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return self.final(self.final_adaln.norm(hidden, *self.final_adaln(cond), RowMap(inputs.row)))[:, 0]
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
+        """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""
+        state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        copy = mpu.get_pipeline_model_parallel_rank()
+        copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
+        for key, value in state.items():
+            if key.removeprefix(prefix).startswith(REPLICATED):
+                value.replica_id = (copy, *value.replica_id[1:])
+        return state
+
+
+@torch.no_grad()
+def init_weights(model: DiT, seed: int) -> None:
+    """Xavier-uniform projections, N(0, 0.02) embedders, zero adaLN and output layers, as the DiT paper's code does.
+
+    Each parameter is drawn at its full shape from (seed, its name in the whole model), then sliced for this tp rank.
+    """
+    tp_size, tp_rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    for local_name, p in model.named_parameters():
+        name, dim = global_name(local_name, model), shard_dim(p)
+        shape = list(p.shape)
+        if dim is not None:
+            shape[dim] *= tp_size
+        full = _initial_value(name, shape, generator_for(seed, "init", name))
+        p.copy_(full if dim is None else full.chunk(tp_size, dim)[tp_rank])
+
+
+def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    if "norm" in name:
+        return torch.ones(shape)
+    if name.endswith(A):
+        return (torch.rand(shape, generator=generator) * 2 - 1) * shape[1] ** -0.5
+    if name.endswith(("bias", B)) or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
+        return torch.zeros(shape)
+    if "_embedder.fc" in name:
+        return torch.randn(shape, generator=generator) * 0.02
+    bound = math.sqrt(6 / (shape[0] + shape[1]))
+    return (torch.rand(shape, generator=generator) * 2 - 1) * bound
+
+
+def patch_dim(model_config) -> int:
+    return model_config.in_channels * model_config.patch_temporal * model_config.patch_spatial**2
+
+
+def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdpa", **overrides) -> DiTConfig:
+    """megatron-core's configuration of a resolved `config.model` group (`in_channels` and `text_dim` set)."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
+    vpp = model.virtual_pipeline_model_parallel_size
+    settings = dict(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        patch_dim=patch_dim(model),
+        text_dim=model.text_dim,
+        adaln_lora_dim=model.adaln_lora_dim,
+        pooled_text=model.pooled_text,
+        rope=model.rope,
+        lora_rank=model.lora.rank,
+        lora_alpha=model.lora.alpha,
+        packed_attention_backend=backend,
+        tensor_model_parallel_size=model.tensor_model_parallel_size,
+        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=vpp,
+        context_parallel_size=model.context_parallel_size,
+        sequence_parallel=model.sequence_parallel,
+        # batched point-to-point calls are silently wrong for interleaved stages on gloo
+        overlap_p2p_comm=vpp is not None,
+        batch_p2p_comm=vpp is None,
+        layernorm_epsilon=model.layernorm_epsilon,
+        normalization="RMSNorm",
+        qk_layernorm=model.qk_layernorm,  # also makes megatron-core sum the q/k norms' gradients over tp
+        add_bias_linear=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=mixed_precision == "bf16",
+        calculate_per_token_loss=True,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        perform_initialization=True,  # marks the sharded weights; the values come from `init_weights`
+        init_method=_leave,
+        output_layer_init_method=_leave,
+        gradient_accumulation_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        apply_rope_fusion=False,
+        recompute_granularity=model.recompute_granularity,
+        recompute_method="uniform" if model.recompute_granularity == "full" else None,
+        recompute_num_layers=1 if model.recompute_granularity == "full" else None,
+        recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,
+        activation_func=torch.nn.functional.gelu,
+    )
+    return DiTConfig(**(settings | overrides))
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight

@@ -1,1 +1,0 @@
-"""Plugins of kind `sources`: one file each, see `dfm_nb.plugins`."""

@@ -1,0 +1,264 @@
+"""The loader over a blend of text corpora: megatron-core's GPTDataset, packed, blended, split over ranks, resumable.
+
+Enters: a `Blend` (see `text_weights`), a sequence length, the number of samples of each split. Leaves: data sets and
+batches of tokens, labels, loss_mask, position_ids and attention_mask.
+Guarantees: the order of samples is a function of the seed and the blend, not of ranks or workers; a loader begun with
+`consumed_samples` gives what the uninterrupted one would have given; index caches are keyed by the corpora's contents.
+Cost: building reads the indices and writes a cache of 8 to 16 bytes a sample; tokens are mapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from torch.utils.data import DataLoader, Dataset
+
+from dfm_nb.text.check import read_meta, verify_same_tokenizer
+from dfm_nb.text.index import Index, bin_path, idx_path
+from dfm_nb.text.weights import SPLITS, Blend, apply_strategy, token_counts
+
+__all__ = ["BatchSampler", "BlendConfig", "CurriculumDataset", "TokenizerIds", "batches", "build_datasets", "schedule"]
+
+
+@dataclass(frozen=True)
+class TokenizerIds:
+    """What GPTDataset asks of a tokenizer. `pad` None: megatron takes -1, which no token has."""
+
+    vocab_size: int
+    eod: int
+    pad: int | None = None
+    name: str = ""
+
+    @property
+    def unique_identifiers(self) -> dict[str, object]:
+        return {"class": type(self).__name__, "name": self.name, "vocab_size": self.vocab_size, "eod": self.eod}
+
+    @classmethod
+    def of_blend(cls, blend: Blend) -> TokenizerIds:
+        """From what `preprocess` recorded beside the corpora.
+
+        Raises
+        ------
+        ValueError : nothing is recorded, the tokenizers differ, or there is no EOD token
+        """
+        same = verify_same_tokenizer(blend.prefixes())
+        if same.passed is False:
+            raise ValueError(f"a blend needs one tokenizer; {same.detail}")
+        meta = next((m for m in map(read_meta, blend.prefixes()) if m), None)
+        if meta is None:
+            raise ValueError("no .meta.json lies beside the corpora; give tokenizer=TokenizerIds(vocab_size, eod)")
+        if meta["eod_id"] is None:
+            raise ValueError(f"packing needs an end-of-document token; {meta['tokenizer']} has none")
+        return cls(max(meta["vocab_size"], meta["max_id"] + 1), meta["eod_id"], None, meta["tokenizer_sha256"])
+
+
+@dataclass(frozen=True)
+class BlendConfig:
+    """How samples are cut from the corpora.
+
+    `seq_length` tokens a sample; `num_samples` of train, validation and test. `reset_position_ids` starts positions
+    anew after an EOD, `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss.
+    """
+
+    seq_length: int
+    num_samples: tuple[int, int, int]
+    seed: int = 1234
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = True
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.seq_length < 1:
+            raise ValueError(f"seq_length must be 1 or more; got {self.seq_length}")
+        if len(self.num_samples) != 3 or min(self.num_samples) < 0 or self.num_samples[0] < 1:
+            raise ValueError(f"num_samples must be (train, validation, test), train over 0; got {self.num_samples}")
+
+
+def _content_key(blend: Blend) -> str:
+    """Changes with the corpora: sizes and times of change, so that a replaced .bin never meets an old cache."""
+    rows = []
+    for prefix in blend.prefixes():
+        for path in (bin_path(prefix), idx_path(prefix)):
+            stat = path.stat()
+            rows.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
+
+
+def _cache(blend: Blend, config: BlendConfig) -> str:
+    base = (
+        Path(config.cache_dir) if config.cache_dir else Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    )
+    path = base / _content_key(blend)
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return str(path)
+
+
+def _check_corpora(blend: Blend, config: BlendConfig) -> None:
+    for prefix in blend.prefixes():
+        index = Index.open(prefix)
+        want, have = index.num_tokens * index.dtype.itemsize, bin_path(prefix).stat().st_size
+        if want != have:
+            raise ValueError(
+                f"{prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
+            )
+        if index.num_tokens <= config.seq_length:
+            raise ValueError(
+                f"a corpus must hold more than seq_length + 1 = {config.seq_length + 1} tokens; {prefix} has "
+                f"{index.num_tokens}; take a shorter seq_length or leave it out"
+            )
+
+
+def build_datasets(
+    blend: Blend, config: BlendConfig, tokenizer: TokenizerIds | None = None
+) -> dict[str, Dataset | None]:
+    """Data sets of `train`, `validation` and `test` (None where there is none).
+
+    All ranks must call it, within a process group (`parallel.init()` makes one of a single rank). With only training
+    corpora and `blend.split`, each is cut into the three splits as Megatron's --split does.
+
+    Each item is a dict: `tokens`, `labels`, `position_ids` int64 [seq_length], `loss_mask` float32 [seq_length],
+    `attention_mask` bool [1, seq_length, seq_length] (True: hidden), and `dataset_id` where there are several corpora.
+    """
+    assert dist.is_initialized(), "call parallel.init() first"
+    tokenizer = tokenizer or TokenizerIds.of_blend(blend)
+    _check_corpora(blend, config)
+    if blend.train[0].weight is None and not blend.phases:
+        blend = apply_strategy(blend, "proportional", token_counts(blend))
+    if blend.phases:
+        train = CurriculumDataset(blend, config, tokenizer)
+        if not blend.validation and not blend.test:
+            return {"train": train, "validation": None, "test": None}
+        rest = _build(_per_split(blend, SPLITS[1:]), blend, config, tokenizer)
+        return {"train": train, "validation": rest[1], "test": rest[2]}
+    if blend.split and not blend.validation and not blend.test:
+        chosen = {"blend": _pair(blend.train), "split": blend.split}
+    else:
+        chosen = _per_split(blend, SPLITS)
+    return dict(zip(SPLITS, _build(chosen, blend, config, tokenizer)))
+
+
+def _pair(sources) -> tuple[list[str], list[float] | None]:
+    kept = [s for s in sources if s.weight]
+    return [s.prefix for s in kept], [s.weight for s in kept] if len(kept) > 1 else None
+
+
+def _per_split(blend: Blend, splits) -> dict:
+    return {"blend_per_split": [_pair(blend.sources(s)) if s in splits and blend.sources(s) else None for s in SPLITS]}
+
+
+def _build(chosen: dict, blend: Blend, config: BlendConfig, tokenizer: TokenizerIds, sizes=None) -> list:
+    settings = GPTDatasetConfig(
+        random_seed=config.seed,
+        sequence_length=config.seq_length,
+        path_to_cache=_cache(blend, config),
+        tokenizer=tokenizer,
+        reset_position_ids=config.reset_position_ids,
+        reset_attention_mask=config.reset_attention_mask,
+        eod_mask_loss=config.eod_mask_loss,
+        create_attention_mask=config.create_attention_mask,
+        **chosen,
+    )
+    return BlendedMegatronDatasetBuilder(GPTDataset, list(sizes or config.num_samples), lambda: True, settings).build()
+
+
+def schedule(phases, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which corpus each sample comes from, and the sample's number within it.
+
+    At each step the corpus furthest behind its share so far is taken (as megatron-core's build_blending_indices does),
+    the share being the sum over the steps of the phase's weights; so the counts stay within 1 of the shares.
+
+    Returns
+    -------
+    corpus : int16 [num_samples]
+    number : int64 [num_samples]
+    """
+    count = len(phases[0].weights)
+    corpus, number = np.zeros(num_samples, np.int16), np.zeros(num_samples, np.int64)
+    taken, due = np.zeros(count), np.zeros(count)
+    starts = [round(p.start * num_samples) for p in phases] + [num_samples]
+    for phase, low, high in zip(phases, starts, starts[1:]):
+        weights = np.array(phase.weights)
+        for i in range(low, high):
+            due += weights
+            pick = int(np.argmax(np.where(weights > 0, due - taken, -np.inf)))
+            corpus[i], number[i] = pick, taken[pick]
+            taken[pick] += 1
+    return corpus, number
+
+
+class CurriculumDataset(Dataset):
+    """The training corpora with weights that change over training; a corpus goes on where the phase before left it."""
+
+    def __init__(self, blend: Blend, config: BlendConfig, tokenizer: TokenizerIds):
+        self.dataset_index, self.dataset_sample_index = schedule(blend.phases, config.num_samples[0])
+        counts = np.bincount(self.dataset_index, minlength=len(blend.train))
+        self.datasets = []
+        for source, n in zip(blend.train, counts):
+            chosen = {"blend_per_split": [([source.prefix], None), None, None]}
+            built = _build(chosen, blend, config, tokenizer, (int(n), 0, 0))[0] if n else None
+            self.datasets.append(built)
+
+    def __len__(self) -> int:
+        return len(self.dataset_index)
+
+    def __getitem__(self, i: int) -> dict:
+        pick = int(self.dataset_index[i])
+        return {"dataset_id": pick, **self.datasets[pick][int(self.dataset_sample_index[i])]}
+
+
+class BatchSampler:
+    """Sample numbers of this rank's micro-batches, in order.
+
+    Sample k of the run goes to global batch k // (micro_batch_size * dp_size); each rank takes its own stretch of it.
+    A last global batch that is not full is left out.
+    """
+
+    def __init__(
+        self, total: int, micro_batch_size: int, consumed_samples: int = 0, dp_rank: int = 0, dp_size: int = 1
+    ):
+        if not 0 <= dp_rank < dp_size:
+            raise ValueError(f"dp_rank must be 0 to dp_size - 1 = {dp_size - 1}; got {dp_rank}")
+        self._step = micro_batch_size * dp_size
+        if consumed_samples % self._step:
+            raise ValueError(
+                f"consumed_samples must divide by micro_batch_size * dp_size = {self._step}; got {consumed_samples}"
+            )
+        self.total, self.consumed_samples, self._size, self._rank = total, consumed_samples, micro_batch_size, dp_rank
+
+    def __len__(self) -> int:
+        return max(0, self.total - self.consumed_samples) // self._step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for start in range(self.consumed_samples, self.total - self._step + 1, self._step):
+            low = start + self._rank * self._size
+            yield list(range(low, low + self._size))
+
+
+def batches(
+    dataset: Dataset,
+    micro_batch_size: int,
+    consumed_samples: int = 0,
+    dp_rank: int | None = None,
+    dp_size: int | None = None,
+    num_workers: int = 0,
+) -> DataLoader:
+    """Batches of this data-parallel rank from `consumed_samples` (of all ranks together) on.
+
+    The ranks come from megatron's parallel state when they are not given.
+    """
+    from megatron.core import parallel_state as mpu
+
+    dp_rank = mpu.get_data_parallel_rank() if dp_rank is None else dp_rank
+    dp_size = mpu.get_data_parallel_world_size() if dp_size is None else dp_size
+    sampler = BatchSampler(len(dataset), micro_batch_size, consumed_samples, dp_rank, dp_size)  # type: ignore[arg-type]
+    return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, pin_memory=torch.cuda.is_available())

@@ -1,0 +1,273 @@
+"""What a `.bin/.idx` corpus holds (`inspect`) and whether it is sound (`verify`).
+
+Enters: a prefix; optionally a tokenizer and the JSONL. Leaves: a dictionary of counts, a histogram, a list of checks.
+Guarantees: `verify` reads every token; a check that could not be made says so and is not counted as passed.
+Cost: `inspect` reads the index, a sample of tokens and a few documents; `verify` streams the whole `.bin`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from dfm_nb.text import tokenizer as text_tokenizer
+from dfm_nb.text.index import Index, bin_path, idx_path, meta_path
+from dfm_nb.text.input import Span, chunks, expand_inputs
+from dfm_nb.text.tokenizer import TokenizerSpec
+
+_BLOCK_TOKENS = 4 << 20
+_SAMPLE_TOKENS = 20_000_000
+
+
+def read_meta(prefix: str | Path) -> dict:
+    """The provenance that `preprocess` left beside the pair; {} when there is none."""
+    path = meta_path(prefix)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _tokenizer(prefix: str | Path, model: str | None) -> TokenizerSpec | None:
+    """The tokenizer that was asked for, or the one that made the corpus when it can still be found."""
+    if model is not None:
+        return text_tokenizer.load(model)
+    name = read_meta(prefix).get("tokenizer")
+    return text_tokenizer.load(name) if name and Path(name).exists() else None
+
+
+def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: int = 3, head: int = 20) -> dict:
+    """Counts, lengths in tokens, the first documents decoded and the most frequent tokens.
+
+    Returns
+    -------
+    dict, ready for JSON. `length_percentiles` are of documents, in tokens; `frequent_tokens` are rows of id, text, count
+    and share, from the first 20 million tokens.
+    """
+    index, meta = Index.open(prefix), read_meta(prefix)
+    spec = _tokenizer(prefix, tokenizer_model)
+    backend = spec.backend() if spec else None
+    lengths = index.document_tokens()
+    points = [0, 1, 5, 25, 50, 75, 95, 99, 100]
+    values = np.percentile(lengths, points) if len(lengths) else np.zeros(len(points))
+    tokens = index.tokens()[:_SAMPLE_TOKENS]
+    ids, counts = np.unique(tokens, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:head]
+    return {
+        "prefix": str(prefix),
+        "version": index.version,
+        "dtype": index.dtype.name,
+        "sequences": index.num_sequences,
+        "documents": index.num_documents,
+        "empty_documents": int((lengths == 0).sum()),
+        "tokens": index.num_tokens,
+        "bin_bytes": bin_path(prefix).stat().st_size,
+        "idx_bytes": idx_path(prefix).stat().st_size,
+        "distinct_tokens": len(ids),
+        "mean_length": float(lengths.mean()) if len(lengths) else 0.0,
+        "length_percentiles": {str(p): float(v) for p, v in zip(points, values)},
+        "tokenizer": meta.get("tokenizer"),
+        "eod_id": meta.get("eod_id"),
+        "append_eod": meta.get("append_eod"),
+        "frequent_tokens": [
+            {
+                "id": int(ids[i]),
+                "text": backend.decode([int(ids[i])], skip_special_tokens=False) if backend else None,
+                "count": int(counts[i]),
+                "share": float(counts[i] / len(tokens)),
+            }
+            for i in order
+        ],
+        "first_documents": [_document(index, d, backend) for d in range(min(documents, index.num_documents))],
+    }
+
+
+def _document(index: Index, number: int, backend) -> dict:
+    first, last = int(index.documents[number]), int(index.documents[number + 1])
+    ids = [int(t) for s in range(first, last) for t in index.sequence(s)[:200]][:200]
+    text = backend.decode(ids, skip_special_tokens=False) if backend else None
+    return {"document": number, "tokens": int(index.lengths[first:last].sum()), "ids": ids[:20], "text": text}
+
+
+def report_text(report: dict) -> str:
+    """`inspect`'s result as lines to read."""
+    p = report["length_percentiles"]
+    known = bool(report["tokenizer"]) and all(row["text"] is not None for row in report["frequent_tokens"])
+    missing = "" if known or not report["tokenizer"] else " (not found here: no text is shown; give --tokenizer-model)"
+    lines = [
+        f"{report['prefix']}: {report['documents']:,} documents, {report['sequences']:,} sequences, "
+        f"{report['tokens']:,} tokens ({report['dtype']}, version {report['version']}, {report['bin_bytes']:,} bytes)",
+        f"tokenizer {report['tokenizer'] or 'not recorded'}{missing}; EOD {report['eod_id']}, "
+        f"{'appended' if report['append_eod'] else 'not appended'}; empty documents {report['empty_documents']:,}",
+        f"tokens a document: mean {report['mean_length']:.1f}; " + ", ".join(f"{k} % {v:g}" for k, v in p.items()),
+        f"{report['distinct_tokens']:,} different tokens; the most frequent:",
+    ]
+    for row in report["frequent_tokens"]:
+        lines.append(f"  {row['id']:>7} {row['count']:>12,} {100 * row['share']:6.2f} %  {row['text']!r}")
+    for row in report["first_documents"]:
+        text = row["text"] if row["text"] is not None else f"ids {row['ids']}"
+        lines.append(f"document {row['document']} ({row['tokens']} tokens): {text[:300]!r}")
+    return "\n".join(lines)
+
+
+def histogram(prefix: str | Path, path: str | Path) -> Path:
+    """Write a PNG: documents by length in tokens (logarithmic bins), with median and 95 % marked."""
+    from matplotlib.figure import Figure
+
+    index = Index.open(prefix)
+    lengths = index.document_tokens()
+    lengths = lengths[lengths > 0]
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    if len(lengths):
+        low, high = max(1, int(lengths.min())), int(lengths.max()) + 1
+        bins = np.unique(np.geomspace(low, high, 41).round().astype(np.int64))
+        axes.hist(lengths, bins=bins if len(bins) > 1 else 10, color="#4477aa", edgecolor="white", linewidth=0.4)
+        axes.set_xscale("log")
+        for value, name, style in ((50, "median", "-"), (95, "95 %", "--")):
+            at = float(np.percentile(lengths, value))
+            axes.axvline(at, color="#cc3311", linestyle=style, linewidth=1.2, label=f"{name}: {at:,.0f} tokens")
+        axes.legend(frameon=False)
+    axes.set_xlabel("document length (tokens)")
+    axes.set_ylabel("documents")
+    axes.set_title(f"{Path(prefix).name}: {index.num_documents:,} documents, {index.num_tokens:,} tokens", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(str(path), dpi=130)
+    return Path(path)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the checklist. `passed` None: it could not be made, `detail` says why."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+def verify(
+    prefix: str | Path,
+    tokenizer_model: str | None = None,
+    append_eod: bool | None = None,
+    inputs: list[str] | None = None,
+    progress: bool = True,
+) -> list[Check]:
+    """The checklist for one corpus.
+
+    Parameters
+    ----------
+    tokenizer_model : to check token ids and the EOD against; the recorded one when None
+    append_eod : whether each document must end with the EOD; what was recorded when None
+    inputs : JSONL files or globs to count the documents of
+    """
+    checks: list[Check] = []
+    pair = [p.is_file() and p.stat().st_size > 0 for p in (bin_path(prefix), idx_path(prefix))]
+    detail = ", ".join(f"{p.name} {_size(p)}" for p in (bin_path(prefix), idx_path(prefix)))
+    checks.append(Check("both files are there and not empty", all(pair), detail))
+    try:
+        index = Index.open(prefix)
+    except (ValueError, FileNotFoundError) as error:
+        return [*checks, Check("the index can be read", False, str(error))]
+    checks.append(Check("the index can be read", True, f"version {index.version}, {index.dtype.name}"))
+    checks += _structure(index)
+    if not all(c.passed for c in checks):
+        return checks
+    meta = read_meta(prefix)
+    spec = _tokenizer(prefix, tokenizer_model)
+    vocab = spec.max_id + 1 if spec else meta["max_id"] + 1 if meta else None
+    eod = spec.eod_id if spec else meta.get("eod_id")
+    checks += _tokens(index, vocab, eod, meta.get("append_eod") if append_eod is None else append_eod, progress)
+    if tokenizer_model is not None and meta:
+        same = spec is not None and spec.sha256 == meta["tokenizer_sha256"]
+        checks.append(
+            Check("made with this tokenizer", same, f"recorded: {meta['tokenizer']}; given: {tokenizer_model}")
+        )
+    checks.append(_count(index, meta, inputs))
+    return checks
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
+
+
+def _structure(index: Index) -> list[Check]:
+    size, lengths = bin_path(index.prefix).stat().st_size, index.lengths.astype(np.int64)
+    want = int(lengths.sum()) * index.dtype.itemsize
+    pointers = np.cumsum(lengths * index.dtype.itemsize) - lengths * index.dtype.itemsize
+    wrong = np.flatnonzero(pointers != index.pointers)
+    at = f"sequence {wrong[0]}: {index.pointers[wrong[0]]}, not {pointers[wrong[0]]}" if len(wrong) else "all agree"
+    bounds = index.documents
+    rising = len(bounds) > 0 and bounds[0] == 0 and bool((np.diff(bounds) >= 0).all())
+    last = int(bounds[-1]) if len(bounds) else -1
+    return [
+        Check("the sizes agree", size == want, f".bin has {size:,} bytes, the index says {want:,}"),
+        Check(
+            "every sequence holds tokens",
+            bool((lengths > 0).all()),
+            f"shortest: {lengths.min() if len(lengths) else 0}",
+        ),
+        Check("the pointers follow the lengths", not len(wrong), at),
+        Check(
+            "the document bounds rise", rising and last == index.num_sequences, f"0 to {last} of {index.num_sequences}"
+        ),
+    ]
+
+
+def _tokens(index: Index, vocab: int | None, eod: int | None, asked: bool | None, progress: bool) -> list[Check]:
+    tokens, top, low, inside, wrong = index.tokens(), -1, 0, 0, 0
+    for start in tqdm(range(0, len(tokens), _BLOCK_TOKENS), desc="verify", unit="block", disable=not progress):
+        block = tokens[start : start + _BLOCK_TOKENS]
+        top, low = max(top, int(block.max())), min(low, int(block.min()))
+        inside += int((block == eod).sum()) if eod is not None else 0
+    name = "token ids lie in the vocabulary"
+    if vocab is None:
+        checks = [Check(name, None, f"largest id {top}; give --tokenizer-model")]
+    else:
+        checks = [Check(name, 0 <= low and top < vocab, f"ids {low} to {top}; the vocabulary has {vocab:,}")]
+    name = "documents end with EOD"
+    if not asked:
+        return [*checks, Check(name, None, "not asked for (--append-eod)")]
+    if eod is None:
+        return [*checks, Check(name, False, "the tokenizer has no EOD token")]
+    starts, ends = index.documents[:-1], index.documents[1:]
+    last = ends[ends > starts] - 1
+    end = index.pointers[last] // index.dtype.itemsize + index.lengths[last] - 1
+    bad = np.flatnonzero(tokens[end] != eod) if len(end) else np.zeros(0)
+    wrong = len(bad)
+    extra = inside - (len(last) - wrong)
+    text = f"{wrong} of {len(last):,} do not" if wrong else f"all {len(last):,}; {extra} more inside documents"
+    return [*checks, Check(name, wrong == 0, text)]
+
+
+def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
+    name = "the documents of the JSONL are all there"
+    if not inputs:
+        if not meta:
+            return Check(name, None, f"{index.num_documents:,} documents; give --input to count")
+        same = meta["documents"] == index.num_documents
+        return Check(name, same, f"{index.num_documents:,} documents; recorded {meta['documents']:,}")
+    lines = 0
+    for chunk in chunks([Span(p) for p in expand_inputs(inputs)], 1 << 20, 1 << 40):
+        lines += sum(1 for line in chunk.data.split(b"\n") if line.strip())
+    skipped = meta.get("skipped", 0)
+    text = f"{index.num_documents:,} documents; {lines:,} lines, {skipped} of them skipped"
+    return Check(name, index.num_documents == lines - skipped, text)
+
+
+def verify_same_tokenizer(prefixes: list[str]) -> Check:
+    """The corpora of a blend must come from one tokenizer, by the hash of its whole definition."""
+    name = "one tokenizer over the blend"
+    hashes = {p: read_meta(p).get("tokenizer_sha256") for p in prefixes}
+    unknown = [p for p, h in hashes.items() if h is None]
+    known = {h: p for p, h in hashes.items() if h is not None}
+    if len(known) > 1:
+        return Check(name, False, " and ".join(known.values()) + " were made with different tokenizers")
+    dtypes = {Index.open(p).dtype.name for p in prefixes}
+    if len(dtypes) > 1:
+        return Check(name, False, f"the corpora have dtypes {', '.join(sorted(dtypes))}")
+    if unknown:
+        return Check(
+            name, None, f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared"
+        )
+    return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")

@@ -1,1 +1,0 @@
-"""Plugins of kind `text_encoders`: one file each, see `dfm_nb.plugins`."""

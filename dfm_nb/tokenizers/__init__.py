@@ -1,1 +1,0 @@
-"""Plugins of kind `tokenizers`: one file each, see `dfm_nb.plugins`."""

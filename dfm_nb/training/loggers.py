@@ -1,0 +1,114 @@
+"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, on rank 0 only.
+
+Enters: metrics records and finished samples. Leaves: tensorboard/ and wandb/ in the run folder.
+Guarantees: a logger that is not configured costs nothing; one that is asked for and missing says so before training starts; a run that goes on
+continues its Weights & Biases run, and two run folders of one name never share one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image
+
+from dfm_nb.base.runs import Run, write_atomically
+from dfm_nb.base.video import read_image, read_video
+from dfm_nb.config.schema import LoggerConfig
+
+GIF_PX = 256
+"""TensorBoard gets a sample's frames in this size at most."""
+
+
+class Loggers:
+    """Scalars and samples to the configured services.
+
+    Raises
+    ------
+    ValueError : Weights & Biases is asked for and not installed.
+    """
+
+    def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):
+        self._tensorboard = self._wandb = None
+        if config.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._tensorboard = SummaryWriter(str(run.path / "tensorboard"))
+        if config.wandb_project and config.wandb_mode != "disabled":
+            if importlib.util.find_spec("wandb") is None:
+                raise ValueError(
+                    "logger.wandb_project is set but wandb is not installed; pip install 'dfm_nb[wandb]', or unset it"
+                )
+            import wandb
+
+            self._wandb = wandb.init(
+                project=config.wandb_project, name=config.wandb_exp_name or run.name, mode=config.wandb_mode,
+                dir=str(run.path), config=dict(settings), id=_wandb_id(run), resume="allow",
+            )  # fmt: skip
+
+    def scalars(self, iteration: int, record: Mapping[str, object]) -> None:
+        """Every finite number of a metrics record; validation losses by noise level as one series for each."""
+        numbers = {k: float(v) for k, v in _flat(record).items() if math.isfinite(v)}
+        if self._tensorboard is not None:
+            for name, value in numbers.items():
+                self._tensorboard.add_scalar(name, value, iteration)
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=iteration)
+
+    def sample(self, iteration: int, index: int, caption: str, path: Path) -> None:
+        """A finished sample, the `index`-th of its round; `path` is its .mp4 or .png."""
+        if self._tensorboard is not None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            picture = Summary.Image(encoded_image_string=_small_picture(path))
+            summary = Summary(value=[Summary.Value(tag=f"samples/{index}", image=picture)])
+            self._tensorboard.file_writer.add_summary(summary, iteration)
+            self._tensorboard.add_text(f"samples/{index}", caption, iteration)
+        if self._wandb is not None:
+            import wandb
+
+            kind = wandb.Image if path.suffix == ".png" else wandb.Video
+            self._wandb.log({f"samples/{index}": kind(str(path), caption=caption)}, step=iteration)
+
+    def close(self) -> None:
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _flat(record: Mapping[str, object]) -> dict[str, float]:
+    """Numbers by name; `X_by_sigma` lists become X/sigma_0.02, ... with the levels of `val_sigmas`."""
+    out = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "iteration"}
+    levels = record.get("val_sigmas") or []
+    for name, values in record.items():
+        if "_by_sigma" in name:
+            by_level = {f"{name.replace('_by_sigma', '')}/sigma_{s:.3g}": v for s, v in zip(levels, values)}
+            out |= {k: v for k, v in by_level.items() if v is not None}
+    return out
+
+
+def _small_picture(path: Path) -> bytes:
+    """PNG of a picture, animated GIF of a clip: what TensorBoard shows in its image panel."""
+    frames, fps = (read_image(path), 1.0) if path.suffix == ".png" else read_video(path)
+    pictures = [Image.fromarray(f) for f in frames.reshape(-1, *frames.shape[-3:])]
+    for p in pictures:
+        p.thumbnail((GIF_PX, GIF_PX))
+    buffer = io.BytesIO()
+    if path.suffix == ".png":
+        pictures[0].save(buffer, "PNG")
+    else:
+        pictures[0].save(buffer, "GIF", save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
+    return buffer.getvalue()
+
+
+def _wandb_id(run: Run) -> str:
+    """Made once for a run folder and kept in it."""
+    file = run.path / "wandb_id.txt"
+    if not file.is_file():
+        write_atomically(file, uuid.uuid4().hex[:12].encode())
+    return file.read_text().strip()

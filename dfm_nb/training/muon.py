@@ -1,0 +1,154 @@
+"""Muon for the matrices of the transformer's layers, AdamW for all else (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+
+Enters: gradients that the data-parallel processes have summed. Leaves: new weights, the same on every process.
+Guarantees: each matrix is orthogonalised whole, in any layout: tensor-parallel parts are put together first, and the queries, keys and values
+of one matrix are three matrices; checkpoints continue in another layout as those of AdamW do.
+Cost: 5 iterations of 2 r^2 (2 c + r) FLOPs for a matrix of r x c, r <= c, shared out over the data-parallel processes; one all-gather of the
+updates over them; one number of state per weight, where AdamW has two.
+
+Here because torch's own Muon computes in bfloat16 and knows no parts, and megatron-core's needs a package that is not on PyPI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dfm_nb.model.linear import is_lora
+from dfm_nb.parallel.groups import mpu, shard_dim
+from dfm_nb.training.orthogonal import orthogonal
+
+PARTS = {"linear_qkv": 3, "linear_kv": 2}
+"""How many matrices megatron-core keeps in one, interleaved by head."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """How a weight [out, in] of this rank is a part of whole matrices.
+
+    parts : matrices in it, interleaved by head along `out`. heads : of the whole weight; used where parts > 1. dim : split by tp, or None.
+    """
+
+    parts: int = 1
+    heads: int = 1
+    dim: int | None = None
+
+    def blocks(self, whole: Tensor) -> Tensor:
+        """[out, in] -> [parts, out / parts, in]."""
+        return whole.unflatten(0, (self.heads, self.parts, -1)).transpose(0, 1).flatten(1, 2)
+
+    def join(self, blocks: Tensor) -> Tensor:
+        """Inverse of `blocks`."""
+        return blocks.unflatten(1, (self.heads, -1)).transpose(0, 1).flatten(0, 2)
+
+
+def matrices_of(chunks: Iterable[torch.nn.Module]) -> dict[Tensor, Matrix]:
+    """The trained matrices of the layers' attention and MLP; with mixed precision their float32 copies, which the optimizer has."""
+    out = {}
+    for chunk in chunks:
+        heads = chunk.config.num_attention_heads
+        for name, p in chunk.named_parameters():
+            kind = name.split(".")[-2]
+            if kind.startswith("linear_") and name.endswith("weight") and p.requires_grad and not is_lora(name):
+                parts = PARTS.get(kind, 1)
+                out[getattr(p, "main_param", p)] = Matrix(parts, heads if parts > 1 else 1, shard_dim(p))
+    return out
+
+
+class Muon(torch.optim.AdamW):
+    """AdamW whose steps are Muon's for `matrices`: W -= lr * (weight_decay * W + scale * sqrt(max(r, c)) * orthogonal(momentum)).
+
+    Parameters
+    ----------
+    groups : parameter groups of an AdamW, with their learning rates and weight decay.
+    scale : root mean square of an update's entries relative to `lr`; 0.2 is about AdamW's (Liu et al. 2025, arXiv:2502.16982).
+    dtype : of the iteration that orthogonalises, and of the updates that the processes exchange; Jordan et al. use bfloat16.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict],
+        matrices: Mapping[Tensor, Matrix],
+        scale: float,
+        momentum: float,
+        ns_steps: int,
+        dtype: torch.dtype = torch.float32,
+    ):
+        super().__init__(groups)
+        self.matrices, self.scale, self.momentum, self.ns_steps = matrices, scale, momentum, ns_steps
+        self.dtype = dtype
+        self.share, self.tp = (
+            mpu.get_data_parallel_group(with_context_parallel=True),
+            mpu.get_tensor_model_parallel_group(),
+        )
+        load = [0] * self.share.size()
+        self.owned: list[list[Tensor]] = [[] for _ in load]  # by data-parallel process
+        for p in sorted(matrices, key=self._work, reverse=True):  # a stable sort: the same on every process
+            least = load.index(min(load))
+            self.owned[least].append(p)
+            load[least] += self._work(p)
+
+    def moments(self, p: Tensor) -> tuple[str, ...]:
+        """Names of a parameter's state beside `step`."""
+        return ("momentum_buffer",) if p in self.matrices else ("exp_avg", "exp_avg_sq")
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.matrices:
+            state = self.state[p]
+            if not state:
+                state.update(step=torch.zeros((), device=p.device), momentum_buffer=torch.zeros_like(p))
+            state["step"] += 1
+            state["momentum_buffer"].lerp_(p.grad, 1 - self.momentum)
+        own = {p: self._update(p) for p in self.owned[self.share.rank()]}
+        for p in self.matrices:
+            p.grad = None  # AdamW passes it over
+        loss = super().step(closure)
+        updates = self._everyones(own)
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p in self.matrices:
+                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(updates[p], alpha=-group["lr"])
+        return loss
+
+    def _work(self, p: Tensor) -> int:
+        """What orthogonalising a matrix costs, in arbitrary units."""
+        parts = self.matrices[p].parts
+        short, long = sorted((p.shape[0] // parts, p.shape[1]))
+        return parts * short**2 * (2 * long + short)
+
+    def _update(self, p: Tensor) -> Tensor:
+        """This rank's part of the scaled update of a matrix, in `dtype`."""
+        m = self.matrices[p]
+        direction = p.grad.lerp(self.state[p]["momentum_buffer"], self.momentum)  # Nesterov's
+        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), self.ns_steps)
+        whole = m.join(blocks).mul_(self.scale * max(blocks.shape[1:]) ** 0.5)
+        return whole if m.dim is None else whole.chunk(self.tp.size(), m.dim)[self.tp.rank()]
+
+    def _whole(self, part: Tensor, dim: int | None) -> Tensor:
+        if dim is None or self.tp.size() == 1:
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.tp.size())]
+        dist.all_gather(parts, part.contiguous(), group=self.tp)
+        return torch.cat(parts, dim)
+
+    def _everyones(self, own: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+        """The updates of all matrices, from the data-parallel processes that made them."""
+        if self.share.size() == 1:
+            return own
+        sizes = [sum(p.numel() for p in ps) for ps in self.owned]
+        some = next(iter(self.matrices))
+        sent = some.new_zeros(max(sizes), dtype=self.dtype)
+        if own:
+            sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
+        received = [torch.empty_like(sent) for _ in self.owned]
+        dist.all_gather(received, sent, group=self.share)
+        out = {}
+        for flat, ps, size in zip(received, self.owned, sizes):
+            pieces = flat[:size].split([p.numel() for p in ps])
+            out.update((p, piece.view_as(p)) for p, piece in zip(ps, pieces))
+        return out

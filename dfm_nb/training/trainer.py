@@ -1,0 +1,239 @@
+"""Model, optimizer and schedule of one rank: what a training step and a validation round are.
+
+Enters: a resolved configuration, `Pack`s. Leaves: `StepResult`s, validation losses.
+Guarantees: the loss is the mean over the tokens of the whole global batch in every layout; a step with NaN or Inf changes nothing;
+validation draws nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.data.loader import Pack
+from dfm_nb.model.attention import pick_backend
+from dfm_nb.model.denoiser import forward
+from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
+from dfm_nb.model.ema import PowerEMA
+from dfm_nb.model.linear import freeze_base
+from dfm_nb.parallel.groups import Layout, mpu
+from dfm_nb.training.muon import Muon, matrices_of
+
+
+def layout_of(model) -> Layout:
+    return Layout(
+        model.tensor_model_parallel_size,
+        model.pipeline_model_parallel_size,
+        model.context_parallel_size,
+        model.virtual_pipeline_model_parallel_size,
+        model.sequence_parallel,
+    )
+
+
+def build_chunks(model, mixed_precision: str, seed: int, **overrides) -> tuple[DiTConfig, list[DiT]]:
+    """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
+    device = parallel.device()
+    backend = pick_backend(model.attention_backend, device)
+    config = transformer_config(model, mixed_precision, backend, **overrides)
+    stages = range(config.virtual_pipeline_model_parallel_size or 1)
+    chunks = []
+    for v in stages:
+        vp_stage = v if config.virtual_pipeline_model_parallel_size else None
+        chunk = DiT(
+            config,
+            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            vp_stage=vp_stage,
+        )
+        init_weights(chunk, seed)
+        if model.lora.rank:
+            freeze_base(chunk)
+        chunks.append(chunk.to(device))
+    return config, chunks
+
+
+@dataclass
+class StepResult:
+    """What one optimizer step did, over all ranks."""
+
+    loss: float
+    tokens: int
+    grad_norm: float
+    skipped: bool
+
+
+class Trainer:
+    """Model, optimizer and schedule of one rank; knows nothing of files except through `checkpoint`.
+
+    Parameters
+    ----------
+    config : resolved configuration with `model.in_channels`, `model.text_dim` and `model.sigma_data` set.
+    """
+
+    def __init__(self, config: cfg.Config):
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        self.config, self.device = config, parallel.device()
+        self.layout = layout_of(config.model)
+        self.dp_rank, self.dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
+        self.model_config.finalize_model_grads_func = finalize_model_grads
+        overlap = self.dp_size > 1 and self.device.type == "cuda"
+        ddp_config = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=config.optimizer.use_distributed_optimizer,
+            overlap_grad_reduce=overlap,
+        )  # parameters are not gathered late: the averages and validation read them right after the step
+        self.ddp = [
+            DistributedDataParallel(self.model_config, ddp_config, c, disable_bucketing=i > 0)
+            for i, c in enumerate(self.chunks)
+        ]
+        sync = [d.no_sync for d in self.ddp]
+        self.model_config.no_sync_func = sync if len(sync) > 1 else sync[0]
+        self._build_optimizer()
+        self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
+        self.run_schedule = get_forward_backward_func()
+        self.capacity = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
+        self.steps_taken = 0  # optimizer steps that changed the weights
+
+    def _build_optimizer(self) -> None:
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+        from dfm_nb.parallel.megatron_cpu import cuda_type_names
+
+        c, o, s = self.config, self.config.optimizer, self.config.scheduler
+        settings = OptimizerConfig(
+            optimizer="adam", lr=o.lr, min_lr=o.min_lr, weight_decay=o.weight_decay,
+            adam_beta1=o.adam_beta1, adam_beta2=o.adam_beta2, adam_eps=o.adam_eps, clip_grad=o.clip_grad,
+            bf16=c.mixed_precision == "bf16", params_dtype=self.model_config.params_dtype,
+            use_distributed_optimizer=o.use_distributed_optimizer,
+        )  # fmt: skip
+        parameters = [p for chunk in self.ddp for p in chunk.parameters()]
+        if self.device.type == "cuda":
+            self.optimizer = get_megatron_optimizer(settings, self.ddp)
+        else:
+            with cuda_type_names(parameters):
+                self.optimizer = get_megatron_optimizer(settings, self.ddp)
+        for part in self.optimizer.chained_optimizers:  # one kernel per step instead of ten
+            for group in part.optimizer.param_groups:
+                group["fused"], group["foreach"] = True, False
+            matrices = matrices_of(self.chunks) if o.optimizer == "muon" else {}
+            if matrices:  # with low-rank updates they are frozen
+                part.optimizer = Muon(
+                    part.optimizer.param_groups,
+                    matrices,
+                    o.muon_extra_scale_factor,
+                    o.muon_momentum,
+                    o.muon_num_ns_steps,
+                    self.model_config.params_dtype,
+                )
+        decay = s.lr_decay_iters or c.train.train_iters
+        self.scheduler = OptimizerParamScheduler(
+            self.optimizer, init_lr=0.0, max_lr=o.lr, min_lr=o.min_lr,
+            lr_warmup_steps=min(s.lr_warmup_iters, decay - 1), lr_decay_steps=decay, lr_decay_style=s.lr_decay_style,
+            start_wd=o.weight_decay, end_wd=o.weight_decay, wd_incr_steps=decay, wd_incr_style="constant",
+        )  # fmt: skip
+
+    @property
+    def lr(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
+
+    def pieces(self) -> checkpoint.Pieces:
+        return checkpoint.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
+
+    def _forward_step(self, packs: Iterator[Pack], model):
+        output, loss_of = forward(model, next(packs), self.config.model.sigma_data, self.device)
+
+        def loss_function(network_output):
+            losses = loss_of(network_output)
+            total, count = (losses.loss * losses.mask).sum(), losses.mask.sum().int()
+            return total, count, {"sum": torch.stack((total.detach(), count.float()))}
+
+        return output, loss_function
+
+    def _schedule(self, packs: list[Pack], forward_step, forward_only: bool) -> list[dict]:
+        iterators = [iter(packs) for _ in self.ddp]
+        return self.run_schedule(
+            forward_step_func=forward_step,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.ddp if len(self.ddp) > 1 else self.ddp[0],
+            num_microbatches=len(packs),
+            seq_length=len(packs[0].x0),
+            micro_batch_size=1,
+            forward_only=forward_only,
+        )
+
+    def backward(self, packs: list[Pack]) -> torch.Tensor:
+        """Gradients of the mean loss per token over all ranks' packs; returns float64 [loss sum, tokens]."""
+        for chunk in self.ddp:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        return self.reduce_sums(self._schedule(packs, self._forward_step, forward_only=False), 2)
+
+    def reduce_sums(self, outputs: list[dict], width: int) -> torch.Tensor:
+        """Sum the "sum" entries of micro-batches over ranks, the same float64 [width] on every rank."""
+        total = torch.zeros(width, dtype=torch.float64, device=self.device)
+        for out in outputs:  # empty except on the last pipeline stage
+            total += out["sum"]
+        dist.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
+        return parallel.broadcast_from_last_stage(total)
+
+    def step(self, packs: list[Pack]) -> StepResult:
+        """One optimizer step on this rank's packs. NaN or Inf in loss or gradients: the weights stay as they are."""
+        from megatron.core.optimizer import optimizer as mcore_optimizer
+
+        loss_sum, tokens = self.backward(packs).tolist()
+        found_inf = self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        loss = loss_sum / max(tokens, 1)
+        skipped = bool(found_inf) or not (math.isfinite(grad_norm) and math.isfinite(loss))
+        if not skipped:
+            clip = self.config.optimizer.clip_grad
+            for part in self.optimizer.chained_optimizers:
+                parameters = part.get_parameters()
+                if clip > 0 and parameters:
+                    mcore_optimizer.clip_grad_by_total_norm_fp32(parameters, max_norm=clip, total_norm=grad_norm)
+            self.optimizer.step_with_ready_grads()
+            self.steps_taken += 1
+            self.ema.update(self.steps_taken)
+        self.scheduler.step(increment=1)
+        return StepResult(loss, int(tokens), grad_norm, skipped)
+
+    @torch.no_grad()
+    def evaluate(self, packs: list[Pack], sigma_index: list[torch.Tensor], num_sigmas: int) -> dict[str, object]:
+        """EDM loss at fixed noise levels with fixed noise: the mean, and one mean per level.
+
+        packs : this rank's validation packs, with their noise levels already set; sigma_index[i] : int64 [R] of pack i.
+        """
+        index_of = {id(p): index for p, index in zip(packs, sigma_index)}
+
+        def forward_step(batches, model):
+            pack = next(batches)
+            output, loss_of = forward(model, pack, self.config.model.sigma_data, self.device)
+
+            def loss_function(network_output):
+                losses = loss_of(network_output)
+                level = index_of[id(pack)].to(self.device)[losses.row]
+                one_hot = (level == torch.arange(num_sigmas, device=self.device)[:, None]) & losses.mask
+                sums = torch.cat((one_hot.float() @ losses.loss, one_hot.float().sum(1)))
+                return losses.loss.sum(), losses.mask.sum().int(), {"sum": sums}
+
+            return output, loss_function
+
+        sums = self.reduce_sums(self._schedule(packs, forward_step, forward_only=True), 2 * num_sigmas)
+        loss, count = sums.cpu().split(num_sigmas)
+        by_sigma = [(a / b).item() if b else None for a, b in zip(loss, count)]
+        return {"loss": (loss.sum() / count.sum()).item(), "by_sigma": by_sigma}

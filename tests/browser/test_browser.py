@@ -1,0 +1,200 @@
+"""JupyterLab in headless Chromium: the tour with its buttons, plots and clips; a kernel restart in the middle of a run.
+
+Screenshots go to `runs/browser` (or $DFM_SCREENSHOTS), to be kept as output of CI.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import nbformat
+import papermill.iorw
+import psutil
+import pytest
+from papermill.parameterize import parameterize_notebook
+
+from dfm_nb.base.runs import read_metrics
+from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
+from workbench.job import Job
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+SHOTS = Path(os.environ.get("DFM_SCREENSHOTS", Path(__file__).parents[2] / "runs" / "browser"))
+PATIENCE_S = 300
+SMALL = {"num_images": 48, "num_clips": 12, "model_size": "tiny", "train_iters": 24, "num_processes": 2, "num_steps": 6}
+LONG = """
+from workbench import Launcher, Monitor, project_folder
+project_folder()
+run = Launcher("runs/long", ["--mock", "--recipe", "demo", "model.size=tiny", "train.train_iters=100000",
+               "dataset.num_workers=0", "train.eval_interval=0", "checkpoint.save_interval=100000", "logger.log_interval=1"], nproc=2)
+Monitor("runs/long").show()
+run
+"""
+ATTACH = """
+from workbench import Launcher, Monitor, project_folder
+project_folder()
+run = Launcher.attach("runs/long")
+Monitor("runs/long").show()
+run
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A Chromium with a profile of its own."""
+    path = find_browser()
+    if path is None:
+        pytest.skip(
+            "there is no Chromium on this machine; .ci/run installs it with apt-get (Debian's package chromium)"
+        )
+    with sync_api.sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path_factory.mktemp("profile")), executable_path=path, headless=True, args=FLAGS,
+            viewport={"width": 1280, "height": 1000},
+        )  # fmt: skip
+        context.set_default_timeout(60_000)
+        yield context
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """`dfm lab` in a project folder with the tour, its parameters made small."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "notebooks").mkdir()
+    tour = papermill.iorw.load_notebook_node(str(NOTEBOOKS / "00_tour.ipynb"))
+    nbformat.write(parameterize_notebook(tour, SMALL), project / "notebooks" / "00_tour.ipynb")
+    write_notebook(project / "notebooks" / "long.ipynb", LONG, ATTACH)
+    with LabServer(project, tmp_path_factory.mktemp("jupyter")) as running:
+        yield running
+    for record in project.rglob(
+        "launch.json"
+    ):  # a run outlives its kernel and the server: none is left after a failure
+        Job(record.parent).stop(grace_s=2)
+
+
+@pytest.fixture
+def page(browser, request):
+    page = browser.new_page()
+    yield page
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{request.node.name}_end.png")
+    page.close()
+
+
+def shot(page, name: str) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def wait_until(what, about: str, timeout_s: float = PATIENCE_S, page=None) -> None:
+    """Poll `what()` while the browser's events are served."""
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for: {about}"
+        page.wait_for_timeout(200) if page is not None else time.sleep(0.2)
+
+
+def drawn(place) -> str:
+    """What the loss plot of a page or a cell draws now."""
+    return place.locator(".dfm-monitor .dfm-plot").first.locator("svg").inner_html()
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run; one that has ended and waits to be collected by its parent does not."""
+    out = []
+    for p in processes:
+        try:
+            out += [p] if p.is_running() and p.status() != psutil.STATUS_ZOMBIE else []
+        except psutil.NoSuchProcess:
+            pass
+    return out
+
+
+def test_tour_by_hand_from_start_to_clips(page, server):
+    lab = NotebookPage(page, server, "notebooks/00_tour.ipynb")
+    lab.hide_sides()
+    lab.run_all()
+    train = page.locator(".dfm-launcher").nth(1)
+    start = train.get_by_role("button", name="Start")
+    start.wait_for(timeout=PATIENCE_S * 1000)
+    assert train.get_by_role("status").inner_text().endswith("not started")
+    assert train.get_by_role("button", name="Stop").is_disabled()
+    start.scroll_into_view_if_needed()
+    start.click()
+
+    monitor = page.locator(".dfm-monitor")
+    monitor.locator(".dfm-plot path").first.wait_for(state="attached", timeout=PATIENCE_S * 1000)
+    early = drawn(page)
+    status = monitor.get_by_role("status")
+    sync_api.expect(status).to_contain_text("finished · iteration 24/24", timeout=PATIENCE_S * 1000)
+    assert drawn(page) != early, "the loss plot changes while it trains"
+    sync_api.expect(monitor.locator(".progress-bar").first).to_have_attribute("style", re.compile(r"width: 100%"))
+    records = read_metrics(server.project / "runs/nb/tour/train")
+    assert [r["iteration"] for r in records if "loss" in r] == list(range(1, 25))
+    monitor.scroll_into_view_if_needed()
+    shot(page, "tour_trained")
+
+    clips = page.locator("video[aria-label*='eyespotted' i][style*='256px']")
+    clips.last.wait_for(timeout=PATIENCE_S * 1000)
+    lab.wait_idle(PATIENCE_S)
+    assert lab.errors() == []
+    video = clips.last
+    video.scroll_into_view_if_needed()
+    size = video.evaluate("v => new Promise(done => v.readyState ? done([v.videoWidth, v.videoHeight]) : "
+                          "v.addEventListener('loadedmetadata', () => done([v.videoWidth, v.videoHeight])))")  # fmt: skip
+    assert size == [64, 64]
+    video.evaluate("async v => { v.muted = true; await v.play(); }")
+    seen = set()
+    wait_until(lambda: seen.add(video.evaluate("v => v.currentTime")) or len(seen) >= 3, "the clip plays", 30, page)
+    assert video.evaluate("v => v.getVideoPlaybackQuality().totalVideoFrames") > 1
+    shot(page, "tour_clips")
+
+
+def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):
+    lab = NotebookPage(page, server, "notebooks/long.ipynb")
+    lab.hide_sides()
+    job, folder = Job(server.project / "runs/long"), server.project / "runs/long"
+    lab.run_cell(0)
+    lab.cell(0).locator(".dfm-launcher").get_by_role("button", name="Start").click(timeout=120_000)
+    wait_until(lambda: len(read_metrics(folder)) >= 3, "three iterations", page=page)
+    processes = job.processes()
+    assert len(processes) >= 4, "a supervisor, torchrun and two workers"
+    group = os.getpgid(processes[0].pid)
+    assert group == processes[0].pid != os.getpgid(server.process.pid), "a process group of its own"
+    early = drawn(lab.cell(0))
+
+    lab.restart_kernel()
+    before = len(read_metrics(folder))
+    wait_until(lambda: len(read_metrics(folder)) > before + 3, "training goes on without a kernel", page=page)
+    assert len(alive(processes)) == len(processes)
+    lab.run_cell(1)
+    again = lab.cell(1).locator(".dfm-launcher")  # what cell 0 shows belonged to the former kernel
+    status = again.get_by_role("status")
+    sync_api.expect(status).to_contain_text(f"running · process {processes[0].pid}", timeout=120_000)
+    monitor = lab.cell(1).locator(".dfm-monitor")
+    monitor.locator(".dfm-plot path").first.wait_for(state="attached")
+    attached = drawn(lab.cell(1))
+    assert attached != early
+    wait_until(lambda: drawn(lab.cell(1)) != attached, "the plot goes on", 60, page)
+    monitor.scroll_into_view_if_needed()
+    shot(page, "attached_after_restart")
+
+    processes = job.processes()
+    again.get_by_role("button", name="Stop").click()
+    sync_api.expect(status).to_contain_text("stopped", timeout=90_000)
+    assert alive(processes) == [] and job.state == "stopped"
+    assert alive([p for p in psutil.process_iter() if _group(p) == group]) == [], "nothing of the process group is left"
+    sync_api.expect(again.get_by_role("button", name="Resume")).to_be_enabled()
+    assert lab.errors() == []
+    shot(page, "stopped")
+
+
+def _group(process: psutil.Process) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except OSError:
+        return None

@@ -1,0 +1,256 @@
+"""The folder source: captions from where they may stand, clips out of what moves, and nothing lost in silence."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dfm_nb.base import video
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.sources import _media, folder
+
+
+def picture(path, colour="red", size=(24, 32), **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path, **options)
+
+
+def counting_clip(t, h=32, w=32):
+    """uint8 [T, H, W, 3] whose frame k has the level 8 k."""
+    return np.broadcast_to((np.arange(t) * 8).astype(np.uint8)[:, None, None, None], (t, h, w, 3))
+
+
+def frame_numbers(clip):
+    return (clip.video[:, 16, 16, 1].astype(float) / 8).round().astype(int).tolist()
+
+
+def read(source, index=0):
+    return list(source.read(index))
+
+
+def fault(source, index=0):
+    with pytest.raises(SampleError) as caught:
+        read(source, index)
+    assert "\n" not in caught.value.detail
+    return caught.value
+
+
+# ---- captions -----------------------------------------------------------------------------------------------------
+
+
+def test_captions_come_from_csv_then_txt_then_json_then_name(tmp_path):
+    for name in ("a.png", "b.png", "c.png", "d.png", "sub/my_blue-butterfly.png"):
+        picture(tmp_path / name)
+    (tmp_path / "captions.csv").write_text("file,caption\na.png,from csv\nb.png,\n")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("from\n txt ")
+    (tmp_path / "c.json").write_text(json.dumps({"caption": "from json"}))
+    (tmp_path / "d.json").write_text('"a plain string"')
+    source = folder.build(str(tmp_path))
+    assert [read(source, i)[0].caption for i in range(len(source))] == [
+        "from csv", "from txt", "from json", "a plain string", "my blue butterfly",
+    ]  # fmt: skip
+
+
+def test_captions_csv_takes_paths_in_subfolders_and_a_byte_order_mark(tmp_path):
+    picture(tmp_path / "sub" / "x.png")
+    (tmp_path / "captions.csv").write_bytes('\ufefffile_name,caption\n./sub\\x.png,"ä, b"\n'.encode())
+    source = folder.build(str(tmp_path))
+    assert len(source) == 1 and read(source)[0].caption == "ä, b"
+
+
+def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "captions.csv").write_text("file,caption\na.png,one\ngone.png,two\nnotes.pdf,three\n")
+    (tmp_path / "notes.pdf").write_text("no media")
+    source = folder.build(str(tmp_path))
+    assert len(source) == 3
+    assert fault(source, 1).reason == "missing_file" and "gone.png" in fault(source, 1).detail
+    assert fault(source, 2).reason == "unknown_type" and "notes.pdf" in fault(source, 2).detail
+
+
+@pytest.mark.parametrize(
+    "name, content, reason",
+    [
+        ("a.txt", b"\xff\xfe bad", "caption_not_utf8"),
+        ("a.txt", b" \n ", "no_caption"),
+        ("a.json", b"{not json", "caption_not_json"),
+        ("a.json", b"[1, 2]", "no_caption"),
+        ("a.json", b'{"caption": 7}', "no_caption"),
+        ("a.json", b'{"other": "x"}', "no_caption"),
+    ],
+)
+def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content, reason, tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / name).write_bytes(content)
+    error = fault(folder.build(str(tmp_path)))
+    assert error.reason == reason and name in error.detail
+
+
+def test_a_name_without_words_needs_a_caption(tmp_path):
+    picture(tmp_path / "___.png")
+    assert fault(folder.build(str(tmp_path))).reason == "no_caption"
+
+
+# ---- pictures -----------------------------------------------------------------------------------------------------
+
+
+def test_unreadable_pictures_are_named(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"not a picture")
+    (tmp_path / "b.mp4").write_bytes(b"not a video")
+    source = folder.build(str(tmp_path))
+    assert [fault(source, i).reason for i in (0, 1)] == ["unreadable_image", "unreadable_video"]
+    assert "a.png" in fault(source, 0).detail and "b.mp4" in fault(source, 1).detail
+
+
+def test_transparency_lies_on_the_background(tmp_path):
+    Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "a.webp", lossless=True)
+    clip = read(folder.build(str(tmp_path), background="#102030"))[0]
+    assert clip.video.shape == (1, 16, 16, 3) and (clip.video == (16, 32, 48)).all()
+
+
+def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
+    picture(tmp_path / "a.png")
+    picture(tmp_path / ".trash" / "b.png")
+    picture(tmp_path / ".c.png")
+    (tmp_path / "d.pdf").write_text("x")
+    with caplog.at_level("INFO", "dfm_nb"):
+        source = folder.build(str(tmp_path))
+    assert source.files == ["a.png"] and "1 .pdf" in caplog.text
+
+
+def test_a_still_webp_keeps_its_orientation_and_is_one_frame(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(tmp_path / "a.webp", size=(40, 20), exif=exif)
+    clip = read(folder.build(str(tmp_path)))[0]
+    assert clip.video.shape == (1, 40, 20, 3)
+
+
+def test_further_pages_of_a_tiff_are_not_frames(tmp_path):
+    pages = [Image.new("RGB", (20, 20), c) for c in ("red", "blue")]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
+    assert len(read(folder.build(str(tmp_path)))[0].video) == 1
+
+
+# ---- what moves ---------------------------------------------------------------------------------------------------
+
+
+def test_animations_are_clips_of_one_plus_four_k_frames(tmp_path):
+    frames = [Image.fromarray(f) for f in counting_clip(12)]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], duration=100, lossless=True)
+    (clip,) = read(folder.build(str(tmp_path)))
+    assert frame_numbers(clip) == list(range(9)) and clip.fps == pytest.approx(10)
+    (slow,) = read(folder.build(str(tmp_path), fps=5))
+    assert frame_numbers(slow) == [0, 2, 4, 6, 8] and slow.fps == 5
+
+
+def test_videos_are_cut_into_clips(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", counting_clip(20), 10, crf=4)
+    whole = read(folder.build(str(tmp_path)))
+    assert [frame_numbers(c) for c in whole] == [list(range(17))] and whole[0].key == folder.key_of("a.mp4")
+    parts = read(folder.build(str(tmp_path), clip_frames=9))
+    assert [frame_numbers(c) for c in parts] == [list(range(9)), list(range(9, 18))]
+    assert [c.key for c in parts] == [f"{whole[0].key}-0000", f"{whole[0].key}-0001"]
+    overlapping = read(folder.build(str(tmp_path), clip_frames=5, stride=3))
+    assert [frame_numbers(c)[0] for c in overlapping] == [0, 3, 6, 9, 12, 15]
+    assert all(len(c.video) == 5 and c.fps == 10 for c in overlapping)
+
+
+def test_a_stride_longer_than_the_clip_skips_frames(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", counting_clip(20), 10, crf=4)
+    parts = read(folder.build(str(tmp_path), clip_frames=5, stride=8))
+    assert [frame_numbers(c) for c in parts] == [[0, 1, 2, 3, 4], [8, 9, 10, 11, 12]]
+
+
+def test_a_video_shorter_than_the_clip_gives_what_it_has(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", counting_clip(7), 10, crf=4)
+    (clip,) = read(folder.build(str(tmp_path), clip_frames=17))
+    assert frame_numbers(clip) == [0, 1, 2, 3, 4]
+
+
+def test_cutting_holds_one_window_at_a_time(monkeypatch, tmp_path):
+    """A video far over the bound can be cut, and is refused as a whole."""
+    monkeypatch.setattr(video, "MAX_BYTES", 10 * 32 * 32 * 3)
+    video.write_mp4(tmp_path / "a.mp4", counting_clip(25), 10, crf=4)
+    assert len(read(folder.build(str(tmp_path), clip_frames=5))) == 5
+    error = fault(folder.build(str(tmp_path)))
+    assert error.reason == "too_long" and "--clip-frames" in error.detail
+
+
+def test_read_clips_takes_bytes_and_tells_an_animation_by_its_content():
+    frames = [Image.fromarray(f) for f in counting_clip(5)]
+    buffer = io.BytesIO()
+    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=50)
+    ((key, clip, fps),) = _media.read_clips(buffer.getvalue(), (255, 255, 255), _media.ClipOptions(), "k")
+    assert key == "k" and clip.shape == (5, 32, 32, 3) and fps == pytest.approx(20)
+
+
+# ---- the list -----------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_unique_and_legible(tmp_path):
+    for name in ("a b.png", "a-b.png", "a_b.png", "ü.png", "sub/a b.png"):
+        picture(tmp_path / name)
+    source = folder.build(str(tmp_path))
+    keys = [source.item_key(i) for i in range(len(source))]
+    assert len(set(keys)) == 5 and all(c.key == k for i, k in enumerate(keys) for c in read(source, i))
+
+
+def test_identity_changes_with_files_captions_and_options(tmp_path):
+    picture(tmp_path / "a.png")
+    first = folder.build(str(tmp_path)).identity()
+    assert first == folder.build(str(tmp_path)).identity() == json.loads(json.dumps(first))
+    assert folder.build(str(tmp_path), background="black").identity() != first
+    assert folder.build(str(tmp_path), clip_frames=9).identity() != first
+    (tmp_path / "captions.csv").write_text("file,caption\na.png,another\n")
+    recaptioned = folder.build(str(tmp_path)).identity()
+    assert recaptioned != first
+    picture(tmp_path / "b.png")
+    assert folder.build(str(tmp_path)).identity() not in (first, recaptioned)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"clip_frames": 10}, "use 9 or 13"),
+        ({"clip_frames": 0}, "1 \\+ 4k"),
+        ({"fps": 0}, "--fps must be positive"),
+        ({"stride": 0, "clip_frames": 5}, "--stride must be at least 1"),
+        ({"stride": 4}, "give --clip-frames"),
+        ({"background": "mud-brown"}, "CSS name or #rrggbb"),
+    ],
+)
+def test_bad_options_are_refused(options, said, tmp_path):
+    picture(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=said):
+        folder.build(str(tmp_path), **options)
+
+
+def test_bad_folders_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="folder:DIR"):
+        folder.build(None)
+    with pytest.raises(NotADirectoryError, match="none is not a folder"):
+        folder.build(str(tmp_path / "none"))
+    with pytest.raises(ValueError, match="no images or videos"):
+        folder.build(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (b"a,b\n1,2\n", "it has a, b"),
+        (b"", "it has none"),
+        (b"file,caption\na.png,\xff\n", "UTF-8"),
+        (b"file,caption\na.png," + b"x" * 200_000 + b"\n", "cannot be read as CSV"),
+    ],
+)
+def test_a_malformed_captions_csv_is_refused(content, said, tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "captions.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        folder.build(str(tmp_path))

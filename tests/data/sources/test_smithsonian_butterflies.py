@@ -1,0 +1,129 @@
+"""The Smithsonian source on a small parquet of the real schema: bytes before URLs, with and without a hub."""
+
+from __future__ import annotations
+
+import io
+
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from dfm_nb.base import plugins
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.sources import _fetch, smithsonian_butterflies
+
+
+def jpeg(colour) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), colour).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write_parquet(path, with_bytes=True):
+    """Three rows of the columns that the data set has."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = path.parent / "second.jpg"
+    image.write_bytes(jpeg("blue"))
+    data = {
+        "image_url": ["http://127.0.0.1:9/first.jpg", image.as_uri(), "http://127.0.0.1:9/third.jpg"],
+        "image_alt": ["view Aholibah Underwing digital asset number 1"] * 3,
+        "id": ["edanmdm-a", "edanmdm-b", "edanmdm-c"],
+        "name": ["Aholibah Underwing", "Grass Jewel", None],
+        "scientific_name": ["Catocala aholibah", "Freyeria trochylus", "Lycaena xanthoides"],
+        "sim_score": [0.9, 0.8, 0.7],
+    }
+    if with_bytes:
+        data["image"] = [{"bytes": jpeg("red"), "path": None}, None, {"bytes": jpeg("red"), "path": None}]
+    pq.write_table(pa.table(data), path)
+    return path
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    return write_parquet(tmp_path / "local" / smithsonian_butterflies.FILE)
+
+
+def test_bytes_come_before_urls_and_the_caption_is_the_name(parquet):
+    source = smithsonian_butterflies.build(str(parquet))
+    clips = [next(source.read(i)) for i in (0, 1)]
+    assert [c.caption for c in clips] == ["Aholibah Underwing", "Grass Jewel"] and len(source) == 3
+    assert [c.video[0, 0, 0].argmax() for c in clips] == [0, 2]
+    assert clips[0].source == "smithsonian_butterflies" and clips[0].video.shape == (1, 30, 40, 3)
+
+
+def test_a_row_without_a_name_is_dropped_by_name_and_another_column_can_be_asked_for(parquet):
+    with pytest.raises(SampleError, match="row 3 of data/train") as caught:
+        next(smithsonian_butterflies.build(str(parquet)).read(2))
+    assert caught.value.reason == "no_caption"
+    other = smithsonian_butterflies.build(str(parquet), caption_column="scientific_name")
+    assert next(other.read(2)).caption == "Lycaena xanthoides"
+
+
+def test_a_file_its_folder_and_the_hub_give_the_same_source(parquet, monkeypatch):
+    asked = []
+
+    def download(repo_id, filename, repo_type, revision):
+        asked.append((repo_id, filename, repo_type, revision))
+        return str(parquet)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    root = parquet.parents[1]
+    sources = [smithsonian_butterflies.build(spec) for spec in (str(parquet), str(root), str(parquet.parent), None)]
+    assert asked == [("huggan/smithsonian_butterflies_subset", "data/train-00000-of-00001.parquet", "dataset", None)]
+    assert all(s.identity() == sources[0].identity() and s.item_key(1) == sources[0].item_key(1) for s in sources)
+
+
+def test_urls_are_fetched_when_the_file_has_no_bytes(tmp_path, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    path = write_parquet(tmp_path / "t.parquet", with_bytes=False)
+    source = smithsonian_butterflies.build(str(path), retries=0, timeout_s=1)
+    assert next(source.read(1)).video[0, 0, 0].argmax() == 2
+    with pytest.raises(SampleError, match=r"127.0.0.1:9/first.jpg could not be fetched in 1 attempt") as caught:
+        next(source.read(0))
+    assert caught.value.reason == "unreachable"
+
+
+def test_without_a_network_the_error_names_the_file_and_the_way_out(monkeypatch, tmp_path):
+    def download(*args, **kwargs):
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(FileNotFoundError) as caught:
+        smithsonian_butterflies.build()
+    said = str(caught.value)
+    assert smithsonian_butterflies.URL in said and "no route to the hub" in said and "\n" not in said
+    assert "hf download huggan/smithsonian_butterflies_subset" in said
+    assert "--source smithsonian_butterflies:DIR" in said
+
+
+def test_the_real_hub_client_offline_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set"):
+        _fetch.hub_file("hf://datasets/nobody/nothing@main/a/b.parquet")
+
+
+def test_a_local_copy_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no parquet file; where there is a network, run: hf download"):
+        smithsonian_butterflies.build(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        smithsonian_butterflies.build(str(tmp_path / "none.parquet"))
+
+
+def test_another_table_is_refused(tmp_path):
+    pq.write_table(pa.table({"image": [b"x"], "label": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(ValueError, match="no column 'name'"):
+        smithsonian_butterflies.build(str(tmp_path / "other.parquet"))
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/a/b", "hf://models/a/b/c", "hf://datasets//b/c"])
+def test_a_malformed_hub_url_is_refused(url):
+    with pytest.raises(ValueError, match="hf://datasets/OWNER/NAME/PATH"):
+        _fetch.hub_file(url)
+
+
+def test_the_sources_are_plugins():
+    assert {"folder", "smithsonian_butterflies", "synthetic", "table"} <= set(plugins.names("sources"))

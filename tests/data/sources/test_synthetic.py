@@ -1,0 +1,201 @@
+"""The synthetic source: captions say what is drawn, items depend on (seed, index) alone, held-out triples stay out."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dfm_nb.base import plugins
+from dfm_nb.base.records import KEY_PATTERN
+from dfm_nb.data.sources import synthetic
+
+ALL = {"colour": synthetic.COLOURS, "pattern": synthetic.PATTERNS, "background": synthetic.BACKGROUNDS}
+
+
+def one(source, index):
+    (clip,) = source.read(index)
+    return clip
+
+
+def triple(attributes):
+    return tuple(attributes[name] for name in ALL)
+
+
+def test_build_is_found_as_a_plugin():
+    assert "synthetic" in plugins.names("sources")
+    assert plugins.load("sources", "synthetic").build(num_images=3, num_clips=2).name == "synthetic"
+
+
+def test_items_are_images_then_clips():
+    source = synthetic.build(num_images=4, num_clips=3)
+    clips = [one(source, i) for i in range(len(source))]
+    assert [len(c.video) > 1 for c in clips] == [False] * 4 + [True] * 3
+    assert [c.key for c in clips] == [source.item_key(i) for i in range(7)] and len({c.key for c in clips}) == 7
+    for c in clips:
+        t, h, w, _ = c.video.shape
+        assert KEY_PATTERN.fullmatch(c.key) and c.video.dtype == np.uint8 and h % 16 == w % 16 == 0
+        assert t in (1, 9, 17) and c.fps in (8.0, 12.0) and c.source == "synthetic"
+        assert c.attributes["motion"] == ("still" if t == 1 else "flapping")
+
+
+def test_read_is_a_pure_function_of_seed_and_index():
+    a, b = synthetic.build(num_images=20, num_clips=0, seed=3), synthetic.build(num_images=50, num_clips=9, seed=3)
+    for i in (19, 0, 7):
+        assert np.array_equal(one(a, i).video, one(b, i).video) and one(a, i).caption == one(b, i).caption
+    other = one(synthetic.build(num_images=20, num_clips=0, seed=4), 7)
+    assert other.video.shape != one(a, 7).video.shape or (other.video != one(a, 7).video).any()
+
+
+def test_sizes_are_varied_and_mostly_the_base():
+    source = synthetic.build(num_images=200, num_clips=0)
+    sizes = [one(source, i).video.shape[1:3] for i in range(200)]
+    assert sizes.count((64, 64)) > 80
+    assert set(sizes) == {(64, 64), (64, 80), (80, 64), (64, 96), (96, 64), (48, 48)}
+
+
+def test_square_changes_nothing_but_the_sides():
+    mixed, square = (synthetic.build(spec, num_images=30, num_clips=10) for spec in (None, "square"))
+    for i in range(40):
+        a, b = one(mixed, i), one(square, i)
+        assert b.video.shape[1:3] == (64, 64) and len(b.video) == len(a.video)
+        assert (b.caption, b.attributes, b.fps, b.key) == (a.caption, a.attributes, a.fps, a.key)
+        assert a.video.shape != b.video.shape or (a.video == b.video).all()
+    both = synthetic.build("unseen,square", num_images=1, num_clips=0)
+    assert both.unseen and both.square and not mixed.square
+
+
+def test_captions_name_every_attribute():
+    words = {"eyespots": "eyespot", "spots": "spotted", "stripes": "striped", "night": "at night"}
+    for colour, pattern, place in itertools.product(*ALL.values()):
+        for motion, template in itertools.product(synthetic.MOTIONS, range(synthetic.NUM_TEMPLATES)):
+            attributes = {"colour": colour, "pattern": pattern, "background": place, "motion": motion}
+            for species, posture in zip(synthetic.SPECIES, itertools.cycle(synthetic.POSTURES)):
+                text = synthetic.caption_for(attributes | {"species": species, "posture": posture}, template)
+                low = text.lower()
+                assert all(words.get(v, v) in low for v in (colour, pattern, place, species))
+                assert posture.replace("tilted", "tilted to the") in low or posture in ("open", "folded")
+                assert ("flapping" in low) == (motion == "flapping")
+                assert "{" not in text and text[0].isupper() and text.endswith(".")
+                assert not any(f" a {v}" in low for v in "aeiou") and len(text) < 160
+
+
+def test_captions_differ_between_all_that_differs():
+    seen = {}
+    for values in itertools.product(*ALL.values(), synthetic.SPECIES, synthetic.POSTURES, synthetic.MOTIONS):
+        attributes = dict(zip([*ALL, "species", "posture", "motion"], values))
+        for template in range(synthetic.NUM_TEMPLATES):
+            assert seen.setdefault(synthetic.caption_for(attributes, template), values) == values
+
+
+def test_unseen_combinations_are_a_fifth_and_leave_every_pair_seen():
+    unseen = {triple(c) for c in synthetic.unseen_combinations()}
+    seen = {triple(c) for c in synthetic.seen_combinations()}
+    total = len(list(itertools.product(*ALL.values())))
+    assert not unseen & seen and len(unseen | seen) == total and 0.17 < len(unseen) / total < 0.23
+    for i, j in itertools.combinations(range(3), 2):
+        pairs = set(itertools.product(list(ALL.values())[i], list(ALL.values())[j]))
+        assert {(t[i], t[j]) for t in seen} == pairs
+    for i, values in enumerate(ALL.values()):
+        assert {t[i] for t in unseen} == set(values)
+
+
+def test_training_never_shows_an_unseen_combination():
+    unseen = {triple(c) for c in synthetic.unseen_combinations()}
+    train = synthetic.build(num_images=150, num_clips=5)
+    held = synthetic.build("unseen", num_images=20, num_clips=2)
+    assert not unseen & {triple(one(train, i).attributes) for i in range(len(train))}
+    assert {triple(one(held, i).attributes) for i in range(len(held))} <= unseen
+    assert not {train.item_key(i) for i in range(155)} & {held.item_key(i) for i in range(22)}
+
+
+def test_render_is_the_same_picture_at_every_size():
+    attributes = {"colour": "red", "pattern": "eyespots", "background": "sand"}
+    small, large = (synthetic.render(attributes, 5, s, s)[0].astype(float) for s in (64, 256))
+    assert np.abs(large.reshape(64, 4, 64, 4, 3).mean((1, 3)) - small).mean() < 4
+
+
+@pytest.mark.parametrize("colour", synthetic.COLOURS)
+def test_wings_have_their_colour(colour):
+    """The named colour is, next to the background's, the most common of the palette."""
+    palette = np.array(list(synthetic._butterflies.COLOUR_RGB.values()), float)
+    frame = synthetic.render({"colour": colour, "background": "night", "species": "morpho"}, 1, 64, 64)[0].astype(float)
+    distance = np.linalg.norm(frame.reshape(-1, 1, 3) - palette, axis=-1)
+    close = distance.argmin(1)[distance.min(1) < 60]
+    assert len(close) > 200 and synthetic.COLOURS[np.bincount(close, minlength=8).argmax()] == colour
+
+
+def test_backgrounds_are_far_apart():
+    means = [
+        np.mean([synthetic.render({"background": b}, s, 64, 64)[0, ::63, ::63].mean((0, 1)) for s in range(8)], 0)
+        for b in synthetic.BACKGROUNDS
+    ]
+    for a, b in itertools.combinations(means, 2):
+        assert np.linalg.norm(a - b) > 40
+
+
+def test_patterns_change_the_wings():
+    frames = [synthetic.render({"pattern": p}, 2, 64, 64)[0].astype(float) for p in synthetic.PATTERNS]
+    for a, b in itertools.combinations(frames, 2):
+        assert (np.abs(a - b).max(-1) > 40).sum() > 100
+
+
+def test_clips_beat_their_wings_over_a_still_background():
+    clip = synthetic.render({"background": "meadow"}, 3, 64, 64, num_frames=9).astype(float)
+    change = np.abs(np.diff(clip, axis=0)).max((0, -1))
+    assert (change > 60).sum() > 400 and (change[:3] == 0).all()
+
+
+def test_clips_begin_where_stills_are_and_close_their_wings():
+    for posture in synthetic.POSTURES:
+        attributes = {"pattern": "stripes", "posture": posture}
+        still = synthetic.render(attributes, 3, 64, 64).astype(float)
+        clip = synthetic.render(attributes, 3, 64, 64, num_frames=9).astype(float)
+        away = np.abs(clip - still).mean((1, 2, 3))
+        assert away[0] < 0.1 * away.max() and away[1] < away[2] < away[3] and away[8] < 0.8 * away.max(), away
+
+
+def test_a_frame_alone_is_that_of_the_clip():
+    clip = synthetic.render({"pattern": "spots"}, 4, 64, 64, num_frames=9)
+    for t in (0, 5, 8):
+        assert np.array_equal(synthetic.render({"pattern": "spots"}, 4, 64, 64, 9, only=t), clip[t : t + 1])
+
+
+def test_butterflies_stay_within_the_picture():
+    """Few of the outermost pixels change when the butterfly changes its colour."""
+    for species, posture in itertools.product(synthetic.SPECIES, synthetic.POSTURES):
+        touched = 0
+        for seed in range(6):
+            a, b = (
+                synthetic.render({"colour": c, "species": species, "posture": posture}, seed, 64, 64)[0].astype(int)
+                for c in ("red", "blue")
+            )
+            differs = np.abs(a - b).max(-1) > 20
+            edge = np.concatenate([differs[0], differs[-1], differs[:, 0], differs[:, -1]])
+            touched += edge.sum() / max(1, differs.sum())
+        assert touched / 6 < 0.03, (species, posture, touched / 6)
+
+
+@pytest.mark.parametrize(
+    "call, said",
+    [
+        (lambda: synthetic.build("elephants"), "unseen"),
+        (lambda: synthetic.build(size_px=60), "multiples of 16"),
+        (lambda: synthetic.build(num_images=-1), "negative"),
+        (lambda: synthetic.render({"colour": "mauve"}, 0, 64, 64), "available: red"),
+        (lambda: synthetic.caption_for({"shade": "red"}), "available: colour"),
+        (lambda: synthetic.render({}, 0, 0, 64), "positive"),
+        (lambda: synthetic.render({}, 0, 64, 64, 9, only=9), "only must be one of the 9 frames"),
+    ],
+)
+def test_mistakes_are_named(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_identity_tells_sources_apart():
+    a = synthetic.build(seed=1).identity()
+    assert a == synthetic.build(seed=1).identity()
+    for other in ({"seed": 2}, {"seed": 1, "unseen": True}, {"seed": 1, "square": True}, {"seed": 1, "size_px": 128}):
+        assert synthetic.build(**other).identity() != a

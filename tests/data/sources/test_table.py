@@ -1,0 +1,427 @@
+"""The table source: every kind of table and of reference, and a server that does what servers do."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from dfm_nb.base import video
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.sources import _fetch, _rows, table
+
+
+def png(colour="red", size=(24, 20)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def mp4(tmp_path, t=9) -> bytes:
+    frames = np.broadcast_to((np.arange(t) * 12).astype(np.uint8)[:, None, None, None], (t, 32, 32, 3))
+    video.write_mp4(tmp_path / "made.mp4", frames, 10)
+    return (tmp_path / "made.mp4").read_bytes()
+
+
+def read(source, index=0):
+    return list(source.read(index))
+
+
+def fault(source, index=0):
+    with pytest.raises(SampleError) as caught:
+        read(source, index)
+    assert "\n" not in caught.value.detail
+    return caught.value
+
+
+def colour_of(clip):
+    return tuple(clip.video[0, 0, 0].tolist())
+
+
+# ---- a server -----------------------------------------------------------------------------------------------------
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by path; `server.seen` counts the requests for each."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        name = self.path.lstrip("/").partition("?")[0]
+        self.server.seen[name] = self.server.seen.get(name, 0) + 1
+        getattr(self, name.partition(".")[0].partition("%")[0])()
+
+    def answer(self, body=b"", status=200, kind="image/png", length=None, **headers):
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body) if length is None else length))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def good(self):
+        self.answer(png("lime"))
+
+    def untyped(self):
+        self.answer(png("blue"), kind="application/octet-stream")
+
+    def missing(self):
+        self.answer(b"no", 404, "text/html")
+
+    def forbidden(self):
+        self.answer(b"no", 403, "text/html")
+
+    def page(self):
+        self.answer(b"<html>sign in</html>", kind="text/html; charset=utf-8")
+
+    def garbage(self):
+        self.answer(b"these are no pixels")
+
+    def truncated(self):
+        body = png("red")
+        self.answer(body[:-20], length=len(body))
+
+    def chunked(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "image/png")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"40\r\nshort")
+
+    def huge(self):
+        self.answer(png(), length=3 << 30)
+
+    def endless(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "image/png")
+        self.end_headers()
+        try:
+            for _ in range(2000):
+                self.wfile.write(bytes(1 << 16))
+        except OSError:
+            self.server.hung_up.set()
+
+    def stall(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.server.released.wait(10)
+
+    def silent(self):
+        self.server.released.wait(10)
+
+    def trickle(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        for _ in range(100):
+            self.wfile.write(b"x")
+            self.wfile.flush()
+            if self.server.released.wait(0.05):
+                break
+
+    def reset(self):
+        self.connection.close()
+
+    def flaky(self):
+        """Fails in three ways, then serves."""
+        turn = self.server.seen["flaky.png"]
+        if turn == 1:
+            return self.answer(status=503, Retry_After="0")
+        if turn == 2:
+            return self.truncated()
+        if turn == 3:
+            return self.reset()
+        return self.good()
+
+    def moved(self):
+        self.answer(status=302, Location="/good.png")
+
+    def loop(self):
+        self.answer(status=302, Location="/loop")
+
+    def clip(self):
+        self.answer(self.server.clip, kind="video/mp4")
+
+    def list(self):
+        self.answer(b"image,caption\nhttp://127.0.0.1:%d/good.png,green\n" % self.server.server_port, kind="text/csv")
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.seen, httpd.released, httpd.hung_up, httpd.clip = {}, threading.Event(), threading.Event(), b""
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    httpd.url = f"http://127.0.0.1:{httpd.server_port}"
+    yield httpd
+    httpd.released.set()
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def served(tmp_path, server, *names, **options):
+    """A table of the server's files."""
+    path = tmp_path / "t.csv"
+    pd.DataFrame({"image_url": [f"{server.url}/{n}" for n in names], "caption": "a caption"}).to_csv(path, index=False)
+    return table.build(str(path), **({"timeout_s": 0.3, "backoff_s": 0.01, "retries": 1} | options))
+
+
+def test_urls_are_fetched(tmp_path, server):
+    source = served(tmp_path, server, "good.png", "untyped", "moved.png", "good%20one.png", "good.png?size=2")
+    clips = [c for i in range(5) for c in read(source, i)]
+    assert [colour_of(c) for c in clips] == [(0, 255, 0), (0, 0, 255), (0, 255, 0), (0, 255, 0), (0, 255, 0)]
+
+
+def test_a_url_with_spaces_and_letters_beyond_ascii_is_quoted(tmp_path, server):
+    source = served(tmp_path, server, "good näme.png")
+    assert colour_of(read(source)[0]) == (0, 255, 0) and "good%20n%C3%A4me.png" in server.seen
+
+
+@pytest.mark.parametrize(
+    "name, reason, requests",
+    [
+        ("missing.png", "not_found", 1),
+        ("forbidden.png", "refused", 1),
+        ("page.png", "wrong_type", 1),
+        ("garbage.png", "unreadable_image", 1),
+        ("huge.png", "too_large", 1),
+        ("loop", "refused", None),
+        ("truncated.png", "truncated", 2),
+        ("chunked.png", "truncated", 2),
+        ("stall.png", "timed_out", 2),
+        ("silent.png", "timed_out", 2),
+        ("reset.png", "unreachable", 2),
+    ],
+)
+def test_a_fault_of_the_server_is_named_and_retried_when_it_may_pass(name, reason, requests, tmp_path, server):
+    started = time.monotonic()
+    error = fault(served(tmp_path, server, name))
+    assert error.reason == reason and f"{server.url}/{name}" in error.detail and "row 1 of t.csv" in error.detail
+    assert requests is None or server.seen[name] == requests
+    assert time.monotonic() - started < 5
+
+
+def test_passing_faults_are_outlived(tmp_path, server):
+    source = served(tmp_path, server, "flaky.png", retries=3)
+    assert colour_of(read(source)[0]) == (0, 255, 0) and server.seen["flaky.png"] == 4
+
+
+def test_retries_pause_longer_each_time(tmp_path, server, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(_fetch.time, "sleep", pauses.append)
+    fault(served(tmp_path, server, "truncated.png", retries=4, backoff_s=0.5))
+    assert pauses == [0.5, 1.0, 2.0, 4.0]
+
+
+def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server):
+    assert fault(served(tmp_path, server, "endless.png", max_bytes=1 << 20)).reason == "too_large"
+    assert server.hung_up.wait(5)
+
+
+def test_a_trickle_ends_with_the_attempt(tmp_path, server):
+    limits = _fetch.Limits(timeout_s=1, total_s=0.3, retries=0)
+    with pytest.raises(SampleError) as caught:
+        _fetch.download(f"{server.url}/trickle", tmp_path / "x", limits)
+    assert caught.value.reason == "timed_out" and not (tmp_path / "x").exists()
+
+
+def test_no_server_is_unreachable(tmp_path, server):
+    server.shutdown()
+    server.server_close()
+    assert fault(served(tmp_path, server, "good.png")).reason == "unreachable"
+
+
+def test_videos_are_fetched_and_cut(tmp_path, server):
+    server.clip = mp4(tmp_path)
+    for name in ("clip.mp4", "clip"):
+        clips = read(served(tmp_path, server, name, clip_frames=5, stride=4))
+        assert [c.video.shape for c in clips] == [(5, 32, 32, 3)] * 2
+    server.clip = b"no video"
+    error = fault(served(tmp_path, server, "clip.mp4"))
+    assert error.reason == "unreadable_video" and f"{server.url}/clip.mp4 is not" in error.detail
+
+
+def test_downloads_leave_nothing_behind(tmp_path, server, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(table.tempfile, "tempdir", str(tmp_path / "temporary"))
+    source = served(tmp_path, server, "good.png", "garbage.png", "truncated.png")
+    read(source, 0), fault(source, 1), fault(source, 2)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_the_table_itself_may_be_a_url(server):
+    source = table.build(f"{server.url}/list.csv")
+    assert source.label == "list.csv" and colour_of(read(source)[0]) == (0, 255, 0)
+    with pytest.raises(ValueError, match=r"404.*local path"):
+        table.build(f"{server.url}/missing.csv", retries=0)
+
+
+# ---- kinds of table -----------------------------------------------------------------------------------------------
+
+ROWS = [
+    {"image": "a.png", "caption": "ein Fälter"},
+    {"image": "gone.png", "caption": "gone"},
+    {"image": "a.png", "caption": ""},
+    {"image": "", "caption": "NA"},
+]
+
+
+def write_table(path, rows):
+    frame = pd.DataFrame(rows)
+    if path.suffix in (".csv", ".tsv"):
+        frame.to_csv(path, index=False, sep="," if path.suffix == ".csv" else "\t")
+    elif path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(r) for r in rows) + "\n\n")
+    else:
+        frame.to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_every_kind_of_table_reads_alike(suffix, tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    source = table.build(str(write_table(tmp_path / f"t{suffix}", ROWS)))
+    assert len(source) == 4
+    (clip,) = read(source)
+    assert clip.caption == "ein Fälter" and clip.video.shape == (1, 20, 24, 3) and clip.source == "table"
+    assert [fault(source, i).reason for i in (1, 2, 3)] == ["missing_file", "no_caption", "no_media"]
+    assert "row 2 of t" in fault(source, 1).detail and "gone.png" in fault(source, 1).detail
+
+
+def test_references_are_paths_file_urls_or_nothing_else(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a b.png").write_bytes(png("blue"))
+    path = tmp_path / "sub" / "a b.png"
+    refs = ["sub/a b.png", str(path), path.as_uri(), "ftp://example.org/a.png"]
+    source = table.build(str(write_table(tmp_path / "t.csv", [{"path": r, "text": "x"} for r in refs])))
+    assert [colour_of(read(source, i)[0]) for i in range(3)] == [(0, 0, 255)] * 3
+    assert fault(source, 3).reason == "bad_url"
+
+
+def test_columns_can_be_chosen(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    path = str(write_table(tmp_path / "t.csv", [{"photo": "a.png", "image": "gone", "said": "one", "caption": "two"}]))
+    source = table.build(path, image_column="photo", caption_column="said")
+    assert read(source)[0].caption == "one"
+    with pytest.raises(ValueError, match="no column 'foto'; choose --image-column from photo, image, said, caption"):
+        table.build(path, image_column="foto")
+    with pytest.raises(ValueError, match="choose --caption-column"):
+        table.build(path, caption_column="x")
+
+
+def test_columns_that_cannot_be_guessed_are_asked_for(tmp_path):
+    with pytest.raises(ValueError, match="--image-column from a, caption"):
+        table.build(str(write_table(tmp_path / "t.csv", [{"a": 1, "caption": 2}])))
+    with pytest.raises(ValueError, match="--caption-column from image, b"):
+        table.build(str(write_table(tmp_path / "t.csv", [{"image": 1, "b": 2}])))
+
+
+def test_image_bytes_in_parquet_are_used_and_the_url_where_there_are_none(tmp_path):
+    (tmp_path / "b.png").write_bytes(png("blue"))
+    empty = {"bytes": None, "path": None}
+    images = [{"bytes": png("red"), "path": "x.png"}, None, empty, {"bytes": b"", "path": "b.png"}]
+    columns = {"image": images, "image_url": ["unused.png", "b.png", None, None], "caption": ["a", "b", "c", "d"]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=1)
+    source = table.build(str(tmp_path / "t.parquet"))
+    assert [colour_of(read(source, i)[0]) for i in (0, 1, 3)] == [(255, 0, 0), (0, 0, 255), (0, 0, 255)]
+    assert fault(source, 2).reason == "no_media"
+
+
+def test_raw_bytes_in_parquet_may_be_pictures_or_videos(tmp_path):
+    pq.write_table(pa.table({"image": [png("red"), mp4(tmp_path)], "caption": ["a", 7 * "b"]}), tmp_path / "t.parquet")
+    source = table.build(str(tmp_path / "t.parquet"))
+    assert [read(source, i)[0].video.shape for i in (0, 1)] == [(1, 20, 24, 3), (9, 32, 32, 3)]
+
+
+def test_parquet_rows_are_read_group_by_group(tmp_path, monkeypatch):
+    count, asked = 40, []
+    pq.write_table(pa.table({"image": [bytes([i]) for i in range(count)]}), tmp_path / "t.parquet", row_group_size=8)
+    original = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda f, g, **k: asked.append(g) or original(f, g, **k))
+    rows = _rows.open_rows(tmp_path / "t.parquet")
+    assert [rows.value("image", i) for i in range(count)] == [bytes([i]) for i in range(count)]
+    assert asked == [0, 1, 2, 3, 4] and len(rows._held) == _rows.GROUPS_HELD
+
+
+def test_parquet_rows_are_safe_between_threads(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    pq.write_table(pa.table({"image": [bytes([i]) for i in range(200)]}), tmp_path / "t.parquet", row_group_size=7)
+    rows, order = _rows.open_rows(tmp_path / "t.parquet"), np.random.default_rng(0).permutation(200).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda i: rows.value("image", i), order)) == [bytes([i]) for i in order]
+
+
+def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    rows = [{"image": "a.png", "caption": c} for c in (["a", "b"], {"en": "a"}, 42, None)]
+    source = table.build(str(write_table(tmp_path / "t.jsonl", rows)))
+    assert [fault(source, i).reason for i in (0, 1, 3)] == ["no_caption"] * 3 and read(source, 2)[0].caption == "42"
+
+
+def test_identity_follows_captions_and_references(tmp_path):
+    path = tmp_path / "t.csv"
+    first = table.build(str(write_table(path, ROWS))).identity()
+    assert first == table.build(str(path)).identity() == json.loads(json.dumps(first))
+    assert table.build(str(path), clip_frames=9).identity() != first
+    assert table.build(str(write_table(path, [{**r, "caption": "x"} for r in ROWS]))).identity() != first
+    assert table.build(str(write_table(path, [{**r, "image": "x"} for r in ROWS]))).identity() != first
+
+
+def test_keys_are_stable_when_rows_are_added(tmp_path):
+    path = tmp_path / "my table.csv"
+    few = table.build(str(write_table(path, ROWS[:2])))
+    keys = [few.item_key(i) for i in range(2)]
+    many = table.build(str(write_table(path, ROWS)))
+    assert [many.item_key(i) for i in range(2)] == keys and len({many.item_key(i) for i in range(4)}) == 4
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("t.csv", b"", "cannot be read"),
+        ("t.csv", b"image,caption\n", "no rows"),
+        ("t.csv", b"image,caption\na,\xff\xfe\n", "UTF-8"),
+        ("t.csv", b"image,caption\na,b\nc,d,e\n", "line 3"),
+        ("t.csv", b"image,caption\na,b,c\n", "more cells than the header"),
+        ("t.jsonl", b'{"image": "a"}\n{oops\n', "line 2 is not JSON"),
+        ("t.jsonl", b"[1]\n", "line 1 must be a JSON object"),
+        ("t.jsonl", b"\n", "no rows"),
+        ("t.jsonl", b'{"image": "\xff"}\n', "UTF-8"),
+        ("t.parquet", b"PAR1 no", "cannot be read"),
+        ("t.xlsx", b"x", "ends in .csv"),
+    ],
+)
+def test_malformed_tables_are_refused_in_one_sentence(name, content, said, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        table.build(str(tmp_path / name))
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_missing_tables_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="table:FILE"):
+        table.build("")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        table.build(str(tmp_path / "none.csv"))
+    with pytest.raises(IsADirectoryError, match="--source folder:"):
+        table.build(str(tmp_path))
+
+
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"retries": -1}, {"max_bytes": 0}, {"clip_frames": 6}])
+def test_bad_options_are_refused(options, tmp_path):
+    with pytest.raises(ValueError, match=next(iter(options)).replace("clip_frames", "--clip-frames")):
+        table.build(str(write_table(tmp_path / "t.csv", ROWS)), **options)

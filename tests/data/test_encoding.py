@@ -1,0 +1,193 @@
+"""The pipeline of one rank on a tiny source and encoders whose results are known."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from dfm_nb.data import encoding, shards
+from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.data.shard_plan import ShardPlan
+
+AS_IS = encoding.Geometry(None, False)
+
+
+class Source:
+    """Item i gives `clips[i]` grey images of 16 x 16 px with the value i; negative: a fault after so many clips."""
+
+    name = "tiny"
+
+    def __init__(self, clips, wide=(), slow_first=False):
+        self.clips, self.wide, self.slow_first, self.reading, self.most = clips, set(wide), slow_first, 0, 0
+        self.lock = threading.Lock()
+
+    def item_key(self, index):
+        return f"item-{index}"
+
+    def read(self, index):
+        if self.slow_first and index == 0:
+            time.sleep(0.2)
+        count = self.clips[index]
+        for i in range(abs(count)):
+            shape = (1, 16, 32 if index in self.wide else 16, 3)
+            yield Clip(f"item-{index}-{i}", np.full(shape, index, np.uint8), f"caption {index % 3}", 1.0, self.name)
+        if count < 0:
+            raise SampleError("bad_end", f"item-{index} breaks off")
+
+
+class Mean:
+    """Latent = mean of each 8x8 block of red, in all channels; notes the batches."""
+
+    def __init__(self):
+        self.batches = []
+
+    def encode(self, video):
+        self.batches.append(tuple(video.shape))
+        z = torch.nn.functional.avg_pool3d(video[:, :1, ::4], (1, 8, 8))
+        return z.repeat(1, 16, 1, 1, 1)
+
+
+class Length:
+    """One token per word; notes what was encoded."""
+
+    def __init__(self):
+        self.calls = []
+
+    def encode(self, captions):
+        self.calls.append(list(captions))
+        return [torch.full((len(c.split()), 4), float(len(c))).bfloat16() for c in captions]
+
+
+def encode(folder, source, plans, tokenizer=None, text=None, **options):
+    (folder / shards.RECORDS).mkdir(exist_ok=True)
+    tokenizer, text = tokenizer or Mean(), text or Length()
+    encoding.encode_shards(plans, source, AS_IS, tokenizer, text, folder, **options)
+    return [encoding.read_record(folder, p.name) for p in plans]
+
+
+def plans_of(count, size):
+    return [
+        ShardPlan(f"rank0-{n:06d}.tar", "train", tuple(range(i, min(i + size, count))))
+        for n, i in enumerate(range(0, count, size))
+    ]
+
+
+def test_samples_are_the_items_in_order_with_their_own_latents(tmp_path):
+    source, ticks = Source([1] * 20, wide=(3, 4, 11), slow_first=True), []
+    records = encode(tmp_path, source, plans_of(20, 7), workers=3, on_item=lambda: ticks.append(1))
+    entries = [e for r in records for e in shards.scan_shard(tmp_path / r["name"])]
+    assert [e.key for e in entries] == [f"item-{i}-0" for i in range(20)] and len(ticks) == 20
+    for i, e in enumerate(entries):
+        clip = e.read()
+        assert clip.latent.shape == (1, 16, 1, 2, 4 if i in (3, 4, 11) else 2)
+        assert torch.equal(clip.latent.unique(), torch.tensor([i / 127.5 - 1]).bfloat16())
+        assert e.meta["latent_shape"] == list(clip.latent.shape[1:]) and e.meta["text_tokens"] == 2
+
+
+def test_equal_shapes_share_a_batch_and_equal_captions_are_encoded_once(tmp_path):
+    tokenizer, text = Mean(), Length()
+    encode(tmp_path, Source([1] * 9, wide=(2, 5)), plans_of(9, 9), tokenizer, text)
+    assert sorted(b[0] for b in tokenizer.batches) == [2, 7]
+    assert text.calls == [["caption 0", "caption 1", "caption 2"]]
+
+
+def test_bytes_do_not_depend_on_threads_or_on_what_was_done_before(tmp_path):
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    whole.mkdir()
+    part.mkdir()
+    source, plans = Source([1, 2, 0, 1, -1, 1, 3, 1]), plans_of(8, 3)
+    first = encode(whole, source, plans, workers=4)
+    last = encode(part, source, plans[1:], workers=1)
+    assert [r["sha256"] for r in first[1:]] == [r["sha256"] for r in last]
+
+
+def test_faults_are_drops_with_key_and_reason_and_clips_before_them_stay(tmp_path):
+    (record,) = encode(tmp_path, Source([2, -1, 0, 1]), plans_of(4, 4))
+    assert record["samples"] == 4
+    assert [(d["key"], d["reason"]) for d in record["drops"]] == [("item-1", "bad_end"), ("item-2", "no_clips")]
+
+
+def test_unexpected_fault_of_an_item_is_a_drop_and_the_run_goes_on(tmp_path):
+    source = Source([1, 1, 1])
+    read = source.read
+    source.read = lambda i: iter(()).throw(OSError("disk")) if i == 1 else read(i)
+    (record,) = encode(tmp_path, source, plans_of(3, 3))
+    assert record["samples"] == 2 and record["drops"][0]["key"] == "item-1"
+    assert "item-1" in record["drops"][0]["detail"]
+
+
+def test_key_that_occurs_twice_is_dropped_and_named(tmp_path):
+    source = Source([1, 1])
+    source.read = lambda i: iter([Clip("same", np.zeros((1, 16, 16, 3), np.uint8), "c", 1.0, "tiny")])
+    (record,) = encode(tmp_path, source, plans_of(2, 2))
+    assert record["samples"] == 1 and record["drops"][0]["reason"] == "duplicate_key"
+
+
+def test_shard_without_a_usable_sample_has_a_record_and_no_tar(tmp_path):
+    (record,) = encode(tmp_path, Source([0, 0]), plans_of(2, 2))
+    assert record["samples"] == 0 and len(record["drops"]) == 2 and not list(tmp_path.glob("*.tar"))
+
+
+def test_long_shards_are_written_in_chunks_with_the_same_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "CHUNK_SAMPLES", 4)
+    text = Length()
+    (record,) = encode(tmp_path, Source([1] * 11), plans_of(11, 11), text=text)
+    entries = shards.scan_shard(tmp_path / record["name"])
+    assert [e.key for e in entries] == [f"item-{i}-0" for i in range(11)]
+    assert text.calls == [["caption 0", "caption 1", "caption 2"]]
+    sums = np.array(record["latent_sums"])
+    values = np.array([e.read().latent.double().numpy() for e in entries])
+    np.testing.assert_allclose(sums[:, 0], [values[:, 0, 0].size, values[:, 0, 0].sum(), (values[:, 0, 0] ** 2).sum()])
+
+
+def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(encoding, "AHEAD_BYTES", 5 * 16 * 16 * 3)
+    ahead = encoding.ReadAhead(Source([3] * 30), AS_IS, range(30), 4)
+    taken = ahead.take(30)
+    keys = [next(taken)[1].clip.key for _ in range(2)]
+    time.sleep(0.3)
+    held = sum(len(line.waiting) for line in ahead._lines)
+    keys += [r.clip.key for _, r in taken]
+    ahead.close()
+    assert held <= 5 + 4 + 64  # the budget, one clip a thread, and the marks of ended items
+    assert sum(isinstance(k, str) for k in keys) == 90 and keys == [f"item-{i}-{j}" for i in range(30) for j in range(3)]
+
+
+def test_fault_of_an_encoder_ends_the_run_and_leaves_no_shard(tmp_path):
+    class Broken(Length):
+        def encode(self, captions):
+            raise RuntimeError("no weights")
+
+    (tmp_path / shards.RECORDS).mkdir()
+    with pytest.raises(RuntimeError, match="no weights"):
+        encode(tmp_path, Source([1] * 40), plans_of(40, 5), text=Broken())
+    assert not list(tmp_path.glob("*.t*")) and not list((tmp_path / shards.RECORDS).iterdir())
+
+
+def test_batch_that_does_not_fit_the_device_is_halved(tmp_path):
+    class Small(Mean):
+        def encode(self, video):
+            if len(video) > 3:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().encode(video)
+
+    tokenizer = Small()
+    (record,) = encode(tmp_path, Source([1] * 10), plans_of(10, 10), tokenizer)
+    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.scan_shard(tmp_path / record["name"])]
+    np.testing.assert_allclose(values, [i / 127.5 - 1 for i in range(10)], atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    "shape, short, upscale, want",
+    [((1, 600, 800, 3), 512, False, (512, 672)), ((1, 100, 90, 3), 64, False, (64, 64)), ((7, 40, 40, 3), 64, False, (32, 32)),
+     ((7, 40, 48, 3), 64, True, (64, 64)), ((1, 64, 96, 3), None, False, (64, 96))],
+)  # fmt: skip
+def test_geometry_resizes_once_to_multiples_of_16_without_enlarging(shape, short, upscale, want, monkeypatch):
+    calls = []
+    monkeypatch.setattr(encoding.video, "resize", lambda v, h, w: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1])
+    fitted = encoding.Geometry(short, upscale).fit(Clip("k", np.zeros(shape, np.uint8), "c", 1.0, "s"))
+    t, h, w, _ = fitted.clip.video.shape
+    assert (h, w) == want and h % 16 == w % 16 == 0 and (t - 1) % 4 == 0 and len(calls) <= 1
+    assert (fitted.original_height, fitted.original_width) == shape[1:3]

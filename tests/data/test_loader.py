@@ -1,0 +1,161 @@
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dfm_nb.data.loader import CLEAN_SIGMA, LatentStatistics, MockStore, PackBuilder, PackPlan, PackSettings, PackedLoader, draw_sample, pack_draws
+from dfm_nb.packs.packer import unpatchify
+
+SETTINGS = PackSettings(seed=3)
+SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]
+
+
+def loader(dp_rank=0, dp_size=1, workers=0, packs_per_step=4, settings=SETTINGS, length=41):
+    store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6, length=length)
+    return PackedLoader(PackPlan(store, settings, 64, 10), packs_per_step, dp_rank, dp_size, workers)
+
+
+def digest(packs):
+    h = hashlib.sha256()
+    for p in packs:
+        h.update(json.dumps([p.keys, p.cu_q, p.cu_kv, p.grids]).encode())
+        for t in (p.x0, p.noise, p.sigma, p.text.float(), p.positions, p.row):
+            h.update(t.numpy().tobytes())
+    return h.hexdigest()
+
+
+def draws(settings=SETTINGS, indices=range(6)):
+    store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6)
+    return [draw_sample(store.read(i), 0, settings, store.statistics, store.empty_text) for i in indices]
+
+
+def test_pack_holds_each_sample_unchanged_at_its_segment():
+    some = draws()
+    pack = pack_draws(some, SETTINGS)
+    by_key = {d.key: d for d in some}
+    for i, (key, grid) in enumerate(zip(pack.keys, pack.grids)):
+        a, b = pack.cu_q[i], pack.cu_q[i + 1]
+        assert torch.equal(unpatchify(pack.x0[a:b], grid, 2), by_key[key].latent)
+        assert torch.equal(unpatchify(pack.noise[a:b], grid, 2), by_key[key].noise)
+        assert torch.equal(pack.text[pack.cu_kv[i] : pack.cu_kv[i + 1]], by_key[key].text)
+        assert set(pack.sigma[pack.row[a:b]].tolist()) == {torch.tensor(by_key[key].sigma).item()}
+
+
+def test_samples_of_a_pack_have_their_own_noise_levels_and_dropout():
+    pack = pack_draws(draws(replace(SETTINGS, caption_dropout=0.5), range(40)), SETTINGS)
+    assert len(set(pack.sigma.tolist())) == 40
+    lengths = {b - a for a, b in zip(pack.cu_kv, pack.cu_kv[1:])}
+    assert lengths == {2, 5}  # some captions were replaced by the empty one (2 tokens), not all
+
+
+def test_padding_is_a_segment_of_its_own_outside_the_loss():
+    some = draws()
+    total = sum(d.latent[0].numel() // 4 for d in some)
+    pack = pack_draws(some, SETTINGS, capacity=total + 7)
+    assert pack.cu_q[-2:] == [total, total + 7]
+    assert pack.loss_mask[:total].all() and not pack.loss_mask[total:].any()
+    assert pack.cu_kv[-1] - pack.cu_kv[-2] == 1 and not pack.text[-1].any()
+    assert pack.num_tokens == total
+
+
+def test_pooling_rows_average_their_own_text():
+    pack = pack_draws(draws(), SETTINGS, capacity=400)
+    assert torch.allclose(pack.pool.sum(1), torch.ones(len(pack.sigma)))
+    first = pack.text[: pack.cu_kv[1]].float().mean(0)
+    assert torch.allclose(pack.pool[0] @ pack.text.float(), first, atol=1e-6)
+
+
+def test_lengths_and_rows_are_padded_only_to_their_multiples():
+    some = draws()
+    plain = pack_draws(some, SETTINGS)
+    pack = pack_draws(some, replace(SETTINGS, token_multiple=8, text_multiple=4, row_multiple=16))
+    total = sum(d.latent[0].numel() // 4 for d in some)
+    assert pack.cu_q[-1] == -(-total // 8) * 8
+    assert pack.cu_kv[-1] % 4 == 0
+    assert len(pack.sigma) == len(pack.fps) == len(pack.pool) == 16 > len(plain.sigma)
+    assert pack.row.max() < len(pack.sigma) and not pack.pool[len(plain.sigma) + 1 :].any()
+    assert torch.equal(pack.sigma[: len(plain.sigma)], plain.sigma)
+
+
+def test_given_frames_have_their_own_noise_level_and_no_loss():
+    settings = replace(SETTINGS, condition_frames_prob=1.0)
+    (draw,) = [d for d in draws(settings, [1])]
+    pack = pack_draws([draw], settings)
+    per_frame = 2 * 4
+    assert pack.sigma.tolist()[0] == torch.tensor(CLEAN_SIGMA).item()
+    assert not pack.loss_mask[:per_frame].any() and pack.loss_mask[per_frame:].all()
+    assert not pack.noise[:per_frame].any() and pack.noise[per_frame:].any()
+
+
+def test_every_sample_is_used_once_an_epoch():
+    plan = loader().plan
+    used = [item for _ in range(120) for item in plan.next()]
+    waiting = [item for item, _ in plan.packer.waiting]
+    everything = used + waiting
+    assert len(set(everything)) == len(everything)
+    assert plan.epoch > 5
+    for epoch in range(plan.epoch):
+        assert {i for e, i in everything if e == epoch} == set(range(41))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_restored_loader_goes_on_bit_for_bit(workers):
+    one = loader(workers=workers)
+    for _ in range(7):
+        one.next_step()
+    state = json.loads(json.dumps(one.state()))
+    want = [digest(one.next_step()) for _ in range(6)]
+    two = loader(workers=workers)
+    two.restore(state)
+    assert [digest(two.next_step()) for _ in range(6)] == want
+    one.close()
+    two.close()
+
+
+def test_any_number_of_ranks_sees_the_same_packs():
+    whole = loader()
+    for _ in range(5):
+        packs = whole.next_step()
+        assert len(packs) == 4
+    ranks = [loader(r, 2) for r in range(2)]
+    for _ in range(5):
+        halves = [x.next_step() for x in ranks]
+    merged = [halves[i % 2][i // 2] for i in range(4)]
+    assert digest(merged) == digest(packs)
+
+
+def test_restoring_on_another_data_set_is_refused():
+    one = loader()
+    one.next_step()
+    with pytest.raises(ValueError, match="data set differs"):
+        loader(length=40).restore(one.state())
+
+
+def test_pack_smaller_than_a_sample_is_refused_with_the_fix():
+    store = MockStore([(1, 16, 16)], channels=4, text_dim=6)
+    with pytest.raises(ValueError, match="task_encoder_seq_length=64"):
+        PackPlan(store, SETTINGS, 63, 4)
+
+
+def test_unreadable_sample_is_left_out_by_name():
+    from dfm_nb.base.records import SampleError
+
+    store = MockStore(SIZES, channels=4, text_dim=6)
+    good = store.read
+    store.read = lambda i: (
+        good(i) if i != 2 else (_ for _ in ()).throw(SampleError("damaged", "sample mock000002: torn"))
+    )
+    pack = PackBuilder(store, SETTINGS).build([(0, 1), (0, 2), (0, 3)], 200)
+    assert pack.dropped == [("damaged", "sample mock000002: torn")]
+    assert len(pack.keys) == 2
+
+
+def test_latent_statistics_invert_and_give_sigma_data():
+    latent = torch.randn(2, 3, 16, 16) * torch.tensor([2.0, 3.0])[:, None, None, None] + 1
+    flat = latent.flatten(1)
+    stats = LatentStatistics(flat.mean(1), flat.std(1))
+    seen = stats.to_model(latent, 0.5)
+    torch.testing.assert_close(stats.from_model(seen, 0.5), latent)
+    torch.testing.assert_close(seen.flatten(1).std(1), torch.tensor([0.5, 0.5]))

@@ -1,0 +1,149 @@
+import io
+import os
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+
+from dfm_nb.data import shards
+from dfm_nb.base.records import EncodedClip, SampleError
+
+
+def clip(key="a-1", seed=0):
+    g = torch.Generator().manual_seed(seed)
+    latent = torch.randn(1, 16, 2, 4, 4, generator=g).bfloat16()
+    return EncodedClip(
+        key, latent, torch.randn(1, 5, 8, generator=g).bfloat16(), {"caption": "grün", "fps": 12, "key": key}
+    )
+
+
+def test_shard_gives_back_what_was_written(tmp_path):
+    clips = [clip("a-1", 1), clip("b_2", 2)]
+    digest, size = shards.write_shard(tmp_path / "rank0-000000.tar", clips)
+    entries = shards.scan_shard(tmp_path / "rank0-000000.tar")
+    assert [e.key for e in entries] == ["a-1", "b_2"] and entries[0].meta["caption"] == "grün"
+    for want, entry in zip(clips, entries):
+        got = entry.read()
+        assert torch.equal(got.latent, want.latent) and torch.equal(got.text_emb, want.text_emb)
+        assert got.latent.dtype == torch.bfloat16 and got.meta == want.meta
+    assert (
+        shards.sha256(tmp_path / "rank0-000000.tar") == digest
+        and (tmp_path / "rank0-000000.tar").stat().st_size == size
+    )
+
+
+def test_equal_samples_give_equal_bytes(tmp_path):
+    a, b = (shards.write_shard(tmp_path / name, [clip()]) for name in ("a.tar", "b.tar"))
+    assert a == b
+    assert shards.write_shard(tmp_path / "c.tar", [clip(seed=9)]) != a
+
+
+def test_plain_pickle_reads_the_text_part():
+    assert torch.equal(pickle.loads(shards.encode_parts(clip())["pickle"]), clip().text_emb)
+
+
+def test_text_part_is_the_same_where_megatron_core_has_replaced_torchs_function(monkeypatch):
+    """megatron-core 0.19 does so on import; a pickle would name its function instead, and has in other writers."""
+    tensor = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    plain = shards._pickled(tensor)
+
+    def safe_load_from_bytes(data):
+        return torch.load(io.BytesIO(data), weights_only=True)
+
+    name = "megatron.core.safe_globals"
+    safe_load_from_bytes.__module__, safe_load_from_bytes.__qualname__ = name, "safe_load_from_bytes"
+    module = types.ModuleType(name)
+    module.safe_load_from_bytes = safe_load_from_bytes
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(torch.storage, "_load_from_bytes", safe_load_from_bytes)
+    buffer = io.BytesIO()
+    shards._StablePickler(buffer, protocol=4).dump(tensor)
+    assert b"megatron.core.safe_globals" in buffer.getvalue()
+    assert torch.equal(shards.decode_pickle(buffer.getvalue()), tensor)
+    assert shards._pickled(tensor) == plain
+
+
+def test_interrupted_write_leaves_no_shard(tmp_path):
+    def breaks():
+        yield clip()
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        shards.write_shard(tmp_path / "a.tar", breaks())
+    assert not (tmp_path / "a.tar").exists()
+
+
+def test_plain_webdataset_reads_the_parts(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    shards.write_shard(tmp_path / "a.tar", [clip()])
+    sample = next(iter(wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)))
+    assert sample["__key__"] == "a-1" and {"pth", "pickle", "json"} <= sample.keys()
+    assert torch.equal(torch.load(io.BytesIO(sample["pth"]), weights_only=True), clip().latent)
+
+
+class Evil:
+    """What an attacker pickles: a call."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+class EvilInside:
+    """A call hidden in the bytes that a tensor's storage is loaded from."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return torch.storage._load_from_bytes, (pickle.dumps(Evil(self.path)),)
+
+
+@pytest.mark.parametrize("hidden", [Evil, EvilInside])
+def test_pickle_that_calls_is_refused_and_runs_nothing(tmp_path, hidden):
+    mark = tmp_path / "ran"
+    with pytest.raises(SampleError, match=r"sample k7: its \.pickle was refused"):
+        shards.decode_pickle(pickle.dumps(hidden(mark)), "k7")
+    assert not mark.exists()
+
+
+def test_pth_that_calls_is_refused_and_runs_nothing(tmp_path):
+    mark, buffer = tmp_path / "ran", io.BytesIO()
+    torch.save({"x": Evil(mark)}, buffer)
+    with pytest.raises(SampleError, match=r"sample k7: its \.pth was refused"):
+        shards.decode_pth(buffer.getvalue(), "k7")
+    with pytest.raises(SampleError, match="refused"):
+        shards.decode_pth(pickle.dumps(Evil(mark)), "k7")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda p: p.pop("pth"), "missing_part"),
+        (lambda p: p.update(json=b"{"), "unreadable_json"),
+        (lambda p: p.update(pickle=pickle.dumps([1, 2])), "not_a_tensor"),
+        (lambda p: p.update(pth=p["pth"][:-40]), "unsafe_or_damaged_part"),
+    ],
+)
+def test_damaged_sample_is_named_with_a_reason(change, reason):
+    parts = shards.encode_parts(clip())
+    change(parts)
+    with pytest.raises(SampleError, match="a-1") as error:
+        shards.decode_sample(parts, "a-1")
+    assert error.value.reason == reason
+
+
+def test_sample_loader_code_in_a_data_set_is_refused(tmp_path):
+    from dfm_nb.data.loader import EnergonStore
+
+    shards.write_shard(tmp_path / "a.tar", [clip()])
+    shards.write_energon_metadata(tmp_path, {"train": ["a.tar"], "val": [], "test": []})
+    (tmp_path / ".nv-meta" / "sample_loader.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(ValueError, match=r"sample_loader.py is code"):
+        EnergonStore(tmp_path)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,320 @@
+"""Samplers against closed forms: a Gaussian (exact flow) and a Gaussian mixture (exact denoiser)."""
+
+import math
+
+import pytest
+import torch
+
+from dfm_nb.diffusion import samplers as S
+
+SIGMA_DATA = 0.5
+DETERMINISTIC = [name for name in S.SAMPLERS if name not in S.STOCHASTIC]
+
+
+def gaussian(x, sigma):
+    """Posterior mean for data N(0, SIGMA_DATA^2)."""
+    return SIGMA_DATA**2 / (SIGMA_DATA**2 + sigma**2) * x
+
+
+def start(n=64, sigma=80.0, seed=0, dtype=torch.float64):
+    return sigma * torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def gaussian_error(name, steps):
+    """Relative error against the exact flow x(sigma) = x_0 sqrt((sigma^2 + s^2) / (sigma_0^2 + s^2)) at sigma_min."""
+    sigmas, x = S.karras_sigmas(steps)[:-1], start()
+    out = S.SAMPLERS[name](gaussian, x, sigmas)
+    exact = x * math.sqrt((0.002**2 + SIGMA_DATA**2) / (80**2 + SIGMA_DATA**2))
+    return ((out - exact).norm() / exact.norm()).item()
+
+
+def mixture(means, tau):
+    def denoise(x, sigma):
+        v = tau**2 + sigma**2
+        weights = (-(torch.cdist(x, means) ** 2) / (2 * v)).softmax(-1)
+        return (tau**2 / v) * x + (1 - tau**2 / v) * (weights @ means)
+
+    return denoise
+
+
+MEANS = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.3, -1.2]], dtype=torch.float64)
+
+
+# ---- schedules
+
+
+def test_karras_sigmas_follow_equation_5():
+    sigmas = S.karras_sigmas(18)
+    assert sigmas.dtype == torch.float64 and sigmas.shape == (19,)
+    assert sigmas[0] == 80 and sigmas[17] == 0.002 and sigmas[18] == 0
+    roots = sigmas[:-1] ** (1 / 7)
+    torch.testing.assert_close(roots.diff(), roots.diff()[:1].expand(17))
+    assert (sigmas.diff() < 0).all()
+
+
+def test_exponential_sigmas_are_geometric():
+    sigmas = S.exponential_sigmas(10, 0.01, 10)
+    ratios = sigmas[1:-1] / sigmas[:-2]
+    torch.testing.assert_close(ratios, torch.full_like(ratios, (0.01 / 10) ** (1 / 9)))
+    assert sigmas[-1] == 0
+
+
+def test_focused_sigmas_are_densest_at_sigma_data_and_exponential_without_focus():
+    torch.testing.assert_close(S.focused_sigmas(12, focus=0.0), S.exponential_sigmas(12))
+    steps = -S.focused_sigmas(41, sigma_data=0.5)[:-1].log().diff()
+    assert abs(S.focused_sigmas(41)[steps.argmin()].log() - math.log(0.5)) < 0.6
+    assert steps.min() < 0.7 * steps.max() and (steps > 0).all()
+    with pytest.raises(ValueError, match="focus"):
+        S.focused_sigmas(5, focus=1.0)
+
+
+@pytest.mark.parametrize("schedule", S.SCHEDULES.values(), ids=S.SCHEDULES)
+def test_schedule_of_one_step_starts_at_an_end(schedule):
+    assert schedule(1).tolist() == [80.0, 0.0]
+
+
+@pytest.mark.parametrize("steps, low, high", [(0, 0.002, 80), (5, 0, 80), (5, 2, 1), (5, -1, 1), (5, 1, math.inf)])
+def test_schedule_refuses_bad_ranges(steps, low, high):
+    with pytest.raises(ValueError, match=r"num_steps must|noise levels must"):
+        S.karras_sigmas(steps, low, high)
+
+
+@pytest.mark.parametrize("levels", [[1.0], [1.0, 2.0], [2.0, 1.0, 1.0], [1.0, -1.0], [math.nan, 0.0], [[1.0, 0.0]]])
+def test_check_sigmas_refuses(levels):
+    with pytest.raises(ValueError, match="sigmas must"):
+        S.check_sigmas(levels)
+
+
+def test_tail_keeps_the_last_steps():
+    sigmas = S.karras_sigmas(10)
+    assert torch.equal(S.tail(sigmas, 1.0), sigmas)
+    assert torch.equal(S.tail(sigmas, 0.3), sigmas[7:])
+    assert len(S.tail(sigmas, 1e-9)) == 2
+    with pytest.raises(ValueError, match="strength"):
+        S.tail(sigmas, 0)
+
+
+# ---- orders of convergence
+
+
+@pytest.mark.parametrize(
+    "name, order, steps",
+    [("euler", 1, 160), ("heun", 2, 80), ("dpmpp_2m", 2, 80), ("unipc_2", 3, 80), ("unipc", 4, 80)],
+)
+def test_sampler_error_falls_with_its_order(name, order, steps):
+    """UniPC-p is of order p + 1 with its corrector (Zhao et al. 2023, Proposition 3.1 and Theorem 3.1)."""
+    rate = math.log2(gaussian_error(name, steps) / gaussian_error(name, 2 * steps))
+    assert rate == pytest.approx(order, abs=0.15)
+
+
+def test_heun_error_falls_four_times_when_steps_double():
+    assert gaussian_error("heun", 64) / gaussian_error("heun", 128) == pytest.approx(4, rel=0.1)
+    assert gaussian_error("euler", 64) / gaussian_error("euler", 128) == pytest.approx(2, rel=0.1)
+
+
+def test_heun_is_more_accurate_than_euler_at_35_steps():
+    """With the correction evaluated at (x_hat, t_hat) Heun would equal Euler: 8.0e-2 instead of 1.3e-2."""
+    assert gaussian_error("heun", 35) < gaussian_error("euler", 35) / 5
+
+
+def test_heun_corrects_at_the_next_point():
+    seen = []
+
+    def denoise(x, sigma):
+        seen.append((float(sigma), x.clone()))
+        return gaussian(x, sigma)
+
+    sigmas = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+    x = start(4, 2.0)
+    S.sample_heun(denoise, x, sigmas)
+    assert [s for s, _ in seen] == [2.0, 1.0, 1.0]
+    torch.testing.assert_close(seen[1][1], x + (1 - 2) * (x - gaussian(x, 2.0)) / 2)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_sampler_is_exact_for_a_point_mass(name):
+    """D = const: the flow is a straight line, which every solver follows exactly."""
+    target = torch.tensor([3.0, -1.0], dtype=torch.float64)
+    out = S.SAMPLERS[name](lambda x, s: target.expand_as(x), start(2), S.karras_sigmas(7))
+    torch.testing.assert_close(out, target)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_sampler_reaches_the_flow_of_a_mixture(name):
+    denoise = mixture(MEANS, 0.2)
+    x = start(128).reshape(64, 2)
+    reference = S.sample_heun(denoise, x, S.karras_sigmas(1000))
+    steps = {"euler": 600, "heun": 60}.get(name, 100)
+    assert (S.SAMPLERS[name](denoise, x, S.karras_sigmas(steps)) - reference).abs().median() < 4e-3
+
+
+def test_dpmpp_2m_with_one_step_is_euler():
+    sigmas = torch.tensor([3.0, 1.0])
+    torch.testing.assert_close(
+        S.sample_dpmpp_2m(gaussian, start(), sigmas), S.sample_euler(gaussian, start(), sigmas), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_unipc_weights_integrate_polynomials_exactly():
+    """D(lambda) a polynomial of degree < number of nodes: the step is exact, against a fine quadrature."""
+    lam, lam_next, x = 0.3, 1.1, torch.tensor([0.7], dtype=torch.float64)
+
+    def D(v):
+        return torch.tensor([1.5 - 2 * v + 0.5 * v**2 - 0.3 * v**3], dtype=torch.float64)
+
+    nodes = [(v, D(v)) for v in (-1.0, -0.4, lam, lam_next)]
+    u = torch.linspace(lam, lam_next, 20001, dtype=torch.float64)
+    values = torch.exp(u - lam_next) * (1.5 - 2 * u + 0.5 * u**2 - 0.3 * u**3)
+    exact = math.exp(-(lam_next - lam)) * x + torch.trapezoid(values, u)
+    torch.testing.assert_close(S._exponential_step(x, nodes, lam, lam_next), exact, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("h", [1e-6, 1e-3, 0.1, 0.49, 0.51, 2.0, 10.0])
+def test_unipc_moments_are_accurate_at_every_step_size(h):
+    u = torch.linspace(0, 1, 200_001, dtype=torch.float64)
+    for j, moment in enumerate(S._moments(h, 4)):
+        exact = torch.trapezoid(torch.exp((u - 1) * h) * u**j, u).item() * h
+        assert moment == pytest.approx(exact, rel=1e-7)
+
+
+# ---- stochastic samplers
+
+
+def seeded(x, seed=5):
+    return lambda step: torch.randn(x.shape, generator=torch.Generator().manual_seed(seed * 1000 + step)).double()
+
+
+def test_heun_stochastic_without_churn_is_heun():
+    x = start()
+    assert torch.equal(
+        S.sample_heun_stochastic(gaussian, x, S.karras_sigmas(9), S_churn=0),
+        S.sample_heun(gaussian, x, S.karras_sigmas(9)),
+    )
+
+
+def test_dpmpp_2m_sde_without_noise_is_dpmpp_2m():
+    x = start()
+    assert torch.equal(
+        S.sample_dpmpp_2m_sde(gaussian, x, S.karras_sigmas(9), eta=0),
+        S.sample_dpmpp_2m(gaussian, x, S.karras_sigmas(9)),
+    )
+
+
+@pytest.mark.parametrize("name, steps, kwargs", [("heun_stochastic", 240, {"S_noise": 1.0}), ("dpmpp_2m_sde", 60, {})])
+def test_stochastic_sampler_keeps_the_distribution(name, steps, kwargs):
+    """Data N(0, 0.5^2): samples spread by 0.5 (20,000 draws tell that to 0.5 %), and they forget their start."""
+    x = start(20_000)
+    out = S.SAMPLERS[name](gaussian, x, S.karras_sigmas(steps), noise=seeded(x), **kwargs)
+    assert out.std().item() == pytest.approx(0.5, rel=0.02)
+    correlation = torch.corrcoef(torch.stack([x, out]))[0, 1].item()
+    assert correlation < 0.99  # the deterministic flow would give 1
+
+
+@pytest.mark.parametrize("name", S.STOCHASTIC)
+def test_stochastic_sampler_is_the_same_for_any_batch(name):
+    denoise, x = mixture(MEANS, 0.2), start(8).reshape(4, 2)
+
+    def run(rows):
+        noise = [torch.Generator().manual_seed(i) for i in rows]
+        return S.SAMPLERS[name](denoise, x[rows], S.karras_sigmas(12), noise=noise)
+
+    whole = run([0, 1, 2, 3])
+    torch.testing.assert_close(torch.cat([run([0]), run([1, 2]), run([3])]), whole, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(whole[0], whole[1])
+
+
+def test_stochastic_sampler_asks_for_noise():
+    with pytest.raises(ValueError, match="needs noise="):
+        S.sample_dpmpp_2m_sde(gaussian, start(), S.karras_sigmas(4))
+    with pytest.raises(ValueError, match="one generator per sample"):
+        S.sample_dpmpp_2m_sde(gaussian, start(), S.karras_sigmas(4), noise=[torch.Generator()])
+
+
+# ---- what all samplers share
+
+
+@pytest.mark.parametrize("name", S.SAMPLERS)
+def test_sampler_keeps_type_calls_back_and_counts_evaluations(name):
+    calls, steps = [0], []
+
+    def denoise(x, sigma):
+        assert x.dtype == torch.float64 and sigma.dtype == torch.float64 and sigma.ndim == 0
+        calls[0] += 1
+        return gaussian(x, sigma).bfloat16()
+
+    def callback(step, num_steps, x, D_x):
+        steps.append((step, num_steps, x.shape, D_x.shape))
+
+    x = start(6, dtype=torch.float32).reshape(2, 3)
+    extra = {"noise": seeded(x)} if name in S.STOCHASTIC else {}
+    before = x.clone()
+    out = S.SAMPLERS[name](denoise, x, S.karras_sigmas(5), callback, **extra)
+    assert out.dtype == torch.float32 and out.shape == x.shape and torch.equal(x, before)
+    assert calls[0] == S.evaluations(name, 5)
+    assert steps == [(i, 5, x.shape, x.shape) for i in range(1, 6)]
+
+
+def test_sampler_refuses_a_denoiser_that_changes_the_shape():
+    with pytest.raises(ValueError, match="must keep the shape"):
+        S.sample_euler(lambda x, s: x[:1], start(), S.karras_sigmas(3))
+
+
+def test_sampler_state_survives_a_bfloat16_network():
+    """The state is float64: only the network's rounding is left, which the preconditioning scales by c_out."""
+    from dfm_nb.diffusion import edm
+
+    def rounded(x, sigma):
+        return edm.precondition(lambda z, t: (0.3 * torch.tanh(z)).bfloat16(), x, sigma, SIGMA_DATA)
+
+    def exact(x, sigma):
+        return edm.precondition(lambda z, t: 0.3 * torch.tanh(z), x, sigma, SIGMA_DATA)
+
+    x = start()
+    a, b = (S.sample_heun(d, x, S.karras_sigmas(18)) for d in (rounded, exact))
+    assert ((a - b).norm() / b.norm()).item() < 2e-3
+
+
+def test_get_sampler_names_the_choices():
+    with pytest.raises(ValueError, match=r"euler, heun.*'ddim'"):
+        S.get_sampler("ddim")
+
+
+# ---- guidance
+
+
+def test_classifier_free_convention():
+    cond, uncond = torch.tensor([2.0]), torch.tensor([1.0])
+    assert S.classifier_free(cond, uncond, 0) == 1 and S.classifier_free(cond, uncond, 1) == 2
+    assert S.classifier_free(cond, uncond, 7) == 8
+    assert S.autoguidance(cond, uncond, 2) == 3
+
+
+def test_guidance_at_respects_the_interval():
+    assert S.guidance_at(1.0, 5.0) == 5.0
+    assert [S.guidance_at(s, 5.0, (0.3, 2.0)) for s in (0.1, 0.3, 0.31, 2.0, 2.1)] == [1, 1, 5, 5, 1]
+    with pytest.raises(ValueError, match="interval"):
+        S.guidance_at(1.0, 5.0, (2.0, 1.0))
+
+
+def test_rescale_restores_the_deviation_per_sample():
+    cond = torch.randn(3, 4, 5)
+    guided = S.classifier_free(cond, torch.randn(3, 4, 5), 6.0)
+    assert torch.equal(S.rescale(guided, cond, 0.0), guided)
+    full = S.rescale(guided, cond, 1.0)
+    torch.testing.assert_close(full.std((1, 2)), cond.std((1, 2)))
+    half = S.rescale(guided, cond, 0.5)
+    torch.testing.assert_close(half, (full + guided) / 2)
+    with pytest.raises(ValueError, match="rescale"):
+        S.rescale(guided, cond, 1.5)
+
+
+def test_guidance_moves_a_mixture_towards_the_condition():
+    """Two classes at -1 and +1: guidance 3 sends every sample to the asked one, guidance 0 to both."""
+    left, both = mixture(MEANS[:1], 0.3), mixture(MEANS[:2], 0.3)
+    x = start(400).reshape(200, 2)
+
+    def share(g):
+        out = S.sample_heun(lambda z, s: S.classifier_free(left(z, s), both(z, s), g), x, S.karras_sigmas(20))
+        return (out[:, 0] < 0).double().mean().item()
+
+    assert share(3.0) > 0.99 and 0.3 < share(0.0) < 0.7

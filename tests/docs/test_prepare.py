@@ -1,0 +1,125 @@
+"""docs/prepare.md: every bash and python block runs, in order, on tiny data."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import webdataset as wds
+from PIL import Image
+
+from dfm_nb import prepare
+from dfm_nb.base import video
+from dfm_nb.data import shards
+from tests.data import encoder_files
+from tests.docs.docs_pages import Page, desk
+
+PAGE = Page("docs/prepare.md")
+
+# `hf download` without a network: it takes the page's arguments and copies files of the published formats, made here.
+HF = """#!/usr/bin/env bash
+set -euo pipefail
+[ "$1" = download ]; name=$2; shift 2; files=()
+while [ $# -gt 0 ]; do
+  case $1 in --local-dir) folder=$2; shift 2;; --repo-type) [ "$2" = dataset ]; shift 2;; -*) echo "hf: $1?" >&2; exit 2;; *) files+=("$1"); shift;; esac
+done
+[ ${#files[@]} -gt 0 ] || files=(.)
+for file in "${files[@]}"; do
+  mkdir -p "$folder/$(dirname "$file")" && cp -r "$HUB/$name/$file" "$folder/$(dirname "$file")"
+done
+"""
+
+
+def picture(height, width, seed=0):
+    """Smooth colours with a disc."""
+    y, x = np.mgrid[0:height, 0:width] / max(height, width)
+    rgb = np.stack([x, y, 0.5 + 0.5 * np.sin(9 * x + seed)], -1)
+    rgb[(x - 0.4) ** 2 + (y - 0.4) ** 2 < 0.05] = np.random.default_rng(seed).random(3)
+    return (rgb * 255).astype(np.uint8)
+
+
+def make_inputs(folder):
+    """photos/, photos.csv, videos/ of the page."""
+    (folder / "photos" / "more").mkdir(parents=True)
+    (folder / "videos").mkdir()
+    for seed, (name, size) in enumerate({
+        "morpho.jpg": (90, 130), "monarch.png": (100, 80), "swallowtail.jpg": (70, 70), "more/red_admiral.webp": (66, 99),
+    }.items()):  # fmt: skip
+        Image.fromarray(picture(*size, seed)).save(folder / "photos" / name)
+    rows = [f'photos/morpho.jpg,"blue, on a leaf",{i}' for i in range(5)]
+    (folder / "photos.csv").write_text("\n".join(["picture,description,number", *rows]) + "\n")
+    for seed in range(2):
+        frames = np.stack([np.roll(picture(48, 64, seed), 2 * t, axis=1) for t in range(34)])
+        video.write_mp4(folder / "videos" / f"wing_beat_{seed}.mp4", frames, fps=24)
+
+
+def make_hub(folder):
+    """What the page downloads, as small files of the published formats."""
+    cosmos, t5 = folder / "nvidia" / "Cosmos-0.1-Tokenizer-CV4x8x8", folder / "google-t5" / "t5-11b"
+    butterflies = folder / "huggan" / "smithsonian_butterflies_subset" / "data"
+    for place in (cosmos, t5, butterflies):
+        place.mkdir(parents=True)
+    encoder_files.save_cosmos(cosmos)
+    encoder_files.save_t5(t5)
+    urls = []
+    for seed, size in enumerate([(520, 600), (700, 530), (300, 200)]):
+        Image.fromarray(picture(*size, seed)).save(butterflies.parent / f"{seed}.jpg")
+        urls.append((butterflies.parent / f"{seed}.jpg").as_uri())
+    names = ["Aholibah Underwing", "Grass Jewel", "Lilac-bordered Copper"]
+    pq.write_table(pa.table({"image_url": urls, "name": names}), butterflies / "train-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_block_of_the_page_runs(tmp_path):
+    make_inputs(tmp_path)
+    hub = make_hub(tmp_path / "hub")
+    preload = ("dfm_nb.prepare", "dfm_nb.inspect", "transformers", "webdataset", "dfm_nb.data.energon_encoder", "pandas")
+    with desk(tmp_path, preload, hf=HF, HUB=str(hub)) as here:
+        said = here.run_page(PAGE)
+
+    data = tmp_path / "data"
+    read = lambda name: json.loads((tmp_path / name / "manifest.json").read_text())  # noqa: E731
+    assert read("data/first")["counts"]["samples"] == 46 and read("data/table")["counts"]["samples"] == 3
+    clips = {e.key.rpartition("-")[0]: e.read() for e in shards.scan_shard(data / "photos" / "rank0-000000.tar")}
+    captions = {k: c.meta["caption"] for k, c in clips.items()}
+    assert captions == {
+        "monarch": "a monarch, wings spread", "more_red_admiral": "red admiral", "morpho": "a blue morpho on a leaf",
+        "swallowtail": "a yellow swallowtail over a meadow",
+    }  # fmt: skip
+    # 90 x 130 px at a short side of 64 are 64 x 92, cut down to 64 x 80
+    assert tuple(clips["morpho"].latent.shape) == (1, 16, 1, 8, 10)
+    assert read("data/videos")["counts"]["samples"] == 2 * 2  # 17 frames at 12 a second: clips from frames 0 and 8
+    butterflies = read("butterfly_webdataset")
+    assert butterflies["tokenizer"]["name"] == "cosmos_cv" and butterflies["text_encoder"]["name"] == "t5"
+    assert butterflies["short_side"] == 512 and butterflies["counts"]["samples"] == 3
+    nodes = read("data/nodes")
+    assert nodes["ranks"] == 2 and {s["name"][:5] for s in nodes["shards"]} == {"rank0", "rank1"}
+    assert "data/nodes is already complete" in said
+    padded = next(iter(wds.WebDataset(str(data / "for-nemo" / "rank0-000000.tar"), shardshuffle=False).decode()))
+    assert padded["pickle"].shape == (1, 512, 384) and padded["json"]["text_tokens"] < 30
+    assert read("data/flawed")["counts"]["dropped_by_reason"] == {"missing_file": 1, "unreadable_image": 1}
+    assert "gone.png" in said and "broken.jpg" in said and not (data / "nothing").exists()
+    assert "does not match its checksum" in said or "cannot be read" in said
+    assert said.count("verified: every checksum and every sample is good") == 2
+    assert "(1, 16, 1, 4, 4) torch.bfloat16" in said and "CrudeSample" in said
+    assert said.count("error: ") == 3 and "titel" in said and "use 9 or 13" in said
+
+
+def test_the_page_names_every_flag_of_prepare_and_inspect(capsys):
+    known = {a for action in prepare.parser()._actions for a in action.option_strings if a.startswith("--")}
+    unsaid = {"--help", "--seed", "--workers", "--device", "--val-fraction", "--test-fraction"}
+    aliases = {"--tokenizer-path", "--text-encoder-path"}
+    assert [f for f in sorted(known - unsaid - aliases) if f not in PAGE.text] == []
+    used = set(re.findall(r"(--[a-z0-9-]+)", "".join(c for _, c in PAGE.blocks if "dfm prepare" in c)))
+    assert len(used & known) >= 17
+
+
+def test_a_rank_takes_the_shares_that_the_page_shows():
+    shares = re.findall(r"processing \d+ samples, from (\d+) to (\d+)", PAGE.text)
+    assert prepare.balanced_ranges(834, 4) == [(int(a), int(b)) for a, b in shares]

@@ -1,0 +1,197 @@
+"""README.md and all pages: every `dfm` line parses with the real parsers, every link and figure is there; docs/index.md and troubleshooting.md run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from dfm_nb import cli
+from dfm_nb import config as cfg
+from dfm_nb.base.argv import ArgumentParser, pop_nproc
+from dfm_nb.training import flags as train_flags
+from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, anchors, desk
+
+NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
+README, INDEX, TROUBLES = Page("README.md"), Page("docs/index.md"), Page("docs/troubleshooting.md")
+MODULES = {
+    "dfm_nb.prepare": "prepare",
+    "dfm_nb.train": "pretrain",
+    "dfm_nb.generate": "generate",
+    "dfm_nb.text.cli": "text",
+}
+
+
+class Parsed(Exception):
+    """The parser has accepted the words."""
+
+
+def commands(page: Page) -> list[list[str]]:
+    """The words of every `dfm ...` and `torchrun ... -m dfm_nb...` in blocks; none with `...`."""
+    return _commands([line for _, c in page.fences for line in c.replace("\\\n", " ").splitlines()])
+
+
+def fragments(page: Page) -> list[list[str]]:
+    """Those in the text that have a flag or a setting; they may leave out what is required."""
+    said = re.findall(r"`(dfm [^`\n]+)`", FENCE.sub("", page.text))
+    return _commands([re.sub(r"\bN\b", "2", c) for c in said if " -" in c or "=" in c])
+
+
+def _commands(lines: list[str]) -> list[list[str]]:
+    """Not those that are meant to fail: after `!`, or with `||` behind them."""
+    found = []
+    for line in lines:
+        if "dfm" not in line or line.lstrip().startswith(("#", "!")) or "||" in line:
+            continue
+        line = re.sub(r"\b\d>", ">", line)
+        line = re.sub(r"\$\(\(?[^)]*\)\)?|\$\{?\w+\}?", "1", line.replace('"$@"', ""))
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="();<>|&")
+        lexer.whitespace_split = True
+        try:
+            parts = _split(list(lexer))
+        except ValueError:  # prose in a block
+            continue
+        found += [c for c in map(_command, parts) if c and not {"...", "VERB", "COMMAND"} & set(c)]
+    return found
+
+
+def _split(words: list[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if set(word) <= set("();<>|&"):
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
+
+
+def _command(words: list[str]) -> list[str] | None:
+    """[verb, argument, ...] when the words run one of our commands."""
+    for i, word in enumerate(words):
+        if word == "dfm" and i + 1 < len(words):
+            return words[i + 1 :]
+        if word in MODULES and words[i - 1] == "-m":
+            return [MODULES[word], *words[i + 1 :]]
+    return None
+
+
+def _stopping(parse, fragment: bool):
+    def stop_after(self, *given, **named):
+        for action in self._actions:
+            action.required = action.required and not fragment
+        parse(self, *given, **named)
+        raise Parsed
+
+    return stop_after
+
+
+def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
+    """Hand the words to the verb's own parser; AssertionError or SystemExit when it refuses them."""
+    verb, rest = words[0], words[1:]
+    if verb.startswith("-"):
+        assert verb in ("--help", "--version")
+        return
+    assert verb in cli.VERBS, f"dfm has no verb {verb}"
+    if verb in cli.UNDER_TORCHRUN:
+        _, rest = pop_nproc(rest)
+    if verb == "pretrain":
+        args = train_flags.parse(rest)
+        cfg.resolve(args.recipe, None, [*args.overrides, *([f"model.size={args.model}"] if args.model else [])])
+        return
+    for name in ("parse_args", "parse_intermixed_args"):
+        monkeypatch.setattr(ArgumentParser, name, _stopping(getattr(ArgumentParser, name), fragment))
+    try:
+        code = cli.main([verb, *rest])
+    except Parsed:
+        return
+    raise AssertionError(f"no parser was asked; exit code {code}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, capsys):
+    refused = []
+    page = Page(name)
+    for words, fragment in [*((c, False) for c in commands(page)), *((c, True) for c in fragments(page))]:
+        if words[-1] in ("--help", "-h"):
+            continue
+        with monkeypatch.context() as patch:
+            try:
+                check(words, patch, fragment)
+            except (SystemExit, ValueError, AssertionError) as error:
+                said = capsys.readouterr().err.strip().splitlines()
+                refused.append(f"dfm {' '.join(words)}: {said[-1] if said else error}")
+    assert refused == []
+
+
+def test_commands_are_found_and_wrong_ones_are_refused(monkeypatch, capsys):
+    known = commands(README) + fragments(README)
+    assert len(known) >= 12 and ["inspect", "data", "--verify"] in known
+    for words in (["generate", "--chekpoint-path", "x"], ["pretrain", "model.tensor_parallel=2"], ["prepair"]):
+        with monkeypatch.context() as patch, pytest.raises((SystemExit, ValueError, AssertionError)):
+            check(words, patch)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_and_figures_of_the_page_are_there(name):
+    assert Page(name).missing_links() == []
+
+
+def test_every_figure_is_shown_somewhere():
+    shown = {(Page(n).path.parent / t).resolve() for n in NAMES for t in Page(n).links()}
+    kept = {p.resolve() for p in (ROOT / "docs" / "images").iterdir()}
+    assert kept and sorted(p.name for p in kept - shown) == []
+
+
+def test_every_page_is_reached_from_the_index():
+    reached = {t.partition("#")[0] for t in INDEX.links()}
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"} <= reached
+
+
+def test_anchors_are_those_of_github():
+    text = "# A title\n## `model.pth` not found\n## Out of memory\n## Out of memory\n```bash\n# no heading\n```\n"
+    assert anchors(text) == {"a-title", "modelpth-not-found", "out-of-memory", "out-of-memory-1"}
+
+
+def test_every_script_and_make_target_that_the_pages_name_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    for name in NAMES:
+        text = Page(name).text
+        assert set(re.findall(r"`(?:[^`]* )?make ([a-z-]+)`", text)) <= targets, name
+        named = re.findall(
+            r"\b(?:benchmarks|scripts|tests|dfm_nb|workbench|notebooks)/[\w/]+\.(?:py|ipynb|md|sh)\b", text
+        )
+        assert [p for p in named if not Path(ROOT, p).is_file()] == [], name
+
+
+def test_every_entry_of_the_reference_pages_has_a_place():
+    table = Page("docs/from-nemo-dfm.md").text.partition("## Their troubleshooting entries")[2]
+    assert len(re.findall(r"\]\(troubleshooting\.md#", table)) == 10 and "text.md#troubleshooting" in table
+    sections = re.split(r"^#{2,3} ", TROUBLES.text, flags=re.M)
+    entries = [
+        s
+        for s in sections
+        if s.startswith(("Out of memory", "The T5", "The Cosmos", "Slow", "NCCL", "Loading", "The loss", "`model.pth`"))
+    ]
+    assert len(entries) == 10 and all("```" in e or "1. " in e or "`--" in e for e in entries)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_blocks_of_index_and_troubleshooting_and_cheap_lines_of_readme_run(tmp_path):
+    drivers = ("prepare", "inspect", "train", "generate", "export", "doctor", "plan")
+    with desk(tmp_path, (*(f"dfm_nb.{d}" for d in drivers), "transformers")) as here:
+        here.run_page(INDEX)
+        here.run_page(TROUBLES)
+        said, here.said = here.said, ""
+        known = commands(README) + fragments(README)
+        cheap = [c for c in known if c[0] in ("plan", "generate", "export") or c[:2] == ["inspect", "data"]]
+        for words in cheap:
+            here.run("bash", shlex.join(["dfm", *words]))
+    assert len(cheap) >= 4 and {c[0] for c in cheap} == {"plan", "generate", "export", "inspect"}
+    assert "everything that is needed is here" in said and (tmp_path / "morpho.mp4").stat().st_size > 500
+    assert "'dropped': 0" in said and (tmp_path / "out.png").is_file() and "model.tensor_model_parallel_size" in said
+    assert said.count("error: ") >= 1 and "there is no checkpoint at model.pth" in said
+    assert (tmp_path / "model.safetensors").is_file() and "layouts fit" in here.said

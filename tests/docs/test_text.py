@@ -1,0 +1,85 @@
+"""docs/text.md: every bash and python block runs, in order, on tiny data; its tables name what the commands have."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dfm_nb.text import cli as text_cli
+from dfm_nb.text import weights as text_weights
+from dfm_nb.text.index import Index
+from tests.docs.docs_pages import Page, desk
+from tests.text.text_tokenizers import build, sample_text, save
+
+PAGE = Page("docs/text.md")
+
+# `hf download` without a network: it takes the same flags, and copies a tokenizer made here.
+HF = """#!/usr/bin/env bash
+set -euo pipefail
+[ "$1" = download ] && [ "$2" = meta-llama/Llama-3.1-8B ] && shift 2
+while [ $# -gt 0 ]; do
+  case $1 in --include) shift 2;; --local-dir) folder=$2; shift 2;; *) echo "hf: $1?" >&2; exit 2;; esac
+done
+mkdir -p "$folder" && cp "$TINY_TOKENIZER"/* "$folder"
+"""
+
+
+def make_inputs(folder):
+    """data/curated/*.jsonl of the page."""
+    corpora = {"techpulse_corpus": 0, "news_articles": 1000, "tech_docs": 2000, "forums": 3000}
+    (folder / "data" / "curated").mkdir(parents=True)
+    for name, seed in corpora.items():
+        rows = [{"text": sample_text(seed + i, words=40), "source": name} for i in range(30)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "data" / "curated" / f"{name}.jsonl").write_text(text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_block_of_the_page_runs(tmp_path):
+    folder = tmp_path
+    make_inputs(folder)
+    tiny = save(build("llama3"), folder / "tiny")
+    preload = ("dfm_nb.text.cli", "dfm_nb.text.train", "transformers", "matplotlib.pyplot")
+    with desk(folder, preload, hf=HF, TINY_TOKENIZER=str(tiny)) as here:
+        said = here.run_page(PAGE)
+
+    prefix = folder / "data" / "megatron"
+    counts = {n: Index.open(prefix / f"{n}_text_document").num_documents for n in ("techpulse", "news", "flawed")}
+    assert counts == {"techpulse": 30, "news": 30, "flawed": 30}
+    assert "bad lines skipped: 1" in said and "'text' is missing; the line has 'body'" in said
+    assert f"b'MMIDIDX\\x00\\x00' 1 8 {30} {30}" in said
+    assert said.count("--data-path ") == 5 and "one tokenizer over the blend: 3 corpora" in said
+    assert "FAIL" not in said and "Traceback" not in said
+    assert (folder / "data" / "lengths.png").stat().st_size > 5000
+    weights = [s.weight for s in text_weights.read_yaml(folder / "data" / "blend.yaml").train]
+    assert weights == pytest.approx([0.5, 0.3, 0.2])
+    assert said.count("torch.Size([8, 32])") == 6
+    rows = [json.loads(line) for line in (folder / "runs" / "text-check" / "metrics.jsonl").read_text().splitlines()]
+    losses = [r["loss"] for r in rows if "loss" in r]
+    assert len(losses) == 20 and losses[-1] < losses[0]
+
+
+def test_the_page_has_only_blocks_that_are_run():
+    assert {language for language, _ in PAGE.fences} == {"bash", "python"} and len(PAGE.blocks) > 10
+    assert PAGE.text.count("```") == 2 * len(PAGE.blocks)
+
+
+def test_the_page_names_every_command_and_flag_of_preprocess(capsys):
+    for command in text_cli.COMMANDS:
+        assert f"dfm text {command}" in PAGE.text
+    with pytest.raises(SystemExit):
+        text_cli.main(["preprocess", "--help"])
+    flags = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    assert len(flags) > 12 and [f for f in sorted(flags) if f not in PAGE.text] == []
+
+
+def test_the_page_names_every_strategy():
+    for strategy in text_weights.STRATEGIES:
+        assert strategy.split("[")[0].split(":")[0] in PAGE.text
+
+
+def test_links_of_the_page_lead_to_files():
+    assert PAGE.links() and PAGE.missing_links() == []

@@ -1,0 +1,124 @@
+"""Frechet and kernel distance against closed forms: Gaussians of known means and covariances, equal distributions, exact kernels."""
+
+import numpy as np
+import pytest
+
+from dfm_nb.evaluation.frechet import (
+    frechet_distance,
+    frechet_estimate,
+    kernel_distance,
+    kernel_estimate,
+    mean_estimate,
+    polynomial_kernel,
+    temporal_consistency,
+)
+
+
+def whitened(n: int, d: int, seed: int) -> np.ndarray:
+    """[n, d] with mean exactly 0 and covariance exactly the identity."""
+    x = np.random.default_rng(seed).standard_normal((n, d))
+    x = x - x.mean(0)
+    return x @ np.linalg.inv(np.linalg.cholesky(np.cov(x.T))).T
+
+
+def rotation(d: int, seed: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((d, d)))[0]
+
+
+def test_frechet_of_commuting_gaussians_is_the_closed_form():
+    """Same eigenvectors: |mu|^2 + sum (s - t)^2."""
+    d, q = 6, rotation(6, 3)
+    s, t, shift = np.arange(1.0, 7), np.array([2.0, 2, 2, 0.5, 5, 9]), np.linspace(-1, 1, 6)
+    x, y = whitened(200, d, 1) * s @ q, whitened(300, d, 2) * t @ q + shift
+    assert frechet_distance(x, y) == pytest.approx((shift**2).sum() + ((s - t) ** 2).sum(), rel=1e-9)
+
+
+def test_frechet_of_any_gaussians_is_the_closed_form():
+    """Covariances that do not commute, against the square root of C_x^(1/2) C_y C_x^(1/2) by its eigenvalues."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((5, 5)), rng.standard_normal((5, 5))
+    x, y = whitened(100, 5, 1) @ a, whitened(80, 5, 2) @ b
+    c_x, c_y = a.T @ a, b.T @ b
+    values, vectors = np.linalg.eigh(c_x)
+    root = vectors * np.sqrt(values) @ vectors.T
+    want = np.trace(c_x + c_y) - 2 * np.sqrt(np.linalg.eigvalsh(root @ c_y @ root)).sum()
+    assert frechet_distance(x, y) == pytest.approx(want, rel=1e-8)
+
+
+def test_frechet_with_fewer_samples_than_features_is_exact():
+    """Points in a 3-D subspace of 50 features: the distance is the one in the subspace."""
+    basis = rotation(50, 5)[:3]
+    x, y = whitened(8, 3, 1) * [1, 2, 3], whitened(9, 3, 2) * [3, 2, 1] + [1, 0, 0]
+    assert frechet_distance(x @ basis, y @ basis) == pytest.approx(1 + 4 + 0 + 4, rel=1e-9)
+    assert frechet_distance(x @ basis, x @ basis) == pytest.approx(0, abs=1e-9)
+
+
+def test_kernel_distance_is_the_unbiased_sum_over_pairs():
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((5, 3)), rng.standard_normal((4, 3)) + 1
+    k = lambda a, b: (a @ b / 3 + 1) ** 3  # noqa: E731
+    xx = np.mean([k(x[i], x[j]) for i in range(5) for j in range(5) if i != j])
+    yy = np.mean([k(y[i], y[j]) for i in range(4) for j in range(4) if i != j])
+    xy = np.mean([k(a, b) for a in x for b in y])
+    assert kernel_distance(x, y) == pytest.approx(xx + yy - 2 * xy, rel=1e-10)
+    assert polynomial_kernel(x, y)[1, 2] == pytest.approx(k(x[1], y[2]))
+
+
+def test_kernel_distance_of_equal_distributions_is_zero_on_average():
+    rng = np.random.default_rng(0)
+    pairs = [(rng.standard_normal((40, 16)), rng.standard_normal((40, 16))) for _ in range(200)]
+    same = np.array([kernel_distance(x, y) for x, y in pairs])
+    shifted = np.array([kernel_distance(x, y + 0.5) for x, y in pairs[:20]])
+    assert abs(same.mean()) < 3 * same.std() / len(same) ** 0.5
+    assert 0.2 < (same < 0).mean() < 0.8, "an unbiased estimate of 0 falls on both sides"
+    assert shifted.min() > same.max()
+
+
+def test_intervals_hold_the_value_they_are_for():
+    """Coverage of the kernel distance's and the mean's 95 % intervals, where the truth is known; the bound is a binomial's."""
+    rng, covered, runs = np.random.default_rng(1), np.zeros(2), 60
+    big = rng.standard_normal((1200, 4)), rng.standard_normal((1200, 4)) + 0.5
+    truth = kernel_distance(*big)
+    for _ in range(runs):
+        x, y = rng.standard_normal((60, 4)), rng.standard_normal((60, 4)) + 0.5
+        e = kernel_estimate(x, y, 100)
+        covered[0] += e.low <= truth <= e.high
+        m = mean_estimate(x[:, 0], 200)
+        covered[1] += m.low <= 0 <= m.high
+    assert (covered >= 49).all(), covered
+
+
+def test_kernel_interval_of_two_samples_is_finite():
+    """Half of the resamples are one sample twice, which has no pairs: they are left out."""
+    rng = np.random.default_rng(2)
+    e = kernel_estimate(rng.standard_normal((2, 3)), rng.standard_normal((2, 3)) + 1, 50)
+    assert np.isfinite([e.value, e.low, e.high]).all() and e.low <= e.high
+
+
+def test_frechet_interval_is_around_the_value_and_shrinks_with_samples():
+    rng, width = np.random.default_rng(1), {}
+    for n in (50, 800):
+        x, y = rng.standard_normal((n, 8)), rng.standard_normal((n, 8)) + 0.5
+        e = frechet_estimate(x, y, 100)
+        assert e.low < e.value < e.high and e == frechet_estimate(x, y, 100)
+        width[n] = e.high - e.low
+    assert width[800] < width[50] / 2, "a standard error falls as 1/sqrt(n), a fourth here"
+    assert e.low < 8 * 0.25 < e.high + 0.1
+
+
+def test_temporal_consistency_of_known_clips():
+    frozen, turning = np.tile([1.0, 2, 3], (5, 1)), np.eye(4)
+    assert temporal_consistency(frozen) == pytest.approx(1)
+    assert temporal_consistency(turning) == pytest.approx(0)
+    assert temporal_consistency(np.array([[1.0, 0], [0, 1], [1, 0]])) == pytest.approx(
+        0.25
+    )  # neighbours 0, 0; first 0, 1
+    with pytest.raises(ValueError, match="two or more frames"):
+        temporal_consistency(np.ones((1, 3)))
+
+
+def test_sets_that_do_not_match_are_refused():
+    with pytest.raises(ValueError, match=r"got \[3, 4\] and \[3, 5\]"):
+        frechet_distance(np.ones((3, 4)), np.ones((3, 5)))
+    with pytest.raises(ValueError, match="two or more rows"):
+        kernel_distance(np.ones((1, 4)), np.ones((3, 4)))

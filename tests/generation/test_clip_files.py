@@ -1,0 +1,309 @@
+"""`dfm generate` and its files: names, sidecars that draw the same clip again, overwriting, interrupts, errors that name the fix."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dfm_nb.base.argv import guard, torchrun_argv
+from dfm_nb.base.video import read_image, read_video, write_mp4
+from dfm_nb.generate import main
+from dfm_nb.generation.clip_files import output_path, replay_verdict
+from dfm_nb.generation.request import Request
+from tests.conftest import clean_processes
+
+SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2"]
+
+
+def generate(checkpoint, out, *flags) -> int:
+    return guard(main, ["--checkpoint-path", str(checkpoint), "--video-save-path", str(out), *SMALL, *map(str, flags)])
+
+
+def test_output_names(tmp_path, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    base = tmp_path / "clip.mp4"
+    assert output_path(base, Request("x", num_video_frames=9), many=False) == base
+    assert output_path(base, Request("x", index=3, num_video_frames=9), many=True).name == "idx=3_rank=0_clip.mp4"
+    assert output_path(base, Request("x"), many=False).name == "clip.png"
+
+
+@pytest.mark.slow
+def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
+    """Every setting away from its default, in a folder that does not exist yet."""
+    out = tmp_path / "deep" / "a.mp4"
+    flags = [
+        "--prompt", "a blue moth", "--negative-prompt", "night", "--num-video-frames", 5, "--fps", 8, "--guidance-interval", 0.1, 30,
+        "--guidance-rescale", 0.5, "--sampler", "dpmpp_2m_sde", "--schedule", "exponential", "--sigma-max", 60, "--seed", 11,
+    ]  # fmt: skip
+    assert generate(tiny_checkpoint, out, *flags) == 0
+    sidecar = json.loads((tmp_path / "deep" / "a.mp4.json").read_text())
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
+    assert f"b.mp4, bit for bit the clip of {out}.json" in capsys.readouterr().out
+    assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
+    again = json.loads((tmp_path / "b.mp4.json").read_text())
+    changing = {"elapsed_s", "made_at"}
+    assert {k: v for k, v in again.items() if k not in changing} == {
+        k: v for k, v in sidecar.items() if k not in changing
+    }
+    frames, fps = read_video(out)
+    assert frames.shape == (5, 32, 48, 3) and fps == 8
+    assert sidecar["checkpoint"]["sha256"] and sidecar["tokenizer"]["name"] == "pca" and sidecar["layout"] == "DP only"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", sidecar["made_at"])
+    assert generate(tiny_checkpoint, tmp_path / "c.mp4", "--prompts-file", f"{out}.json", "--ema", "none") == 2
+
+
+@pytest.mark.slow
+def test_sidecar_of_other_weights_is_refused(tiny_checkpoint, tmp_path, capsys):
+    (tmp_path / "a.mp4.json").write_text(
+        json.dumps({"prompt": "x", "checkpoint": {"folder": "iter_1", "sha256": "f00"}})
+    )
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", tmp_path / "a.mp4.json") == 2
+    assert "is of a clip made by other weights" in capsys.readouterr().err
+
+
+def test_a_replay_that_differs_names_what_has_changed(tmp_path):
+    was, now = (
+        {"latent_sha256": "a", "torch": "2.8", "layout": "CP 2"},
+        {"latent_sha256": "b", "torch": "2.9", "layout": "CP 2"},
+    )
+    (tmp_path / "was.mp4.json").write_text(json.dumps(was))
+    (tmp_path / "now.mp4.json").write_text(json.dumps(now))
+    said = replay_verdict(str(tmp_path / "was.mp4.json"), tmp_path / "now.mp4")
+    assert said.startswith("; its latent differs") and said.endswith("(torch 2.8, now 2.9)")
+    assert replay_verdict("prompts.txt", tmp_path / "now.mp4") == "" == replay_verdict(None, tmp_path / "now.mp4")
+
+
+@pytest.mark.slow
+def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    start, out = tmp_path / "start.mp4", tmp_path / "a.mp4"
+    write_mp4(start, np.zeros((5, 32, 48, 3), np.uint8), 12)
+    guided = ["--autoguidance-checkpoint", tiny_checkpoint]
+    flags = ["--prompt", "a moth", "--num-video-frames", 5, "--init-video", "start.mp4"]
+    assert generate(tiny_checkpoint, out, *flags, *guided) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = ["--prompts-file", f"{out}.json"]
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", *again, *guided) == 0
+    assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
+    capsys.readouterr()
+    assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again) == 2
+    assert "is of a clip made with --autoguidance-checkpoint {'folder': 'iter_" in said(capsys)
+    assert generate(tiny_checkpoint, out, *flags[:4], "--init-video", start, "--skip-existing") == 2, (
+        "without that guide it would be another clip"
+    )
+    assert "--overwrite" in said(capsys)
+    write_mp4(start, np.full((5, 32, 48, 3), 200, np.uint8), 12)
+    assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again, *guided) == 2
+    assert "start.mp4 is not the file that" in said(capsys)
+
+
+@pytest.mark.slow
+def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint, tmp_path):
+    assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "a bee", "--save-latents") == 0
+    record = json.loads((tmp_path / "a.png.json").read_text())
+    picture = read_image(tmp_path / "a.png")
+    assert hashlib.sha256(picture.tobytes()).hexdigest() == record["frames_sha256"]
+    latent = load_file(tmp_path / "a.png.safetensors")["latent"]
+    assert (
+        latent.shape == (16, 1, 4, 6)
+        and hashlib.sha256(latent.numpy().tobytes()).hexdigest() == record["latent_sha256"]
+    )
+    other = "bf16" if record["mixed_precision"] == "fp32" else "fp32"
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompt", "a bee", "--mixed-precision", other) == 0
+    rounded = json.loads((tmp_path / "b.png.json").read_text())
+    assert rounded["mixed_precision"] == other and rounded["latent_sha256"] != record["latent_sha256"]
+
+
+@pytest.mark.slow
+def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys):
+    out = tmp_path / "a.png"
+    out.write_bytes(b"mine")
+    assert generate(tiny_checkpoint, out, "--prompt", "x") == 2
+    said = capsys.readouterr().err
+    assert "--overwrite" in said and len(said.splitlines()) == 1 and out.read_bytes() == b"mine"
+    assert generate(tiny_checkpoint, out, "--prompt", "x", "--skip-existing") == 2, (
+        "that file is no clip of this command"
+    )
+    assert out.read_bytes() == b"mine"
+    assert generate(tiny_checkpoint, out, "--prompt", "x", "--overwrite") == 0
+    assert read_image(out).shape[-3:] == (32, 48, 3)
+
+
+@pytest.mark.slow
+def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
+    prompts = ["--prompt", "a", "--prompt", "b", "--prompt", "c"]
+    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts) == 0
+    first = tmp_path / "idx=0_rank=0_o.png"
+    first.rename(tmp_path / "idx=0_rank=5_o.png")  # as another process would have named it
+    (tmp_path / "idx=0_rank=0_o.png.json").rename(tmp_path / "idx=0_rank=5_o.png.json")
+    for p in tmp_path.glob("idx=1_*"):
+        p.unlink()
+    kept = (tmp_path / "idx=2_rank=0_o.png").stat().st_mtime_ns
+    capsys.readouterr()
+    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing") == 0
+    assert capsys.readouterr().out.count("wrote") == 1 and not first.exists()
+    assert (tmp_path / "idx=2_rank=0_o.png").stat().st_mtime_ns == kept
+    assert (tmp_path / "idx=1_rank=0_o.png.json").exists()
+    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2, (
+        "other settings"
+    )
+
+
+@pytest.mark.slow
+def test_per_line_settings_reach_the_files(tiny_checkpoint, tmp_path):
+    lines = [
+        {"prompt": "a"},
+        {"prompt": "b", "num_video_frames": 5, "fps": 6, "seed": 9},
+        {"prompt": "c", "height": 64, "index": 7},
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert generate(tiny_checkpoint, tmp_path / "o.mp4", "--prompts-file", tmp_path / "p.jsonl") == 0
+    assert sorted(p.name for p in tmp_path.glob("idx*") if p.suffix != ".json") == [
+        "idx=0_rank=0_o.png", "idx=1_rank=0_o.mp4", "idx=7_rank=0_o.png",
+    ]  # fmt: skip
+    frames, fps = read_video(tmp_path / "idx=1_rank=0_o.mp4")
+    assert frames.shape == (5, 32, 48, 3) and fps == 6
+    assert read_image(tmp_path / "idx=7_rank=0_o.png").shape[-3:] == (64, 48, 3)
+
+
+@pytest.mark.slow
+def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
+    argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
+    for p in "abc":
+        argv += ["--prompt", p]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(torchrun_argv("dfm_nb.generate", argv, 2), env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(p.name for p in tmp_path.glob("*.png")) == [
+        "idx=0_rank=0_o.png", "idx=1_rank=1_o.png", "idx=2_rank=0_o.png",
+    ]  # fmt: skip
+
+
+def drawing(argv, log):
+    """In a process of its own: the command with its output in a file."""
+    sys.stdout = sys.stderr = log.open("w")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = guard(main, argv)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path, number):
+    argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL, "--num-steps", "40",
+            "--num-video-frames", "5", "--batch-size", "1"]  # fmt: skip
+    for i in range(200):
+        argv += ["--prompt", f"moth {i}"]
+    log = tmp_path / "log.txt"
+    process = clean_processes().Process(target=drawing, args=(argv, log))
+    process.start()
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("*.mp4.json"))) < 2 and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    process.join(60)
+    said = log.read_text()
+    assert process.exitcode == 130 and "Traceback" not in said, said
+    count, names = re.search(r"interrupted: (\d+) of 200 clips are finished and kept: (.*); run", said).groups()
+    whole = sorted(p.name.removesuffix(".json") for p in tmp_path.glob("*.mp4.json"))
+    assert sorted(names.split(", ")) == whole and int(count) == len(whole) >= 2
+    for name in whole:
+        assert read_video(tmp_path / name)[0].shape == (5, 32, 48, 3)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")], "no half-written file is left"
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+def copied(checkpoint: Path, to: Path) -> Path:
+    """The newest checkpoint folder, to be spoilt."""
+    newest = sorted((Path(checkpoint) / "checkpoints").glob("iter_*"))[-1]
+    return Path(shutil.copytree(newest, to / newest.name))
+
+
+def said(capsys) -> str:
+    text = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(text) == 1, text
+    return text[0]
+
+
+@pytest.mark.slow
+def test_another_tokenizer_is_refused_before_drawing(tiny_checkpoint, tmp_path, capsys):
+    other = tmp_path / "tokenizer.safetensors"
+    tensors = load_file(copied(tiny_checkpoint, tmp_path) / "tokenizer.safetensors")
+    save_file({**tensors, "image.mean": tensors["image.mean"] + 1}, other)
+    assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "x", "--tokenizer-path", other) == 2
+    message = said(capsys)
+    assert "another tokenizer (pca, sha256" in message and "--tokenizer-path" in message
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.slow
+def test_missing_tokenizer_file_is_named(tiny_checkpoint, tmp_path, capsys):
+    missing = tmp_path / "gone.safetensors"
+    assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "x", "--tokenizer-path", missing) == 2
+    assert f"there is no pca tokenizer at {missing}" in said(capsys)
+
+
+@pytest.mark.slow
+def test_checkpoint_of_an_unknown_tokenizer_lists_those_there_are(tiny_pipe, monkeypatch):
+    monkeypatch.setitem(tiny_pipe.manifest, "tokenizer", {"name": "cosmoscv", "sha256": "1"})
+    monkeypatch.setattr(tiny_pipe, "_tokenizer", None)
+    with pytest.raises(
+        ValueError, match=r"there is no 'cosmoscv' \(available: cosmos_cv, pca.*did you mean 'cosmos_cv'"
+    ):
+        tiny_pipe(["x"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
+                                   RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=["cuda", "python", "cpu"])  # fmt: skip
+def test_out_of_memory_says_what_to_change(tiny_pipe, monkeypatch, error):
+    def full(*_args, **_kwargs):
+        raise error
+
+    monkeypatch.setattr(type(tiny_pipe.chunks[0]), "forward", full)
+    with pytest.raises(ValueError) as caught:
+        tiny_pipe(["a", "b"], height=64, width=64, num_video_frames=49, num_steps=2, guidance=3.0)
+    message = str(caught.value)
+    for word in (
+        "out of memory for 2 clip(s) of 49 frames at 64x64 (208 tokens each, cp-size 1)", "GiB per process (weights",
+        "--batch-size from 2 to 1", "--num-video-frames from 49 to ", "--height and --width from 64 and 64 to ", "--cp-size 8 alone would",
+    ):  # fmt: skip
+        assert word in message, message
+
+
+@pytest.mark.slow
+def test_other_faults_of_the_network_are_not_called_out_of_memory(tiny_pipe, monkeypatch):
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(type(tiny_pipe.chunks[0]), "forward", broken)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        tiny_pipe(["a"], num_steps=2)
+
+
+@pytest.mark.slow
+def test_too_little_memory_is_said_before_drawing(tiny_pipe, monkeypatch):
+    monkeypatch.setattr("dfm_nb.generation.memory.available_bytes", lambda device: 30 << 20)
+    drawn = []
+    request = dict(height=256, width=256, num_video_frames=49, num_steps=1, callback=lambda *a: drawn.append(1))
+    with pytest.raises(
+        ValueError, match=r"too little memory for 4 clip\(s\) of 49 frames at 256x256.*--no-memory-check"
+    ):
+        tiny_pipe(["a", "b", "c", "d"], **request)
+    assert not drawn
+    assert tiny_pipe(["a"], height=32, width=32, num_steps=1).array().shape == (1, 1, 32, 32, 3), "small ones still fit"

@@ -1,0 +1,93 @@
+import pytest
+import torch
+
+from dfm_nb.model.attention import SegmentLayout, cumulative, packed_attention, pick_backend
+
+CASES = {
+    "equal": ([4, 4, 4], [5, 5, 5]),
+    "ragged text": ([4, 4, 4], [3, 7, 5]),
+    "mixed": ([3, 3, 8, 1], [2, 6, 6, 9]),
+    "padding without text partner": ([6, 0, 2], [4, 3, 1]),
+}
+
+
+def tensors(q_lens, kv_lens, dtype=torch.float64, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    make = lambda n: torch.randn(n, 2, 8, generator=g, dtype=dtype, requires_grad=True)  # noqa: E731
+    return make(sum(q_lens)), make(sum(kv_lens)), make(sum(kv_lens))
+
+
+def reference(q, k, v, layout):
+    out = []
+    for a, b, c, d in layout.bounds():
+        weights = torch.einsum("qhd,khd->hqk", q[a:b], k[c:d]).div(8**0.5).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", weights, v[c:d]))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "sdpa_loop"])
+@pytest.mark.parametrize("case", CASES)
+def test_backend_equals_the_formula_with_gradients(case, backend):
+    q_lens, kv_lens = CASES[case]
+    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    q, k, v = tensors(q_lens, kv_lens)
+    out, want = packed_attention(q, k, v, layout, backend), reference(q, k, v, layout)
+    torch.testing.assert_close(out, want)
+    probe = torch.randn_like(out)
+    for got, expected in zip(torch.autograd.grad(out, (q, k, v), probe), torch.autograd.grad(want, (q, k, v), probe)):
+        torch.testing.assert_close(got, expected)
+
+
+def test_bfloat16_is_computed_in_float32_on_cpu():
+    """Inputs, output and gradients are bfloat16; what is between is rounded once."""
+    q_lens, kv_lens = CASES["mixed"]
+    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    narrow = [t.detach().bfloat16().requires_grad_() for t in tensors(q_lens, kv_lens)]
+    wide = [t.detach().float().requires_grad_() for t in narrow]
+    out, want = packed_attention(*narrow, layout), packed_attention(*wide, layout)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, want.bfloat16())
+    probe = torch.randn_like(out)
+    for got, expected in zip(torch.autograd.grad(out, narrow, probe), torch.autograd.grad(want, wide, probe.float())):
+        assert got.dtype == torch.bfloat16 and torch.equal(got, expected.bfloat16())
+
+
+@pytest.mark.slow
+def test_flex_backend_equals_sdpa():
+    layout = SegmentLayout(cumulative([5, 9, 2]), cumulative([4, 4, 8]))
+    q, k, v = (t.detach().float() for t in tensors([5, 9, 2], [4, 4, 8]))
+    torch.testing.assert_close(
+        packed_attention(q, k, v, layout, "flex"), packed_attention(q, k, v, layout, "sdpa"), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "sdpa_loop"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_context_parallel_slices_put_together_are_the_whole(size, backend):
+    q_lens, kv_lens = [3, 3, 8, 2], [2, 6, 6, 9]
+    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    q, k, v = tensors(q_lens, kv_lens)
+    parts = [
+        packed_attention(q[r * 16 // size : (r + 1) * 16 // size], k, v, layout.local(r, size), backend)
+        for r in range(size)
+    ]
+    torch.testing.assert_close(torch.cat(parts), reference(q, k, v, layout))
+
+
+def test_a_segment_does_not_see_its_neighbours():
+    layout = SegmentLayout(cumulative([4, 4]), cumulative([4, 4]))
+    q, k, v = tensors([4, 4], [4, 4])
+    before = packed_attention(q, k, v, layout)
+    k2, v2 = k.detach().clone(), v.detach().clone()
+    k2[4:], v2[4:] = 100.0, -100.0
+    after = packed_attention(q, k2, v2, layout)
+    assert torch.equal(before[:4], after[:4])
+    assert not torch.allclose(before[4:], after[4:])
+
+
+def test_backend_choice_is_refused_with_the_reason():
+    cpu = torch.device("cpu")
+    assert pick_backend("auto", cpu) == "sdpa"
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        pick_backend("varlen", cpu)
+    with pytest.raises(ValueError, match="must be one of"):
+        pick_backend("fast", cpu)

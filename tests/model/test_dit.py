@@ -1,0 +1,169 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb.config import sizes
+from dfm_nb.data.loader import MockStore, PackSettings, draw_sample, pack_draws
+from dfm_nb.model.denoiser import forward, slice_pack
+from dfm_nb.model.dit import _Rotate, rotary_table
+from dfm_nb.packs.packer import factorised_sincos
+from dfm_nb.training.trainer import build_chunks
+
+SETTINGS = PackSettings(seed=5, caption_dropout=0.0)
+SMALL = [
+    "model.num_layers=2",
+    "model.hidden_size=48",
+    "model.num_attention_heads=4",
+    "model.in_channels=4",
+    "model.text_dim=6",
+]
+
+
+def model_config(*overrides):
+    return cfg.resolve(None, overrides=[*SMALL, *overrides]).config.model
+
+
+def make(*overrides, random=True):
+    _, (chunk,) = build_chunks(model_config(*overrides), "fp32", seed=1)
+    if random:
+        with torch.no_grad():
+            g = torch.Generator().manual_seed(0)
+            for p in chunk.parameters():
+                p.copy_(torch.randn(p.shape, generator=g) * 0.1 + (p.dim() == 1))
+    return chunk
+
+
+def draws(count=5):
+    store = MockStore([(1, 8, 8), (3, 4, 8), (1, 6, 4)], text_tokens=5, channels=4, text_dim=6)
+    return [draw_sample(store.read(i), 0, SETTINGS, store.statistics, store.empty_text) for i in range(count)]
+
+
+def outputs(chunk, pack):
+    with torch.no_grad():
+        out, _ = forward(chunk, pack, 0.5, torch.device("cpu"))
+    return {key: out[pack.cu_q[i] : pack.cu_q[i + 1]] for i, key in enumerate(pack.keys)}
+
+
+def test_new_model_gives_zero(one_rank):
+    out, loss_of = forward(make(random=False), pack_draws(draws(), SETTINGS), 0.5, torch.device("cpu"))
+    assert not out.any()
+    loss = loss_of(out).loss
+    assert 0.7 < loss.mean() < 1.4  # the effective target has unit variance (EDM, section 5)
+
+
+@pytest.mark.parametrize("lora", [None, 8])
+@pytest.mark.parametrize("pooled", [True, False])
+def test_parameter_count_is_the_closed_form(one_rank, lora, pooled):
+    overrides = (f"model.adaln_lora_dim={'null' if lora is None else lora}", f"model.pooled_text={str(pooled).lower()}")
+    chunk = make(*overrides)
+    assert sum(p.numel() for p in chunk.parameters()) == sizes.parameter_count(model_config(*overrides))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["DiT-S", "DiT-B", "DiT-L", "DiT-XL"])
+def test_named_sizes_have_the_counted_parameters(one_rank, size):
+    model = cfg.resolve(
+        None, overrides=[f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
+    ).config.model
+    _, (chunk,) = build_chunks(model, "bf16", seed=1)
+    assert sum(p.numel() for p in chunk.parameters()) == sizes.parameter_count(model)
+
+
+@pytest.mark.parametrize("rope", ["false", "true"])
+def test_sample_does_not_depend_on_its_company(one_rank, rope):
+    chunk, some = make(f"model.rope={rope}"), draws()
+    together = outputs(chunk, pack_draws(some, SETTINGS, capacity=200))
+    for d in some:
+        alone = outputs(chunk, pack_draws([d], SETTINGS))
+        torch.testing.assert_close(together[d.key], alone[d.key], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["sigma", "fps", "text"])
+def test_conditioning_reaches_its_own_sample_only(one_rank, change):
+    chunk, some = make(), draws(3)
+    before = outputs(chunk, pack_draws(some, SETTINGS))
+    d = some[1]
+    some[1] = replace(
+        d, sigma=d.sigma * 3 if change == "sigma" else d.sigma, fps=7.0 if change == "fps" else d.fps,
+        text=-d.text if change == "text" else d.text,
+    )  # fmt: skip
+    after = outputs(chunk, pack_draws(some, SETTINGS))
+    assert not torch.allclose(before[d.key], after[d.key], atol=1e-3)
+    for other in (some[0].key, some[2].key):
+        torch.testing.assert_close(before[other], after[other], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_content_reaches_nobody(one_rank):
+    chunk = make()
+    pack = pack_draws(draws(), SETTINGS, capacity=200)
+    before = outputs(chunk, pack)
+    start = pack.cu_q[-2]
+    pack.x0[start:], pack.noise[start:], pack.text[pack.cu_kv[-2] :] = 9.0, -9.0, 5.0
+    after = outputs(chunk, pack)
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_cached_text_keys_give_the_same_output(one_rank):
+    from dfm_nb.model.denoiser import PackDenoiser
+
+    chunk, pack = make(), pack_draws(draws(), SETTINGS)
+    x = torch.randn(pack.x0.shape, dtype=torch.float64)
+    cached = PackDenoiser([chunk], pack, 0.5, torch.device("cpu"))
+    plain = PackDenoiser([chunk], pack, 0.5, torch.device("cpu"), cache_text=False)
+    for sigma in (5.0, 0.7):
+        torch.testing.assert_close(cached(x, sigma), plain(x, sigma))
+    assert len(cached.cache) == 2
+
+
+def test_weights_are_a_function_of_seed_and_name(one_rank):
+    a, b = make(random=False).state_dict(), make(random=False).state_dict()
+    values = [k for k, v in a.items() if isinstance(v, torch.Tensor)]
+    assert len(values) > 40 and all(torch.equal(a[k], b[k]) for k in values)
+    _, (other,) = build_chunks(model_config(), "fp32", seed=2)
+    assert not torch.equal(a["x_embedder.weight"], other.state_dict()["x_embedder.weight"])
+
+
+def test_slice_keeps_the_whole_pack_without_context_parallelism(one_rank):
+    pack = pack_draws(draws(), SETTINGS)
+    part = slice_pack(pack, torch.device("cpu"))
+    assert torch.equal(part.take(pack.x0), pack.x0)
+
+
+def test_rotation_is_torchs_complex_product():
+    x = torch.randn(7, 1, 3, 8, dtype=torch.float32, requires_grad=True)
+    angles = torch.randn(7, 4)
+    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None, None]
+    want = torch.cat((pairs.real, pairs.imag), -1)
+    got = _Rotate.apply(x, *rotary_table(angles, heads=3))
+    torch.testing.assert_close(got, want)
+    weights = torch.randn_like(x)
+    ours, theirs = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (got, want))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_rotary_attention_sees_differences_of_positions_only(one_rank):
+    """With the added embedding silenced, a shifted sample gives the same output; a mirrored one does not."""
+    chunk, pack = make("model.rope=true"), pack_draws(draws(3), SETTINGS)
+    chunk.x_embedder.register_forward_hook(lambda _m, _i, out: out - factorised_sincos(pack.positions, out.shape[-1]))
+    before = outputs(chunk, pack)
+    pack.positions += torch.tensor([2.0, -3.0, 0.5])
+    shifted = outputs(chunk, pack)
+    assert all(torch.allclose(before[k], shifted[k], atol=1e-3) for k in before)
+    pack.positions[:, 1] *= -1
+    mirrored = outputs(chunk, pack)
+    assert not any(torch.allclose(before[k], mirrored[k], atol=1e-2) for k in before)
+
+
+def test_rms_norm_on_cpu_is_torchs():
+    from dfm_nb.model.dit import _RMSNormOnCPU
+
+    torch.manual_seed(0)
+    x, w = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5, 3, 8), (8,)))
+    ours, theirs = _RMSNormOnCPU.apply(x, w, 1e-6), torch.nn.functional.rms_norm(x, (8,), w, 1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
+    assert torch.autograd.gradcheck(lambda x, w: _RMSNormOnCPU.apply(x, w, 1e-6), (x, w))
+    zero = torch.zeros(2, 8, requires_grad=True)
+    _RMSNormOnCPU.apply(zero, torch.ones(8), 1e-6).sum().backward()
+    assert zero.grad.isfinite().all()

@@ -1,0 +1,164 @@
+"""Low-rank updates: what they leave alone, what they add, and how they are exported (tests/distributed has their layouts)."""
+
+import re
+
+import pytest
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb import export
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints.weights import Weights
+from dfm_nb.model.denoiser import forward
+from dfm_nb.model.linear import is_lora, lora_parameter_count
+from dfm_nb.training.trainer import build_chunks
+from tests.distributed.layouts import make_trainer, randomise
+from tests.test_train import SMALL, losses, pretrain
+
+LORA = ["model.lora.rank=3", "model.lora.alpha=6"]
+ALONE = ["train.global_batch_size=2", "model.num_layers=2"]
+
+
+def tensors(chunk):
+    return {name: p.detach().clone() for name, p in chunk.named_parameters()}
+
+
+def output_of(chunk, pack):
+    with torch.no_grad():
+        return forward(chunk, pack, 0.5, torch.device("cpu"))[0].float()
+
+
+def test_new_updates_change_nothing_and_are_counted(one_rank):
+    plain, loader = make_trainer(ALONE)
+    adapted, _ = make_trainer([*ALONE, *LORA])
+    base, ours = tensors(plain.chunks[0]), tensors(adapted.chunks[0])
+    assert all(torch.equal(base[n], ours[n]) for n in base)
+    for chunk in (plain.chunks[0], adapted.chunks[0]):  # the output layers of a new model are zero
+        g = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, p in chunk.named_parameters():
+                if not is_lora(name):
+                    p.copy_(torch.randn(p.shape, generator=g) * 0.1)
+    (pack,) = loader.next_step()[:1]
+    assert torch.equal(output_of(plain.chunks[0], pack), output_of(adapted.chunks[0], pack))
+    counted = sum(p.numel() for p in adapted.chunks[0].parameters() if p.requires_grad)
+    assert counted == sum(p.numel() for n, p in adapted.chunks[0].named_parameters() if is_lora(n))
+    assert counted == lora_parameter_count(adapted.config.model) > 0
+
+
+@pytest.mark.parametrize("recompute", ["null", "full", "selective"])
+def test_only_updates_move(one_rank, recompute):
+    trainer, loader = make_trainer([*ALONE, *LORA, f"model.recompute_granularity={recompute}"])
+    randomise(trainer)
+    before = tensors(trainer.chunks[0])
+    losses = [trainer.step(loader.next_step()).loss for _ in range(3)]
+    after = tensors(trainer.chunks[0])
+    assert all(x == x for x in losses)
+    assert all(torch.equal(before[n], after[n]) for n in before if not is_lora(n))
+    assert all(not torch.equal(before[n], after[n]) for n in before if is_lora(n))
+    assert {n for names in trainer.ema.named(0.1) for n in names} == {n for n in before if is_lora(n)}
+
+
+def test_export_merged_equals_apart(one_rank, tmp_path):
+    trainer, loader = make_trainer([*ALONE, *LORA])
+    randomise(trainer)
+    packs = loader.next_step()
+    trainer.step(packs)
+    want = output_of(trainer.chunks[0], packs[0])
+    whole = checkpoint.gather_whole(trainer.chunks)
+    for kind in ("merged", "apart"):
+        (tmp_path / kind).mkdir()
+        config = cfg.resolve(None, overrides=[*LORA]).config
+        config.model = type(config.model)(**vars(trainer.config.model))
+        config.model.lora = type(config.model.lora)(3, 6.0)
+        file = tmp_path / kind / "model.safetensors"
+        export.write_weights(whole, file, config.model, kind)
+        assert config.model.lora.rank == (None if kind == "merged" else 3)
+        _, (chunk,) = build_chunks(config.model, "fp32", seed=9)
+        Weights(file.parent, config, file).load([chunk])
+        got = output_of(chunk, packs[0])
+        assert any(is_lora(n) for n, _ in chunk.named_parameters()) == (kind == "apart")
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+    assert sorted(p.name for p in (tmp_path / "apart").iterdir()) == ["model.lora.safetensors", "model.safetensors"]
+    base = checkpoint._read_tensors(tmp_path / "apart" / "model.safetensors")
+    merged = checkpoint._read_tensors(tmp_path / "merged" / "model.safetensors")
+    assert base.keys() == merged.keys()
+    changed = {n for n in base if not torch.equal(base[n], merged[n])}
+    assert changed == {n.replace("lora_A", "weight") for n in whole if n.endswith("lora_A")}
+    (tmp_path / "apart" / "model.lora.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model.lora.safetensors beside it"):
+        Weights(tmp_path / "apart", config, tmp_path / "apart" / "model.safetensors").load([chunk])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A run, and one that adapts its weights on two tp ranks, stopped and gone on with."""
+    folder = tmp_path_factory.mktemp("lora")
+    base, run = folder / "base", folder / "run"
+    pretrain(base, "train.train_iters=4", processes=1)
+    argv = [
+        f"checkpoint.pretrained={base}", "model.lora.rank=4", "model.tensor_model_parallel_size=2", "scheduler.lr_decay_iters=6",
+        "checkpoint.save_interval=2",
+    ]  # fmt: skip
+    first = pretrain(run, *argv, "train.train_iters=4")
+    second = pretrain(run, *argv, "train.train_iters=6")
+    return base, run, first, second
+
+
+@pytest.mark.slow
+def test_fine_tuning_starts_from_a_run_and_goes_on(tuned):
+    _, run, first, second = tuned
+    assert "Started from the weights of" in first and "Low-rank updates (rank 4)" in first
+    assert "Resumed from" in second and "at iteration 4" in second and "Started from" not in second
+    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [["--raw"], [], ["--ema-sigma-rel", "0.15"]], ids=["raw", "stored", "rebuilt"])
+def test_exports_of_a_run_hold_the_base_and_what_was_learnt(tuned, tmp_path, weights):
+    base, run, *_ = tuned
+    read = lambda name: checkpoint._read_tensors(tmp_path / name)  # noqa: E731
+    assert export.main([str(base), "--output", f"{tmp_path}/base/model.safetensors"]) == 0
+    assert export.main([str(run), *weights, "--output", f"{tmp_path}/a/model.pth", "--lora", "apart"]) == 0
+    assert export.main([str(run), *weights, "--output", f"{tmp_path}/m/model.pth"]) == 0
+    start, frozen, updates, merged = (
+        read(f) for f in ("base/model.safetensors", "a/model.pth", "a/model.lora.pth", "m/model.pth")
+    )
+    assert start.keys() == frozen.keys() == merged.keys() and all(torch.equal(start[n], frozen[n]) for n in start)
+    for name, a in updates.items():
+        if name.endswith("lora_A"):
+            b, weight = updates[name.replace("lora_A", "lora_B")], name.replace("lora_A", "weight")
+            assert b.abs().max() > 0
+            torch.testing.assert_close(merged[weight], start[weight] + b @ a, rtol=1e-5, atol=1e-6)
+    assert checkpoint.find_weights(tmp_path / "m" / "model.pth").config.model.lora.rank is None
+    assert checkpoint.find_weights(tmp_path / "a" / "model.pth").config.model.lora.rank == 4
+    with pytest.raises(ValueError, match="of another model, and its config.yaml is for that"):
+        export.main([str(run), "--output", f"{tmp_path}/a/merged.pth"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "source, change, said",
+    [
+        ("run", ["model.lora.rank=5"], "model.lora.rank=5 (checkpoint: 4); dfm export --lora merged"),
+        ("run", [], "model.lora.rank=null (checkpoint: 4); dfm export --lora merged"),
+        ("base", ["model.lora.rank=4", "model.num_layers=1"], "model.num_layers=1 (checkpoint: 2)"),
+    ],
+)
+def test_weights_of_another_model_are_refused(one_rank, tuned, source, change, said):
+    shape = [a for a in SMALL if a.startswith("model.")]
+    trainer, _ = make_trainer(
+        [*shape, "model.in_channels=16", "model.text_dim=384", "model.adaln_lora_dim=null", *change]
+    )
+    with pytest.raises(ValueError, match=re.escape(said)):
+        checkpoint.load_pretrained(trainer, tuned[source == "run"])
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [(["model.lora.rank=4"], "model.lora.rank needs weights to adapt; got 4; give checkpoint.pretrained=PATH"),
+     (["model.lora.alpha=4"], "model.lora.alpha needs model.lora.rank; got 4.0; set model.lora.rank=16")],
+)  # fmt: skip
+def test_updates_of_nothing_are_refused(change, said):
+    with pytest.raises(cfg.ConfigError, match=re.escape(said)):
+        cfg.resolve(None, overrides=["dataset.mock=true", *change], training=True)

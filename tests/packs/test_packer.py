@@ -1,0 +1,125 @@
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dfm_nb.packs.packer import Packer, factorised_sincos, fill, grid_positions, patchify, rotary_angles, unpatchify
+
+
+@given(t=st.integers(1, 3), h=st.integers(1, 4), w=st.integers(1, 4), pt=st.integers(1, 2), ps=st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_unpatchify_inverts_patchify(t, h, w, pt, ps):
+    latent = torch.randn(5, t * pt, h * ps, w * ps)
+    tokens = patchify(latent, ps, pt)
+    assert tokens.shape == (t * h * w, 5 * pt * ps * ps)
+    assert torch.equal(unpatchify(tokens, (t, h, w), ps, pt), latent)
+
+
+def test_patchify_orders_tokens_by_frame_row_column():
+    latent = torch.arange(2 * 4 * 6).reshape(1, 2, 4, 6)
+    tokens = patchify(latent, 2)
+    assert tokens[1].tolist() == [2, 3, 8, 9]  # second column of the first row
+    assert tokens[3].tolist() == [12, 13, 18, 19]  # second row
+
+
+def test_patchify_refuses_odd_latents():
+    with pytest.raises(ValueError, match="divide into patches.*divisible by 16 px"):
+        patchify(torch.zeros(1, 1, 3, 4), 2)
+
+
+def test_positions_never_alias_at_any_size():
+    for grid in ((1, 80, 60), (31, 2, 2), (1, 1, 4000)):
+        p = grid_positions(grid)
+        assert len(torch.unique(p, dim=0)) == len(p)
+        embedding = factorised_sincos(p, 96)
+        assert embedding.shape == (len(p), 96)
+        assert len(torch.unique((embedding * 1e4).round(), dim=0)) == len(p)
+
+
+def test_positions_are_centred_in_space_and_start_at_the_first_frame():
+    p = grid_positions((2, 3, 5))
+    assert p.mean(0).tolist() == [0.5, 0, 0]
+    assert p[0].tolist() == [0, -1, -2]
+
+
+def test_rotary_angles_are_linear_in_positions_and_tell_the_axes_apart():
+    p = grid_positions((3, 4, 5))
+    angles = rotary_angles(p, 32)
+    assert angles.shape == (60, 16) and angles.dtype == torch.float32
+    torch.testing.assert_close(angles[7] - angles[3], rotary_angles((p[7] - p[3])[None], 32)[0])
+    for axis, pairs in enumerate((4, 6, 6)):
+        one = torch.zeros(1, 3)
+        one[0, axis] = 1.0
+        turned = rotary_angles(one, 32)[0]
+        assert int((turned != 0).sum()) == pairs and turned.max() == pytest.approx(math.pi / 2)
+    assert all(rotary_angles(p, d).shape[1] == d // 2 for d in (2, 4, 6, 10, 64, 128))
+
+
+def brute_force(lengths, capacity):
+    best = 0
+    for mask in range(1 << (len(lengths) - 1)):
+        total = lengths[0] + sum(x for i, x in enumerate(lengths[1:]) if mask >> i & 1)
+        if total <= capacity:
+            best = max(best, total)
+    return best
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(30, 80))
+@settings(max_examples=80, deadline=None)
+def test_fill_is_the_best_subset_with_the_oldest_sample(lengths, capacity):
+    chosen = fill(lengths, capacity)
+    assert chosen[0] == 0 and chosen == sorted(set(chosen))
+    assert sum(lengths[i] for i in chosen) == brute_force(lengths, capacity)
+
+
+def test_fill_prefers_older_samples_among_equals():
+    assert fill([4, 2, 2, 2], 6) == [0, 1]
+
+
+def test_packer_loses_and_repeats_nothing():
+    rng = random.Random(0)
+    lengths = [rng.choice([4, 6, 16, 20, 24, 48]) for _ in range(500)]
+    packer, stream, seen = Packer(100, 20), iter(list(enumerate(lengths))), []
+    while items := packer.next(stream):
+        assert sum(lengths[i] for i in items) <= 100
+        seen += items
+    assert sorted(seen) == list(range(500))
+
+
+def test_packer_lets_no_sample_wait_long():
+    """The oldest sample is in every pack, so nothing waits for more packs than there are samples before it."""
+    lengths = [90] + [10, 20] * 200
+    packer, stream = Packer(100, 30), iter(list(enumerate(lengths)))
+    assert 0 in packer.next(stream)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [16] * 14 + [20, 20, 20, 20, 24, 24] + [48, 48, 80],  # tokens of the synthetic mix at 64 px
+        [(px // 16) ** 2 for px in (128, 192, 256, 320, 384, 448, 512, 640, 704, 768, 896, 1024)],
+    ],
+    ids=["synthetic", "128 to 1024 px"],
+)
+def test_packs_are_at_least_98_percent_full(sizes):
+    rng = random.Random(1)
+    packer = Packer(15_360, 100)
+    stream = ((i, rng.choice(sizes)) for i in range(10**9))
+    lengths: list[int] = []
+
+    def remember():
+        for i, n in stream:
+            lengths.append(n)
+            yield i, n
+
+    feed = remember()
+    filled = [sum(lengths[i] for i in packer.next(feed)) / 15_360 for _ in range(60)]
+    assert sum(filled) / len(filled) >= 0.98
+
+
+def test_packer_says_what_does_not_fit():
+    with pytest.raises(ValueError, match="101 tokens does not fit a pack of 100"):
+        Packer(100, 3).next(iter([("a", 101)]))

@@ -1,0 +1,229 @@
+"""The loader: exact tokens, frequencies, ranks, resumption, caches; and a model that learns from it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dfm_nb import parallel
+from dfm_nb.text import train as text_train
+from dfm_nb.text import weights as tw
+from dfm_nb.text.blend import BatchSampler, BlendConfig, TokenizerIds, batches, build_datasets, schedule
+from dfm_nb.text.corpus import PreprocessConfig, preprocess
+from dfm_nb.text.index import Index, write_pair
+from tests.text.text_tokenizers import build, sample_text, save
+
+EOD = 0
+TOKENIZER = TokenizerIds(1000, EOD, name="test")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group():
+    parallel.init()
+    yield
+    parallel.shutdown()
+
+
+def corpus(path, first: int, documents: int = 40, seed: int = 0) -> str:
+    """Documents of ids first .. first + 99, each ended by the EOD, so that a token tells its corpus."""
+    rng = np.random.default_rng(seed)
+    docs = [[np.append(rng.integers(first, first + 100, rng.integers(3, 40)), EOD)] for _ in range(documents)]
+    write_pair(path, docs, np.uint16)
+    return str(path)
+
+
+@pytest.fixture
+def prefixes(tmp_path):
+    return [corpus(tmp_path / name, first, seed=first) for name, first in (("a", 100), ("b", 200), ("c", 300))]
+
+
+def config(tmp_path, n=200, **changes) -> BlendConfig:
+    return BlendConfig(**({"seq_length": 16, "num_samples": (n, 0, 0), "cache_dir": str(tmp_path / "cache")} | changes))
+
+
+def blend_of(prefixes, weights, split=None):
+    return tw.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)], split)
+
+
+def stream(index: Index, order: np.ndarray) -> np.ndarray:
+    return np.concatenate([index.sequence(int(i)) for i in order])
+
+
+def test_samples_hold_the_expected_tokens(prefixes, tmp_path):
+    """Every sample of one epoch, rebuilt from the corpus in megatron's document order: seq_length + 1 tokens, step
+    seq_length."""
+    index = Index.open(prefixes[0])
+    n = (index.num_tokens - 1) // 16
+    data = build_datasets(blend_of(prefixes[:1], [1.0]), config(tmp_path, n), TOKENIZER)["train"]
+    text = stream(index, data.document_index)
+    assert sorted(data.document_index) == list(range(40)) and len(data) == n
+    for i in range(n):
+        at = 16 * int(data.shuffle_index[i])
+        assert data[i]["tokens"].tolist() == text[at : at + 16].tolist()
+        assert data[i]["labels"].tolist() == text[at + 1 : at + 17].tolist()
+
+
+def test_packed_documents_reset_positions_and_attention(prefixes, tmp_path):
+    settings = config(tmp_path, 30, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), settings, TOKENIZER)["train"]
+    seen = 0
+    for i in range(30):
+        item = data[i]
+        tokens = item["tokens"].tolist()
+        segment = np.cumsum([0] + [t == EOD for t in tokens[:-1]])
+        start = [int(np.flatnonzero(segment == s)[0]) for s in segment]
+        assert item["position_ids"].tolist() == [k - s for k, s in enumerate(start)]
+        visible = (segment[:, None] == segment[None, :]) & np.tri(16, dtype=bool)
+        assert np.array_equal(~item["attention_mask"][0].numpy(), visible)
+        assert item["loss_mask"].tolist() == [float(t != EOD) for t in tokens]
+        seen += len(set(segment)) > 1
+    assert seen > 10
+
+
+def test_without_resets_positions_run_through(prefixes, tmp_path):
+    item = build_datasets(blend_of(prefixes[:1], [1.0]), config(tmp_path, 5), TOKENIZER)["train"][0]
+    assert item["position_ids"].tolist() == list(range(16)) and bool((item["loss_mask"] == 1).all())
+    assert np.array_equal(~item["attention_mask"][0].numpy(), np.tri(16, dtype=bool))
+
+
+def test_sampling_frequencies_meet_the_weights(prefixes, tmp_path):
+    """Each corpus's count lies within 4 standard deviations of a binomial, and its tokens are its own."""
+    weights, n = [0.5, 0.3, 0.2], 1000
+    data = build_datasets(blend_of(prefixes, weights), config(tmp_path, n), TOKENIZER)["train"]
+    picks = [int(data[i]["dataset_id"]) for i in range(n)]
+    for k, weight in enumerate(weights):
+        assert abs(picks.count(k) - n * weight) <= 4 * math.sqrt(n * weight * (1 - weight))
+        assert abs(picks.count(k) - n * weight) <= 2  # megatron's order is better than a draw: it never drifts
+    for i in range(0, n, 13):
+        body = {int(t) // 100 for t in data[i]["tokens"] if t != EOD}
+        assert body == {picks[i] + 1}
+
+
+def test_a_weight_of_zero_is_never_seen(prefixes, tmp_path):
+    data = build_datasets(blend_of(prefixes, [0.5, 0.5, 0.0]), config(tmp_path, 100), TOKENIZER)["train"]
+    assert all(not bool((data[i]["tokens"] >= 300).any()) for i in range(100))
+
+
+def test_split_cuts_each_corpus_without_overlap(tmp_path):
+    """With unique tokens per document, train, validation and test share none."""
+    docs = [[np.append(np.full(20, 10 + i), EOD)] for i in range(100)]
+    write_pair(tmp_path / "u", docs, np.uint16)
+    blend = tw.parse_list(["1.0", str(tmp_path / "u")], split="80,10,10")
+    data = build_datasets(blend, config(tmp_path, num_samples=(100, 12, 12)), TOKENIZER)
+    seen = {s: {int(t) for i in range(len(d)) for t in d[i]["tokens"]} - {EOD} for s, d in data.items()}
+    assert 78 <= len(seen["train"]) <= 80 and seen["validation"] and seen["test"]
+    assert not (seen["train"] & seen["validation"] or seen["train"] & seen["test"] or seen["validation"] & seen["test"])
+
+
+def test_yaml_splits_build_their_own_sets(prefixes, tmp_path):
+    rows = [(prefixes[0], 0.5, "train"), (prefixes[1], 0.5, "train"), (prefixes[2], 1.0, "validation")]
+    text = "".join(f"- {{dataset_prefix: {p}, dataset_weight: {w}, dataset_split: {s}}}\n" for p, w, s in rows)
+    (tmp_path / "b.yaml").write_text(text)
+    data = build_datasets(tw.read_yaml(tmp_path / "b.yaml"), config(tmp_path, num_samples=(60, 20, 0)), TOKENIZER)
+    assert data["test"] is None and len(data["train"]) >= 60
+    assert all(
+        bool(((data["validation"][i]["tokens"] >= 300) | (data["validation"][i]["tokens"] == EOD)).all())
+        for i in range(20)
+    )
+
+
+def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
+    data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), config(tmp_path, 64), TOKENIZER)["train"]
+    whole = [data[i]["tokens"] for i in range(64)]
+    per_rank = [[b["tokens"] for b in batches(data, 4, 0, r, 2)] for r in range(2)]
+    joined = [row for a, b in zip(*per_rank) for row in torch.cat([a, b])]
+    assert all(torch.equal(x, y) for x, y in zip(whole, joined, strict=True))
+    resumed = [b["tokens"] for b in batches(data, 4, 24, 1, 2)]
+    assert all(torch.equal(x, y) for x, y in zip(resumed, per_rank[1][3:], strict=True))
+    other_layout = [row for b in batches(data, 8, 24, 0, 1) for row in b["tokens"]]
+    assert all(torch.equal(x, y) for x, y in zip(other_layout, whole[24:], strict=True))
+
+
+def test_batch_sampler_checks_its_numbers():
+    assert list(BatchSampler(10, 2, 0, 1, 2)) == [[2, 3], [6, 7]] and len(BatchSampler(10, 2, 4, 1, 2)) == 1
+    with pytest.raises(ValueError, match="must divide by micro_batch_size"):
+        BatchSampler(10, 2, 3, 0, 2)
+    with pytest.raises(ValueError, match="dp_rank must be 0 to"):
+        BatchSampler(10, 2, 0, 2, 2)
+
+
+def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
+    blend = blend_of(prefixes, [0.5, 0.3, 0.2])
+
+    def run(cache, seed):
+        data = build_datasets(blend, config(tmp_path, 50, cache_dir=str(tmp_path / cache), seed=seed), TOKENIZER)[
+            "train"
+        ]
+        return torch.stack([data[i]["tokens"] for i in range(50)])
+
+    assert torch.equal(run("x", 1), run("y", 1)) and not torch.equal(run("x", 1), run("z", 2))
+
+
+def test_a_replaced_corpus_does_not_meet_an_old_cache(prefixes, tmp_path):
+    blend = blend_of(prefixes[:1], [1.0])
+    build_datasets(blend, config(tmp_path, 20), TOKENIZER)
+    corpus(prefixes[0], 500, documents=55, seed=9)
+    data = build_datasets(blend, config(tmp_path, 20), TOKENIZER)["train"]
+    assert all(bool(((data[i]["tokens"] >= 500) | (data[i]["tokens"] == EOD)).all()) for i in range(20))
+    assert set(data.document_index) == set(range(55))
+
+
+def test_schedule_keeps_to_its_phases():
+    phases = (tw.Phase(0.0, (0.9, 0.1)), tw.Phase(0.5, (0.25, 0.75)))
+    chosen, number = schedule(phases, 400)
+    assert abs(int((chosen[:200] == 0).sum()) - 180) <= 1 and abs(int((chosen[200:] == 0).sum()) - 50) <= 2
+    for k in range(2):
+        assert number[chosen == k].tolist() == list(range(int((chosen == k).sum())))
+
+
+def test_curriculum_changes_the_mixture_and_goes_on_within_a_corpus(prefixes, tmp_path):
+    rows = "".join(f"  - {{dataset_prefix: {p}, dataset_split: train}}\n" for p in prefixes[:2])
+    phases = "  - {start: 0, weights: {a: 1, b: 0}}\n  - {start: 0.5, weights: {a: 0.25, b: 0.75}}\n"
+    (tmp_path / "b.yaml").write_text(f"datasets:\n{rows}curriculum:\n{phases}")
+    data = build_datasets(tw.read_yaml(tmp_path / "b.yaml"), config(tmp_path, 40), TOKENIZER)["train"]
+    picks = [data[i]["dataset_id"] for i in range(40)]
+    assert picks[:20] == [0] * 20 and picks[20:].count(1) == 15
+    own = [data[i]["tokens"].tolist() for i in range(40) if picks[i] == 0]
+    assert own == [data.datasets[0][i]["tokens"].tolist() for i in range(25)]
+
+
+def test_faults_of_a_blend_are_said_before_building(prefixes, tmp_path):
+    blend = blend_of(prefixes[:1], [1.0])
+    with pytest.raises(ValueError, match="no .meta.json"):
+        build_datasets(blend, config(tmp_path))
+    with pytest.raises(ValueError, match="must hold more than seq_length"):
+        build_datasets(blend, config(tmp_path, seq_length=100_000), TOKENIZER)
+    with open(f"{prefixes[0]}.bin", "ab") as f:
+        f.write(b"xx")
+    with pytest.raises(ValueError, match="dfm text verify"):
+        build_datasets(blend, config(tmp_path), TOKENIZER)
+    with pytest.raises(ValueError, match="train over 0"):
+        BlendConfig(16, (0, 0, 0))
+
+
+@pytest.mark.slow
+def test_a_small_gpt_learns_from_a_blend(tmp_path):
+    """JSONL to loss: two corpora, a 2-layer GPT; the loss falls from ln(vocabulary) far below the unigram entropy."""
+    folder = save(build("gpt2", 400), tmp_path / "tokenizer")
+    prefixes = []
+    for name, seed in (("one", 0), ("two", 5000)):
+        lines = [json.dumps({"text": sample_text(seed + i, words=40, foreign=0, odd=0)}) for i in range(300)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        source, prefix = (str(tmp_path / f"{name}.jsonl"),), str(tmp_path / name)
+        config = PreprocessConfig(source, prefix, str(folder), append_eod=True, progress=False)
+        prefixes.append(preprocess(config).prefixes["text"])
+    blend = blend_of(prefixes, [0.7, 0.3], split="90,10,0")
+    result = text_train.train(
+        blend, text_train.TextTrainConfig(steps=200, eval_samples=32, cache_dir=str(tmp_path / "c"))
+    )
+    vocabulary = TokenizerIds.of_blend(blend).vocab_size
+    counts = np.bincount(np.concatenate([Index.open(p).tokens() for p in prefixes]))
+    share = counts[counts > 0] / counts.sum()
+    unigram = float(-(share * np.log(share)).sum())
+    assert abs(result.losses[0] - math.log(-(-vocabulary // 64) * 64)) < 0.6
+    assert np.mean(result.losses[-10:]) < unigram - 0.3 and result.validation_loss < unigram - 0.2
+    assert all(math.isfinite(x) for x in result.losses)

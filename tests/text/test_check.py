@@ -1,0 +1,168 @@
+"""inspect's counts against the definition; each check of verify fails on the fault that it is for."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dfm_nb.text import check as text_check
+from dfm_nb.text import cli as text_cli
+from dfm_nb.text.corpus import PreprocessConfig, preprocess
+from dfm_nb.text.index import Index, write_pair
+from tests.text.text_tokenizers import build, sample_text, save
+
+TEXTS = [sample_text(i, words=3 + i) for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {kind: save(build(kind), root / kind) for kind in ("gpt2", "bpe")}
+
+
+@pytest.fixture
+def corpus(folders, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+
+    def make(name: str = "out", kind: str = "gpt2", **changes) -> str:
+        base = {"append_eod": True, "progress": False}
+        config = PreprocessConfig((str(source),), str(tmp_path / name), str(folders[kind]), **(base | changes))
+        return preprocess(config).prefixes["text"]
+
+    return make
+
+
+def failed(checks) -> list[str]:
+    return [c.name for c in checks if c.passed is False]
+
+
+def edit(path: str, at: int, data: bytes) -> None:
+    with open(path, "r+b") as f:
+        f.seek(at)
+        f.write(data)
+
+
+def test_verify_passes_on_a_sound_corpus(corpus, tmp_path):
+    checks = text_check.verify(corpus(), append_eod=True, inputs=[str(tmp_path / "in.jsonl")], progress=False)
+    assert failed(checks) == [] and all(c.passed for c in checks) and len(checks) == 9
+
+
+def _truncate(prefix: str) -> None:
+    data = Path(f"{prefix}.bin").read_bytes()
+    Path(f"{prefix}.bin").write_bytes(data[:-10])
+
+
+def _last_token(prefix: str, value: int) -> None:
+    index = Index.open(prefix)
+    at = int(index.pointers[5]) + 2 * int(index.lengths[5]) - 2
+    edit(f"{prefix}.bin", at, struct.pack("<H", value))
+
+
+FAULTS = {
+    "both files are there and not empty": lambda p: Path(f"{p}.bin").write_bytes(b""),
+    "the index can be read": lambda p: edit(f"{p}.idx", 0, b"NOTANIDX"),
+    "the sizes agree": _truncate,
+    "every sequence holds tokens": lambda p: edit(f"{p}.idx", 34, struct.pack("<i", 0)),
+    "the pointers follow the lengths": lambda p: edit(f"{p}.idx", 34 + 4 * 40 + 8, struct.pack("<q", 2)),
+    "the document bounds rise": lambda p: edit(f"{p}.idx", 34 + 12 * 40 + 8, struct.pack("<q", 30)),
+    "token ids lie in the vocabulary": lambda p: edit(f"{p}.bin", 0, struct.pack("<H", 60_000)),
+    "documents end with EOD": lambda p: _last_token(p, 7),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_verify_finds_the_fault(corpus, name):
+    prefix = corpus()
+    FAULTS[name](prefix)
+    assert name in failed(text_check.verify(prefix, append_eod=True, progress=False))
+
+
+def test_verify_finds_a_missing_file_and_a_cut_index(corpus):
+    prefix = corpus()
+    data = Path(f"{prefix}.idx").read_bytes()
+    Path(f"{prefix}.idx").write_bytes(data[:-8])
+    checks = text_check.verify(prefix, progress=False)
+    assert failed(checks) == ["the index can be read"] and "it has" in checks[-1].detail
+    Path(f"{prefix}.idx").unlink()
+    assert len(failed(text_check.verify(prefix, progress=False))) == 2
+
+
+def test_verify_counts_documents_against_the_jsonl(corpus, tmp_path):
+    prefix, source = corpus(), tmp_path / "in.jsonl"
+    source.write_text(source.read_text() + '{"text": "one more"}\n')
+    checks = text_check.verify(prefix, inputs=[str(source)], progress=False)
+    assert failed(checks) == ["the documents of the JSONL are all there"]
+
+
+def test_verify_knows_when_eod_was_asked(corpus):
+    prefix = corpus(append_eod=False)
+    unasked = text_check.verify(prefix, progress=False)
+    assert failed(unasked) == [] and any(c.passed is None for c in unasked)
+    assert failed(text_check.verify(prefix, append_eod=True, progress=False)) == ["documents end with EOD"]
+
+
+def test_verify_compares_tokenizers(corpus, folders):
+    prefix, other = corpus(), corpus("other", "bpe")
+    assert failed(text_check.verify(prefix, str(folders["gpt2"]), progress=False)) == []
+    assert "made with this tokenizer" in failed(text_check.verify(prefix, str(folders["bpe"]), progress=False))
+    assert text_check.verify_same_tokenizer([prefix, corpus("again")]).passed is True
+    assert text_check.verify_same_tokenizer([prefix, other]).passed is False
+    Path(f"{other}.meta.json").unlink()
+    assert text_check.verify_same_tokenizer([prefix, other]).passed is None
+    assert text_check.verify_same_tokenizer([prefix, corpus("wide", dtype="int32")]).passed is False
+
+
+def test_verify_cli_exit_code_tells(corpus, capsys):
+    prefix = corpus()
+    assert text_cli.main(["verify", prefix]) == 0
+    assert text_cli.main(["verify", prefix, corpus("b", "bpe")]) == 1
+    capsys.readouterr()
+    _last_token(prefix, 7)
+    assert text_cli.main(["verify", prefix, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False and any(not c["passed"] for c in report["checks"][prefix])
+
+
+def test_inspect_counts_are_those_of_the_arrays(tmp_path):
+    documents = [[[1, 2, 2]], [], [[3], [2, 2]], [[9] * 10]]
+    index = write_pair(tmp_path / "c", [[np.array(s) for s in d] for d in documents], np.uint16)
+    report = text_check.inspect(tmp_path / "c")
+    assert (report["documents"], report["sequences"], report["tokens"]) == (4, 4, 16)
+    assert report["empty_documents"] == 1 and report["distinct_tokens"] == 4
+    assert index.document_tokens().tolist() == [3, 0, 3, 10]
+    assert report["length_percentiles"]["0"] == 0 and report["length_percentiles"]["100"] == 10
+    assert report["length_percentiles"]["50"] == 3
+    top = report["frequent_tokens"][:2]
+    assert [(r["id"], r["count"]) for r in top] == [(9, 10), (2, 4)] and top[0]["share"] == 10 / 16
+    assert report["first_documents"][2]["ids"] == [3, 2, 2]
+
+
+def test_inspect_decodes_the_first_documents(corpus):
+    report = text_check.inspect(corpus(), documents=2)
+    assert [d["text"] for d in report["first_documents"]] == [t + "<|endoftext|>" for t in TEXTS[:2]]
+
+
+def test_inspect_cli_writes_json_and_a_histogram(corpus, tmp_path, capsys):
+    from PIL import Image
+
+    prefix = corpus()
+    assert text_cli.main(["inspect", prefix, "--json", "--histogram", str(tmp_path / "h.png")]) == 0
+    assert json.loads(capsys.readouterr().out)["documents"] == 40
+    pixels = np.asarray(Image.open(tmp_path / "h.png").convert("RGB"))
+    assert pixels.shape[0] > 300 and (pixels == (0x44, 0x77, 0xAA)).all(-1).mean() > 0.02  # the bars are there
+
+
+def test_inspect_of_a_missing_corpus_names_its_neighbours(corpus, tmp_path):
+    corpus("near")
+    with pytest.raises(FileNotFoundError, match="near_text_document"):
+        text_check.inspect(tmp_path / "far_text_document")
+
+
+def test_write_pair_refuses_ids_over_the_dtype(tmp_path):
+    with pytest.raises(ValueError, match=r"0\.\.65535 for uint16; got 70000"):
+        write_pair(tmp_path / "c", [[np.array([70_000])]], np.uint16)

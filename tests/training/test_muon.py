@@ -1,0 +1,112 @@
+"""Muon: orthogonal directions, the matrices inside megatron-core's, torch's own as a reference, and what cannot go with it."""
+
+import copy
+
+import pytest
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.training.muon import Matrix, Muon, matrices_of
+from dfm_nb.training.orthogonal import orthogonal
+from tests.distributed.layouts import MUON, make_trainer, randomise
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 64), (64, 16), (1, 8)])
+def test_directions_are_orthogonal_with_the_gradients_singular_vectors(shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    out = orthogonal(x[None])[0]
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    along = torch.diagonal(u.T @ out @ vh.T)
+    assert 0.6 < along.min() and along.max() < 1.3
+    assert torch.allclose(u * along @ vh, out, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-24, 1e-20, 1e-16, 1e-12, 1e-8, 1.0, 1e8])
+def test_directions_of_tiny_gradients_are_never_large(size, dtype):
+    """Layers behind gates that are still zero have such gradients, and no number of them may overflow or divide zero by zero."""
+    x = size * torch.randn((3, 24, 40), generator=torch.Generator().manual_seed(0))
+    out = orthogonal(x.to(dtype)).float()
+    values = torch.linalg.svdvals(out)
+    assert values.max() < 1.3
+    if size >= 1e-8:
+        assert values.min() > 0.6
+
+
+def test_parts_of_a_matrix_are_queries_keys_and_values_of_all_heads(one_rank):
+    trainer, _ = make_trainer([*MUON, "model.qk_layernorm=false", "model.rope=false"])
+    randomise(trainer)
+    layer, c = trainer.chunks[0].decoder.layers[0], trainer.model_config
+    x = torch.randn(5, 1, c.hidden_size)
+    matrices = matrices_of(trainer.chunks)
+    for attention, weight, bias, names in (
+        (layer.self_attention, layer.self_attention.linear_qkv.weight, layer.self_attention.linear_qkv.bias, "qkv"),
+        (layer.cross_attention, layer.cross_attention.linear_kv.weight, layer.cross_attention.linear_kv.bias, "kv"),
+    ):
+        with torch.no_grad():
+            bias.zero_()
+            projected = attention.get_query_key_value_tensors(x, x)[3 - len(names) :]
+        m = matrices[weight]
+        assert torch.equal(m.join(m.blocks(weight)), weight)
+        for block, want in zip(m.blocks(weight), projected, strict=True):
+            assert torch.allclose(x @ block.T, want.flatten(2), atol=1e-6)
+
+
+def test_all_matrices_of_attention_and_mlp_and_nothing_else(one_rank):
+    trainer, _ = make_trainer(MUON)
+    names = {n for n, p in trainer.chunks[0].named_parameters() if p in matrices_of(trainer.chunks)}
+    layers = trainer.model_config.num_layers
+    assert len(names) == 7 * layers and all(n.startswith("decoder.layers.") and "adaln" not in n for n in names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_is_that_of_torchs_muon(one_rank, dtype):
+    """torch's orthogonalises in bfloat16, hence the tolerance; the weights stay float32."""
+    generator = torch.Generator().manual_seed(1)
+    own = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in ((24, 24), (96, 24), (24, 96))]
+    other = copy.deepcopy(own)
+    groups = [{"params": own, "lr": 0.02, "weight_decay": 0.1}]
+    optimizer = Muon(groups, {p: Matrix() for p in own}, 0.2, 0.95, 5, dtype)
+    reference = torch.optim.Muon(other, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    before = copy.deepcopy(own)
+    for _ in range(3):
+        for p, q in zip(own, other):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        optimizer.step()
+        reference.step()
+    for p, q, start in zip(own, other, before):
+        assert p.dtype == torch.float32
+        assert (p - q).norm() < 0.03 * (q - start).norm()
+
+
+def test_an_update_has_the_root_mean_square_that_was_asked_for(one_rank):
+    """Within what the iteration leaves of singular values of 1: 0.7 to 1.2."""
+    weight = torch.nn.Parameter(torch.zeros(48, 192))
+    optimizer = Muon([{"params": [weight], "lr": 0.01, "weight_decay": 0.0}], {weight: Matrix()}, 0.5, 0.95, 5)
+    weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
+    optimizer.step()
+    assert 0.7 < weight.square().mean().sqrt().item() / (0.5 * 0.01) < 1.2
+
+
+def test_a_shared_state_is_refused_with_the_fix():
+    with pytest.raises(ValueError, match=r"must be false with optimizer\.optimizer=muon.*set it to false"):
+        cfg.resolve(None, overrides=[*MUON[:1], "optimizer.use_distributed_optimizer=true"])
+
+
+def test_low_rank_updates_are_adamws(one_rank):
+    trainer, loader = make_trainer([*MUON, "model.lora.rank=2", "model.lora.alpha=2"])
+    assert not isinstance(trainer.optimizer.chained_optimizers[0].optimizer, Muon)
+    randomise(trainer)
+    assert trainer.step(loader.next_step()).grad_norm > 0
+
+
+def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
+    saved, wanted = (cfg.resolve(None, overrides=[f"optimizer.optimizer={name}"]).config for name in ("adam", "muon"))
+    source = checkpoint.Weights(tmp_path, saved)
+    checkpoint.check_same_optimizer(source, saved)
+    with pytest.raises(
+        ValueError, match=r"holds the state of optimizer\.optimizer=adam, not muon; set .* or start anew"
+    ):
+        checkpoint.check_same_optimizer(source, wanted)

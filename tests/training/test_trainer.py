@@ -1,0 +1,68 @@
+import torch
+
+from dfm_nb.base.runs import read_metrics
+from tests.distributed.layouts import make_trainer
+
+SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
+
+
+def weights(trainer):
+    return [p.detach().clone() for c in trainer.chunks for p in c.parameters()]
+
+
+def test_step_with_nan_changes_nothing_and_says_so(one_rank):
+    trainer, loader = make_trainer(SMALL)
+    trainer.step(loader.next_step())
+    before, taken = weights(trainer), trainer.steps_taken
+    averages = [a.clone() for a in trainer.ema.averages[0.1]]
+    packs = loader.next_step()
+    packs[0].x0[0, 0] = float("nan")
+    result = trainer.step(packs)
+    assert result.skipped and trainer.steps_taken == taken
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer)))
+    assert all(torch.equal(a, b) for a, b in zip(averages, trainer.ema.averages[0.1]))
+    assert not trainer.step(loader.next_step()).skipped
+    assert any(not torch.equal(a, b) for a, b in zip(before, weights(trainer)))
+
+
+def test_training_lowers_the_loss_of_a_fixed_pack(one_rank):
+    trainer, loader = make_trainer([*SMALL, "optimizer.lr=3e-3", "train.train_iters=60"])
+    packs = loader.next_step()
+    losses = [trainer.step(packs).loss for _ in range(60)]
+    assert losses[0] > 0.8 and losses[-1] < 0.5 * losses[0]
+
+
+def test_weights_follow_adamw(one_rank):
+    """The distributed optimizer's first step is torch's AdamW on the same gradients (clipping off)."""
+    trainer, loader = make_trainer(
+        [*SMALL, "optimizer.clip_grad=0", "optimizer.weight_decay=0", "scheduler.lr_warmup_iters=0"]
+    )
+    before = weights(trainer)
+    packs = loader.next_step()
+    lr = trainer.lr
+    trainer.backward(packs)
+    grads = [p.main_grad.clone() for c in trainer.chunks for p in c.parameters()]
+    trainer.step(packs)
+    for p0, g, p1 in zip(before, grads, weights(trainer)):
+        expected = p0 - lr * g / (g.abs() + 1e-8)  # Adam's first step: m / sqrt(v) = sign-like
+        torch.testing.assert_close(p1, expected, atol=2e-6, rtol=1e-4)
+
+
+def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
+    import pytest
+
+    from dfm_nb import config as cfg
+    from dfm_nb.base.runs import Run
+    from dfm_nb.train import Training, open_store
+    from tests.distributed.layouts import BASE
+
+    overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.tensorboard=false"]
+    resolved = cfg.resolve(None, overrides=overrides)
+    run = Run.create(tmp_path / "run")
+    training = Training(resolved, run, open_store(resolved.config))
+    with torch.no_grad():
+        training.trainer.chunks[0].x_embedder.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"2 steps in a row.*skipped.jsonl"):
+        training.loop(lambda: None)
+    assert (run.path / "skipped.jsonl").read_text().count("mock") > 2
+    assert [r["skipped"] for r in read_metrics(run.metrics_file)] == [1, 2]

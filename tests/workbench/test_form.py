@@ -1,0 +1,150 @@
+"""Forms from the typed settings: the right control for a type, the command line's own rules, faults in their place."""
+
+from __future__ import annotations
+
+import ipywidgets as w
+import pytest
+
+from dfm_nb import config as cfg
+from dfm_nb.base import plugins
+from dfm_nb.config import sizes
+from workbench.form import ConfigForm, PrepareForm
+
+ALL = sorted({key.rpartition(".")[0] or key for key in cfg.fields()})
+
+
+def test_untouched_form_changes_nothing():
+    for recipe in cfg.recipes():
+        form = ConfigForm(ALL, recipe=recipe)
+        assert form.overrides() == [] and form.valid and len(form.controls) == len(cfg.fields())
+
+
+def test_every_control_has_its_help_and_limits():
+    form = ConfigForm(ALL)
+    for key, field in cfg.fields().items():
+        control = form.controls[key]
+        assert control.widget.description == key.rpartition(".")[2]
+        assert control.widget.tooltip.startswith(field.help) and field.type_name in control.widget.tooltip
+
+
+@pytest.mark.parametrize(
+    "key, kind",
+    [
+        ("train.caption_dropout", w.FloatSlider), ("train.train_iters", w.IntText), ("model.size", w.Dropdown),
+        ("model.attention_backend", w.Dropdown), ("model.qk_layernorm", w.Checkbox), ("validation.prompts", w.Text),
+        ("optimizer.lr", w.Text), ("mixed_precision", w.Dropdown), ("dataset.path", w.Text),
+    ],
+)  # fmt: skip
+def test_control_fits_the_type(key, kind):
+    assert type(ConfigForm([key]).controls[key].widget) is kind
+
+
+def test_menus_hold_the_legal_values():
+    form = ConfigForm(["model", "mixed_precision"])
+    assert [v for _, v in form.controls["model.size"].widget.options] == [None, *sizes.SIZES]
+    assert [v for _, v in form.controls["mixed_precision"].widget.options] == ["fp32", "bf16"]
+
+
+def test_overrides_round_trip_through_the_resolver():
+    form = ConfigForm(ALL, recipe="demo")
+    values = {
+        "train.train_iters": 40, "optimizer.lr": 3e-4, "model.qk_layernorm": False, "train.caption_dropout": 0.25,
+        "validation.prompts": ["a blue, small one", "x: y"], "dataset.mock_latent_sizes": [[1, 4, 4]],
+        "dataset.path": "data/with space", "checkpoint.keep_every": 50, "model.attention_backend": "sdpa",
+    }  # fmt: skip
+    for key, value in values.items():
+        form[key] = value
+    assert form.valid, form.faults
+    assert len(form.overrides()) == len(values)
+    resolved = cfg.resolve("demo", overrides=form.overrides())
+    assert {k: resolved.get(k) for k in values} == values
+
+
+def test_default_that_is_set_can_be_cleared():
+    form = ConfigForm(["checkpoint"], {"checkpoint.keep_every": 5})
+    assert form.overrides() == ["checkpoint.keep_every=5"]
+    form.controls["checkpoint.keep_every"].widget.value = ""
+    assert form.overrides() == []
+
+
+def test_size_shows_its_numbers_and_is_one_override():
+    form = ConfigForm(["model"], recipe="demo")
+    form["model.size"] = "DiT-B"
+    assert form.controls["model.hidden_size"].value == 768
+    assert form.overrides() == ["model.size=DiT-B"]
+    form["model.num_layers"] = 3
+    assert form.overrides() == ["model.size=DiT-B", "model.num_layers=3"]
+    resolved = cfg.resolve("demo", overrides=form.overrides())
+    assert (resolved.config.model.num_layers, resolved.config.model.hidden_size) == (3, 768)
+
+
+def test_fault_stands_beside_its_control_and_goes_away():
+    form = ConfigForm(["train", "optimizer"], recipe="demo")
+    form["train.train_iters"] = 0
+    control = form.controls["train.train_iters"]
+    assert not form.valid and "must be at least 1; got 0; the nearest legal value is 1" in control.fault
+    assert 'role="alert"' in control._fault.value and form.controls["optimizer.lr"].fault == ""
+    assert "1 to correct" in form._summary.value
+    with pytest.raises(cfg.ConfigError, match="train.train_iters must be at least 1"):
+        form.check()
+    form["train.train_iters"] = 10
+    assert form.valid and control.fault == "" and control._fault.value == "" and form.check() is form
+
+
+def test_fault_of_the_wrong_type_is_told_in_words():
+    form = ConfigForm(["optimizer.lr"])
+    form.controls["optimizer.lr"].widget.value = "fast"
+    assert "must be a number; got 'fast'" in form.controls["optimizer.lr"].fault
+    form.controls["optimizer.lr"].widget.value = "3e-4"
+    assert form.overrides() == ["optimizer.lr=0.0003"]
+
+
+def test_fault_between_two_keys_shows_where_the_form_can():
+    form = ConfigForm(["model.hidden_size"], recipe="demo")
+    form["model.hidden_size"] = 202
+    assert "model.num_attention_heads must divide model.hidden_size = 202" in form.controls["model.hidden_size"].fault
+
+
+def test_fault_of_a_hidden_key_is_shown_in_general():
+    form = ConfigForm(["train"], {"optimizer.lr": -1.0})
+    assert "optimizer.lr must be greater than 0" in form._general.value
+    assert form.overrides() == ["optimizer.lr=-1.0"]
+
+
+def test_layout_is_checked_for_the_processes():
+    form = ConfigForm(["model"], {"model.tensor_model_parallel_size": 3}, recipe="demo", nproc=2)
+    assert not form.valid and "must divide the number of processes = 2; got 3 * 1 * 1 = 3" in form._general.value
+    form["model.tensor_model_parallel_size"] = 2
+    assert form.valid and form._general.value == ""
+
+
+def test_unknown_group_or_default_names_the_legal_ones():
+    with pytest.raises(ValueError, match="'trian' is no group and no setting; groups are .*train"):
+        ConfigForm(["trian"])
+    with pytest.raises(ValueError, match="'train.iters' is not a setting"):
+        ConfigForm(["train"], {"train.iters": 5})
+
+
+def test_prepare_menus_are_the_plugin_files():
+    form = PrepareForm("out")
+    for name, kind in PrepareForm.MENUS.items():
+        assert [v for _, v in form.controls[name].widget.options] == plugins.names(kind)
+    assert form.argv() == ["--output-dir", "out"] and form.valid
+
+
+def test_prepare_argv_is_what_the_command_takes():
+    from dfm_nb import prepare
+
+    form = PrepareForm("out", {"source": "table:a.csv", "limit": 7, "resume": True, "num_images": 3})
+    args = prepare.parse(form.argv())
+    assert (args.source, args.limit, args.resume, args.num_images) == ("table:a.csv", 7, True, 3)
+
+
+def test_prepare_fault_is_the_commands_own():
+    form = PrepareForm("out", {"limit": 7})
+    form.controls["limit"].value = "0"
+    assert form.fault == "--limit must be at least 1; got 0" and 'role="alert"' in form._message.value
+    form.controls["limit"].value = "many"
+    assert form.fault == "--limit must be a whole number; got 'many'"
+    form.controls["limit"].value = "5"
+    assert form.valid and form._message.value == ""

@@ -1,0 +1,163 @@
+"""Gallery and data set browser: HTML that plays and reads aloud, columns to compare, damaged samples named."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+
+from dfm_nb import inspect
+from dfm_nb.base.video import read_video, write_mp4, write_png
+from workbench.browser import DatasetBrowser, histogram_svg
+from workbench.gallery import Gallery
+
+
+def clip(level: int, frames: int = 5) -> np.ndarray:
+    return np.full((frames, 32, 48, 3), level, np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two clips with the settings that dfm generate writes, and a picture from elsewhere."""
+    for i, name in enumerate(("a", "b")):
+        write_mp4(tmp_path / f"{name}.mp4", clip(60 + 100 * i), 8)
+        settings = {"prompt": f"a <b>{name}</b> & more", "seed": i, "guidance": 2.5, "num_steps": 18, "sampler": "heun"}
+        (tmp_path / f"{name}.mp4.json").write_text(json.dumps(settings))
+    write_png(tmp_path / "c.png", clip(10, 1)[0])
+    return tmp_path
+
+
+def test_saved_gallery_carries_playable_clips(files, tmp_path):
+    page = Gallery(files).html()
+    videos = re.findall(r'<video src="data:video/mp4;base64,([^"]+)" controls muted loop playsinline aria-label=', page)
+    assert len(videos) == 2 and "<source" not in page and page.count("<img src=") == 1
+    (tmp_path / "back.mp4").write_bytes(base64.b64decode(videos[1]))
+    frames, fps = read_video(tmp_path / "back.mp4")
+    assert frames.shape == (5, 32, 48, 3) and fps == 8 and abs(frames.mean() - 160) < 4
+
+
+def test_gallery_shows_prompt_seed_and_settings_escaped(files):
+    page = Gallery([files / "a.mp4"]).html()
+    assert "a &lt;b&gt;a&lt;/b&gt; &amp; more" in page and "<b>a" not in page
+    assert "seed 0, guidance 2.5, 18 steps of heun" in page
+    assert "seed 0" not in Gallery([files / "a.mp4"], details=False).html()
+
+
+def test_every_medium_has_a_text(files):
+    page = Gallery(files).html()
+    assert page.count("aria-label=") == 2 and 'alt="c"' in page
+
+
+def test_columns_are_labelled_and_rows_stay_together(files):
+    page = Gallery({"guidance 1": [files / "a.mp4", files / "b.mp4"], "guidance <4>": [clip(5)]}).html()
+    assert re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', page) == ["guidance 1", "guidance &lt;4&gt;"]
+    rows = page.split("<tbody>")[1].split("</tr>")[:-1]
+    assert [r.count("<figure") for r in rows] == [2, 1] and [r.count("<td") for r in rows] == [2, 2]
+    assert "a &lt;b&gt;a&lt;/b&gt; &amp; more, guidance 1, seed 0" in page
+
+
+def test_live_gallery_has_the_same_content(files):
+    gallery = Gallery(files)
+    assert gallery.widget.content == gallery.html() and gallery.widget is gallery.widget
+
+
+def test_missing_or_unknown_clips_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no clip .*x.mp4"):
+        Gallery([tmp_path / "x.mp4"])
+    (tmp_path / "x.avi").write_bytes(b"")
+    with pytest.raises(ValueError, match="must be one of .mp4"):
+        Gallery(tmp_path / "x.avi")
+    with pytest.raises(ValueError, match="nothing to show"):
+        Gallery([])
+    with pytest.raises(ValueError, match="a gallery shows paths"):
+        Gallery([3])
+
+
+# ---- the data set browser -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    from dfm_nb.prepare import main as prepare
+
+    folder = tmp_path_factory.mktemp("browser") / "data"
+    argv = ["--source", "synthetic", "--num-images", "26", "--num-clips", "4", "--short-side", "32"]
+    assert prepare([*argv, "--output-dir", str(folder)]) == 0
+    return folder
+
+
+def test_browser_finds_captions_and_turns_pages(data):
+    browser = DatasetBrowser(data)
+    captions = [e.meta["caption"] for e in browser.entries]
+    word = captions[0].split()[1].lower()
+    assert browser.find(word.upper()) == [i for i, c in enumerate(captions) if word in c.lower()]
+    browser.widget  # noqa: B018
+    assert browser._page.max == 3 and browser._samples.value.count("<figure") == 12
+    browser._turn(1)
+    browser._turn(1)
+    browser._turn(1)
+    assert browser._page.value == 3 and browser._samples.value.count("<figure") == 6
+    browser._search.value = word
+    assert browser._page.value == 1 and f"{len(browser.find(word)):,} samples" in browser._found.value
+    browser._search.value = "nosuchword"
+    assert "no sample has these words" in browser._samples.value
+
+
+def test_browser_shows_what_the_tokenizer_decodes(data):
+    browser = DatasetBrowser(data)
+    index = next(i for i, e in enumerate(browser.entries) if e.meta["num_frames"] == 1)
+    shown = browser.figure(index)
+    png = base64.b64decode(re.search(r"data:image/png;base64,([^\"]+)", shown)[1])
+    expected = inspect.decoded(
+        browser.entries[index].read(), inspect.build_tokenizer(data, browser.manifest, None, None)
+    )
+    from dfm_nb.base.video import read_image
+
+    np.testing.assert_array_equal(read_image(png), expected)
+    assert "text tokens" in shown and browser._tokenizer_note == ""
+
+
+def test_browser_reads_only_the_page_it_shows(data, monkeypatch):
+    read = []
+    original = inspect.SampleEntry.read
+    monkeypatch.setattr(inspect.SampleEntry, "read", lambda self: (read.append(self.key), original(self))[1])
+    DatasetBrowser(data).html(samples=5)
+    assert len(read) == 5
+
+
+def test_length_histogram_counts_every_sample(data):
+    lengths = DatasetBrowser(data).lengths()
+    assert lengths[1] == 26 and sum(lengths.values()) == 30
+    svg = histogram_svg(lengths)
+    assert "26 samples of 1 frame(s)" in svg and svg.count("<rect") == len(lengths) and 'role="img"' in svg
+    assert histogram_svg({}) == "<p>No samples.</p>"
+
+
+def test_drops_are_told_by_reason(data):
+    browser = DatasetBrowser(data)
+    assert browser.drops_html() == "<p>No sample was dropped.</p>"
+    browser.about["drops"] = [{"key": f"k{i}", "reason": "too_small", "detail": "8 <px>"} for i in range(25)]
+    page = browser.drops_html()
+    assert "25 dropped: too_small (25)" in page and "8 &lt;px&gt;" in page and "and 5 more" in page
+
+
+def test_damaged_sample_is_named_in_its_place(data, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(data, tmp_path / "data")
+    browser = DatasetBrowser(folder)
+    entry = browser.entries[2]
+    offset, size = entry.parts["pth"]
+    with entry.shard.open("r+b") as f:
+        f.seek(offset)
+        f.write(b"\0" * size)
+    page = browser.samples_html([1, 2, 3])
+    assert page.count("<figure") == 2 and 'role="alert"' in page and entry.key in page
+
+
+def test_browser_without_shards_says_what_to_name(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no \.tar shards"):
+        DatasetBrowser(tmp_path)

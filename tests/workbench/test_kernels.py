@@ -1,0 +1,190 @@
+"""The workbench inside real kernels: headless or not, a run that fails, a kernel restart, a busy cell."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+import workbench
+from tests.workbench.test_launcher import FAKE, alive, eventually
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    """A folder with the small program; kernels keep their files in it."""
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.delenv("DFM_HEADLESS", raising=False)
+    (tmp_path / "fake_trainer.py").write_text(FAKE)
+    return tmp_path
+
+
+def run_notebook(place: Path, *cells: str) -> nbformat.NotebookNode:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(place)}}).execute()
+    return notebook
+
+
+def launcher_cell(place: Path, steps: int, ending: str) -> str:
+    return (
+        f"import workbench\nrun = workbench.Launcher('run', ['run', {steps}, {ending!r}], program='fake_trainer.py')\n"
+        "monitor = workbench.Monitor('run')\nrun.start()\nmonitor.show()"
+    )
+
+
+class Kernel:
+    """A kernel that is asked as JupyterLab asks it: input is allowed."""
+
+    def __init__(self, place: Path):
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(cwd=str(place))
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(60)
+
+    def run(self, code: str) -> str:
+        """Execute and return what it printed; an error is raised with its text."""
+        printed = []
+
+        def note(message) -> None:
+            if message["msg_type"] == "stream":
+                printed.append(message["content"]["text"])
+            if message["msg_type"] == "error":
+                raise AssertionError("\n".join(message["content"]["traceback"]))
+
+        self.client.execute_interactive(
+            code, allow_stdin=True, stdin_hook=lambda _m: None, output_hook=note, timeout=60
+        )
+        return "".join(printed)
+
+    def restart(self) -> None:
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=True)
+        self.connect()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(place):
+    made = Kernel(place)
+    yield made
+    made.close()
+    workbench.Launcher(place / "run").job.stop(grace_s=1)
+
+
+def test_plain_python_is_headless(monkeypatch):
+    monkeypatch.delenv("DFM_HEADLESS", raising=False)
+    monkeypatch.setenv("JPY_SESSION_NAME", "inherited.ipynb")
+    assert workbench.is_headless()
+    monkeypatch.setenv("SERVER_SOFTWARE", "voila/0.5.13")
+    assert not workbench.is_headless()
+
+
+def test_environment_decides_when_set(monkeypatch):
+    monkeypatch.setenv("DFM_HEADLESS", "0")
+    assert not workbench.is_headless()
+    monkeypatch.setenv("DFM_HEADLESS", "1")
+    monkeypatch.setenv("SERVER_SOFTWARE", "voila/0.5.13")
+    assert workbench.is_headless()
+    monkeypatch.setenv("DFM_HEADLESS", "yes")
+    with pytest.raises(ValueError, match="must be 0 .* or 1 .* got 'yes'"):
+        workbench.is_headless()
+
+
+def test_notebook_without_front_end_shows_text_and_keeps_the_picture(place):
+    notebook = run_notebook(
+        place, launcher_cell(place, 12, "well"), "await run.wait()", "print(workbench.is_headless())"
+    )
+    first, second, third = (c["outputs"] for c in notebook.cells)
+    assert third[0]["text"] == "True\n"
+    printed = "".join(o["text"] for o in second if o["output_type"] == "stream")
+    assert "[INFO] Iteration 1/12" in printed and "[INFO] Iteration 12/12" in printed
+    page = first[0]["data"]["text/html"]
+    assert '<img src="data:image/png;base64,' in page and 'alt="finished · iteration 12' in page
+    assert not any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in first)
+
+
+def test_displayed_widgets_are_text_without_a_front_end(place):
+    notebook = run_notebook(
+        place,
+        "import workbench\nworkbench.ConfigForm(['train'], {'train.train_iters': 0})",
+        "workbench.PrepareForm('out', {'limit': 3})",
+        "workbench.Launcher('run', ['--mock'])",
+    )
+    shown = [c["outputs"][-1]["data"] for c in notebook.cells]
+    assert all(list(d) == ["text/plain"] for d in shown)
+    assert "train.train_iters must be at least 1" in shown[0]["text/plain"]
+    assert shown[1]["text/plain"] == "PrepareForm: dfm prepare --output-dir out --limit 3"
+    assert "state='not started'" in shown[2]["text/plain"]
+
+
+def test_monitor_of_a_finished_run_shows_its_picture(place):
+    (place / "run").mkdir()
+    (place / "run" / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n{"iteration": 2, "loss": 0.4}\n')
+    notebook = run_notebook(place, "import workbench\nworkbench.Monitor('run')")
+    assert "training 0.4 at 2" in notebook.cells[0]["outputs"][0]["data"]["text/html"]
+
+
+def test_failing_run_fails_the_notebook_with_its_own_error_last(place):
+    with pytest.raises(CellExecutionError) as failed:
+        run_notebook(place, launcher_cell(place, 2, "raise"), "run.wait()")
+    assert str(failed.value).strip().splitlines()[-1] == "KeyError: 'the sample has no caption'"
+    assert workbench.Launcher.attach(place / "run").state == "failed"
+
+
+def test_kernel_restart_loses_nothing_and_stop_leaves_nothing(place, kernel):
+    assert kernel.run("import workbench; print(workbench.is_headless())") == "False\n"
+    pid = int(kernel.run(launcher_cell(place, 100_000, "child") + "\nprint(run.pid)"))
+    job = workbench.Launcher(place / "run").job
+    eventually(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
+    tree = job.processes()
+    kernel.restart()
+    assert job.state == "running" and job.pid == pid and len(alive(tree)) == len(tree)
+    kernel.run("import workbench; run = workbench.Launcher.attach('run'); run.widget; assert run.state == 'running'")
+    kernel.run("run.stop()")
+    assert alive(tree) == []
+    assert "stopped" in kernel.run("print(run._panel.status.value)")
+
+
+def test_interrupting_the_kernel_does_not_touch_the_run(place, kernel):
+    kernel.run(launcher_cell(place, 100_000, "well"))
+    job = workbench.Launcher(place / "run").job
+    eventually(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
+    kernel.manager.interrupt_kernel()
+    time.sleep(0.5)
+    assert job.state == "running"
+    job.stop()
+
+
+def test_monitor_paints_while_a_cell_is_busy(place, kernel):
+    kernel.run(launcher_cell(place, 100_000, "well"))
+    eventually(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
+    seen = kernel.run(
+        "import time\nseen = []\nfor _ in range(6):\n    time.sleep(0.5); seen.append(len(monitor.reader.records))\nprint(*seen)"
+    )
+    counts = list(map(int, seen.split()))
+    assert all(b > a for a, b in zip(counts, counts[1:])), counts
+    kernel.run("run.stop()")
+
+
+def test_kernel_that_is_shut_down_leaves_no_monitor_thread_behind(place):
+    kernel = Kernel(place)
+    try:
+        pid = int(kernel.run("import os, workbench; workbench.Monitor('run').show(); print(os.getpid())"))
+    finally:
+        kernel.client.shutdown()
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the kernel ends", 10)
+    kernel.close()

@@ -1,0 +1,192 @@
+"""The monitor: reads a file that is being written, tells progress, keeps a picture; the plot it draws with."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from dfm_nb.base.runs import Metrics
+from workbench.metrics import MetricsReader
+from workbench.monitor import Monitor, duration
+from workbench.plot import LinePlot, Series, downsample, draw_png
+
+
+def record(i: int, **more) -> dict:
+    return {"iteration": i, "loss": 1 / i, "lr": 1e-3, "tokens_per_s": 100.0 * i, "elapsed_s": 2.0 * i, **more}
+
+
+def write(run, *records) -> None:
+    run.mkdir(exist_ok=True)
+    with Metrics(run / "metrics.jsonl") as metrics:
+        for r in records:
+            metrics.write(r)
+
+
+def test_reader_waits_for_the_end_of_a_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = json.dumps(record(1)) + "\n"
+    reader = MetricsReader(tmp_path)
+    assert reader.read() == 0 and reader.records == []
+    for cut in (5, len(line) - 1):
+        path.write_text(line[:cut])
+        assert reader.read() == 0 and reader.records == [] and reader.fault == ""
+    with path.open("a") as f:
+        f.write(line[-1:] + '{"iteration": 2, "lo')
+    assert reader.read() == 1 and [r["iteration"] for r in reader.records] == [1]
+    with path.open("a") as f:
+        f.write('ss": 0.5}\n')
+    assert reader.read() == 1 and reader.records[1] == {"iteration": 2, "loss": 0.5}
+
+
+def test_reader_follows_a_resume_that_cuts_records_off(tmp_path):
+    write(tmp_path, *(record(i) for i in range(1, 8)))
+    reader = MetricsReader(tmp_path)
+    assert reader.read() == 7
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+        metrics.truncate(3)
+        for i in range(4, 12):  # longer than before: the size alone would not tell
+            metrics.write(record(i, loss=7.0))
+    reader.read()
+    assert [r["iteration"] for r in reader.records] == list(range(1, 12))
+    assert [r["loss"] for r in reader.records[3:]] == [7.0] * 8
+
+
+def test_reader_reports_a_damaged_line_and_recovers(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\nnot json\n')
+    monitor = Monitor(tmp_path)
+    monitor.read()
+    assert "line 2 is not a JSON object" in monitor.reader.fault
+    os.unlink(tmp_path / "metrics.jsonl")
+    write(tmp_path, record(1))
+    assert monitor.read() == 1 and monitor.reader.fault == ""
+
+
+def test_status_tells_progress_and_time_left(tmp_path):
+    write(tmp_path, *(record(i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.25})
+    (tmp_path / "config.yaml").write_text("train:\n  train_iters: 40\n")
+    monitor = Monitor(tmp_path)
+    monitor.read()
+    assert monitor.progress == 0.25
+    assert monitor.eta_s == pytest.approx(2.0 * 30)
+    for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
+        assert words in monitor.status()
+    assert monitor.state == "started elsewhere"
+
+
+def test_finished_run_of_a_command_line_is_called_finished(tmp_path):
+    write(tmp_path, *(record(i) for i in range(1, 5)))
+    (tmp_path / "config.yaml").write_text("train:\n  train_iters: 4\n")
+    monitor = Monitor(tmp_path)
+    monitor.read()
+    assert monitor.status().startswith("finished · iteration 4/4")
+
+
+def test_status_of_an_empty_folder_has_no_numbers(tmp_path):
+    monitor = Monitor(tmp_path / "later")
+    assert monitor.status() == "not started · iteration 0" and monitor.eta_s is None
+
+
+def test_lines_hold_validation_by_sigma_of_first_and_last_round(tmp_path):
+    rounds = [{"iteration": i, "val_loss": v, "val_loss_by_sigma": [v, None, 2 * v], "val_sigmas": [0.1, 1.0, 10.0]}
+              for i, v in ((1, 0.9), (2, 0.8), (3, 0.7))]  # fmt: skip
+    write(tmp_path, record(1), record(2), record(3), *rounds)
+    monitor = Monitor(tmp_path)
+    monitor.read()
+    monitor.paint()
+    first, last = monitor.by_sigma.data
+    assert (first["name"], last["name"]) == ("iteration 1", "iteration 3")
+    assert last["x"] == [0.1, 10.0] and last["y"] == [0.7, 1.4]
+    assert first["color"] != last["color"] and first["dash"] != last["dash"]
+    assert [s["name"] for s in monitor.loss.data] == ["training", "validation"]
+
+
+def test_widget_follows_the_run_in_a_thread(tmp_path):
+    monitor = Monitor(tmp_path)
+    box = monitor.widget
+    try:
+        assert monitor.loss.data == [] and monitor._thread.daemon
+        write(tmp_path, record(1), record(2))
+        deadline = time.monotonic() + 10
+        while not monitor.loss.data and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert monitor.loss.data[0]["y"] == [1.0, 0.5]
+        assert "loss 0.5000" in monitor._text.value and monitor.loss in box.children
+    finally:
+        monitor.close()
+    monitor._thread.join(5)
+    assert not monitor._thread.is_alive()
+
+
+def test_repaints_are_at_most_four_a_second(tmp_path, monkeypatch):
+    monitor, painted = Monitor(tmp_path), []
+    monkeypatch.setattr(monitor, "paint", lambda: painted.append(time.monotonic()))
+    monitor.watch()
+    for i in range(1, 60):
+        write(tmp_path, record(i))
+        time.sleep(0.02)
+    monitor.close()
+    monitor._thread.join(5)
+    assert len(painted) >= 3
+    assert min(b - a for a, b in zip(painted, painted[1:])) > 0.2
+
+
+def test_newest_samples_play_in_the_monitor(tmp_path):
+    import numpy as np
+
+    from dfm_nb.base.video import write_mp4
+
+    write(tmp_path, record(1))
+    folder = tmp_path / "samples" / "iter_0000001"
+    folder.mkdir(parents=True)
+    write_mp4(folder / "a.mp4", np.zeros((5, 32, 32, 3), np.uint8), 8)
+    monitor = Monitor(tmp_path)
+    monitor.widget  # noqa: B018
+    monitor.close()
+    assert "Samples at iteration 1" in monitor._media.value and "<video src=" in monitor._media.value
+
+
+def test_second_view_of_a_run_ends_the_first(tmp_path, capsys):
+    write(tmp_path, record(1))
+    first, second = Monitor(tmp_path), Monitor(tmp_path)
+    first.show()
+    assert first._thread.is_alive()
+    second.show()
+    first._thread.join(5)
+    assert not first._thread.is_alive() and second._thread.is_alive()
+    second.close()
+
+
+def test_picture_carries_its_text(tmp_path):
+    write(tmp_path, *(record(i) for i in range(1, 30)))
+    monitor = Monitor(tmp_path)
+    page = monitor._repr_html_()
+    assert monitor.png().startswith(b"\x89PNG")
+    assert 'alt="started elsewhere · iteration 29' in page and "training 0.03448 at 29" in page
+    assert "<details>" in monitor.picture_html(folded=True) and "<details>" not in page
+
+
+def test_downsample_keeps_ends_and_extremes():
+    x = list(range(10_000))
+    y = [0.0] * 10_000
+    y[4321], y[777] = 9.0, -9.0
+    short_x, short_y = downsample(x, y)
+    assert len(short_x) <= 500 and short_x == sorted(short_x)
+    assert (short_x[0], short_x[-1]) == (0, 9999) and {9.0, -9.0} <= set(short_y)
+    assert short_x[short_y.index(9.0)] == 4321
+
+
+def test_plot_leaves_out_what_cannot_be_drawn():
+    plot = LinePlot("t", "sigma", "y", log_x=True)
+    plot.update([Series("s", [0.0, 1.0, 2.0, 3.0], [1.0, float("nan"), 5.0, float("inf")])])
+    assert plot.data[0]["x"] == [2.0] and plot.data[0]["y"] == [5.0]
+    plot.update([Series("s", [], [])])
+    assert plot.data == [] and plot.summary == "t: no points yet"
+    assert draw_png([plot]).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("seconds, words", [(12, "12 s"), (600, "10 min"), (12_000, "3 h 20 min")])
+def test_duration_in_words(seconds, words):
+    assert duration(seconds) == words

@@ -1,0 +1,120 @@
+"""The workbench over the real trainer: stopped it has saved, resumed it goes on, and its samples, preview and gallery are real."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import workbench
+from dfm_nb.base.runs import read_metrics
+from tests.workbench.test_launcher import alive, eventually
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    from dfm_nb.prepare import main as prepare
+
+    folder = tmp_path_factory.mktemp("training") / "data"
+    form = workbench.PrepareForm(str(folder), {"num_images": 30, "num_clips": 4, "short_side": 32})
+    assert form.valid and prepare(form.argv()) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(data):
+    """A run of the small model that was stopped half way by the launcher, and then resumed to its end."""
+    form = workbench.ConfigForm(
+        ["model", "train", "validation"],
+        {
+            "model.num_layers": 2, "model.hidden_size": 48, "model.num_attention_heads": 4, "train.train_iters": STEPS,
+            "train.global_batch_size": 1, "train.eval_interval": 20, "train.eval_iters": 1, "dataset.num_workers": 0,
+            "dataset.task_encoder_seq_length": 160, "validation.prompts": ["a blue moth"], "validation.height": 32,
+            "validation.width": 32, "validation.num_steps": 2, "logger.log_interval": 5, "logger.tensorboard": False,
+        },
+        recipe="demo",
+    )  # fmt: skip
+    argv = ["--recipe", "demo", "--dataset-path", str(data), *form.check().overrides()]
+    launcher = workbench.Launcher(data.parent / "run", argv)
+    launcher.start()
+    try:
+        eventually(lambda: len(read_metrics(launcher.run_dir)) >= 5, "five steps", 90)
+        tree = launcher.job.processes()
+        launcher.stop()
+        stopped = {
+            "alive": alive(tree),
+            "state": launcher.state,
+            "record": launcher.job.record,
+            "tail": launcher.job.tail(3),
+        }
+        stopped["iteration"] = read_metrics(launcher.run_dir)[-1]["iteration"]
+        again = workbench.Launcher.attach(launcher.run_dir).resume()
+        again.wait()
+    finally:
+        launcher.job.stop(grace_s=5)
+    return again, stopped
+
+
+def test_stopped_training_has_saved_and_left_nothing(run):
+    _, stopped = run
+    assert stopped["alive"] == [] and stopped["state"] == "stopped"
+    assert stopped["record"]["exit_code"] == 0, stopped["tail"]
+    assert f"Stopped by SIGTERM at iteration {stopped['iteration']}; saved" in stopped["tail"]
+
+
+def test_resumed_training_goes_on_from_the_stop(run):
+    launcher, stopped = run
+    assert launcher.state == "finished"
+    assert f"Resumed from {launcher.run_dir}" in launcher.job.output()
+    iterations = [r["iteration"] for r in read_metrics(launcher.run_dir) if "loss" in r]
+    assert iterations == list(range(1, STEPS + 1)) and 5 <= stopped["iteration"] < STEPS
+
+
+def test_monitor_shows_the_whole_run(run):
+    launcher, _ = run
+    monitor = workbench.Monitor(launcher.run_dir)
+    monitor.widget  # noqa: B018
+    monitor.close()
+    assert f"finished · iteration {STEPS}/{STEPS}" in monitor.status() and monitor.progress == 1.0
+    assert [s["name"] for s in monitor.by_sigma.data] == ["iteration 20", f"iteration {STEPS}"]
+    assert monitor._bar.bar_style == "success"
+    assert f"Samples at iteration {STEPS}" in monitor._media.value and "a blue moth" in monitor._media.value
+
+
+def test_samples_of_the_run_fill_a_gallery(run):
+    launcher, _ = run
+    gallery = workbench.Gallery(launcher.run_dir / "samples")
+    assert len(gallery) == 3 and gallery.html().count("a blue moth") >= 3
+
+
+def test_preview_ends_in_the_pipelines_own_clip(run):
+    from dfm_nb import parallel
+    from dfm_nb.generate import Pipeline
+
+    launcher, _ = run
+    parallel.init()
+    try:
+        pipe = Pipeline.from_checkpoint(launcher.run_dir)
+        settings = {"height": 32, "width": 32, "num_steps": 4, "num_video_frames": 5}
+        preview = workbench.SamplerPreview(pipe, "a blue moth", **settings)
+        preview.widget  # noqa: B018
+        preview._inputs["num_steps"].value = 4
+        preview._draw.click()
+        deadline = time.monotonic() + 120
+        while preview._draw.disabled and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert preview.message.startswith("done"), preview.message
+        plain = pipe(["a blue moth"], **settings, guidance=2.0, seed=1)
+        assert (preview.clips[0].frames == plain[0].frames).all()
+        assert [s for s, _ in preview.frames] == [1, 2, 3, 4] and preview.frames[0][1].shape == (32, 32, 3)
+        compared = workbench.Gallery.of_guidance(pipe, ["a blue moth"], guidance=(1.0, 4.0), **settings)
+        assert list(compared.columns) == ["guidance 1", "guidance 4"]
+        assert compared.columns["guidance 1"][0].data != compared.columns["guidance 4"][0].data
+        both = sorted((launcher.run_dir / "checkpoints").glob("iter_*"))
+        assert len(workbench.Gallery.of_checkpoints([both[0], both[-1]], ["a blue moth"], **settings)) == 2
+    finally:
+        parallel.shutdown()
