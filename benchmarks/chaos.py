@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 
 from dfm_nb.base.argv import torchrun_argv
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = [

@@ -42,19 +42,21 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
 
     from dfm_nb import config as cfg
     from dfm_nb import parallel
+    from dfm_nb.base.argv import world_size_from_env
+    from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
     from dfm_nb.config import sizes
-    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.training.loop import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)
-    world = parallel.world_size_from_env()
+    world = world_size_from_env()
     resolved = cfg.resolve(None, overrides=[*SETTINGS, f"model.size={size}", f"train.global_batch_size={world}"])
     parallel.init(timeout_s=1800)
     trainer = Trainer(resolved.config)
     loader = packed_loader(resolved.config, open_store(resolved.config), trainer.dp_rank, trainer.dp_size)
     writers = {
-        kind: checkpoint.Writer(folder / kind, keep_last=1, asynchronous=kind == "async", say=lambda *_: None)
+        kind: saving.Writer(folder / kind, keep_last=1, asynchronous=kind == "async", say=lambda *_: None)
         for kind in ("blocking", "async")
     }
     iteration, text = 0, cfg.to_yaml(resolved)

@@ -46,9 +46,11 @@ def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) ->
     """Loss and samples seen at each iteration; with `resume` from the checkpoint, else from nothing, saving it half-way."""
     from dfm_nb import config as cfg
     from dfm_nb import parallel
+    from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
-    from dfm_nb.train import SIGMA_DATA, open_store, packed_loader
-    from dfm_nb.training.trainer import Trainer, layout_of
+    from dfm_nb.parallel.groups import layout_of
+    from dfm_nb.training.loop import SIGMA_DATA, open_store, packed_loader
+    from dfm_nb.training.trainer import Trainer
 
     given = [*SETTINGS, *overrides, f"dataset.path={folder / 'data'}", f"train.train_iters={iterations}"]
     resolved = cfg.resolve(None, overrides=given)
@@ -60,10 +62,10 @@ def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) ->
     trainer = Trainer(config)
     loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
     checkpoints = folder / "checkpoints"
-    writer = checkpoint.Writer(checkpoints, asynchronous=True, say=lambda *_: None)
+    writer = saving.Writer(checkpoints, asynchronous=True, say=lambda *_: None)
     first = 0
     if resume:
-        state = checkpoint.load(trainer.pieces(), checkpoint.find(checkpoints))
+        state = saving.load(trainer.pieces(), checkpoint.find(checkpoints))
         first, trainer.steps_taken = state["iteration"], state["steps_taken"]
         loader.restore(state["data"])
     out = {}

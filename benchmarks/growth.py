@@ -54,7 +54,9 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     """On one rank: seconds by size of preparing, opening and planning an epoch."""
     import torch
 
-    from dfm_nb.data.loader import EnergonStore, PackPlan, PackSettings
+    from dfm_nb.data.loader import PackPlan
+    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.packs.packs import PackSettings
     from dfm_nb.prepare import main
 
     torch.set_num_threads(1)
@@ -106,7 +108,7 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.config import sizes as model_sizes
-    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.training.loop import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -226,7 +228,7 @@ def plot(curves: list[dict], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
-    from dfm_nb.base.runs import PALETTE
+    from dfm_nb.base.plots import PALETTE
 
     titles = {"data": "data set size (samples)", "sequence": "sequence length (tokens)", "corpus": "corpus (MB)"}
     groups = [g for g in titles if any(c["group"] == g for c in curves)]

@@ -32,7 +32,8 @@ from dfm_nb.base import video
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
 from dfm_nb.evaluation.judge import AttributeClassifier
-from dfm_nb.generate import Pipeline, Request
+from dfm_nb.generate import Request
+from dfm_nb.generation.pipeline import Pipeline
 
 SETTINGS = {"height": 64, "width": 64, "num_steps": 15, "sampler": "dpmpp_2m", "seed": 5}
 STRONG = 3.0

@@ -33,8 +33,10 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import report
-from dfm_nb.data.loader import EnergonStore, PackedLoader, PackPlan, PackSettings
+from dfm_nb.data.loader import PackedLoader, PackPlan
 from dfm_nb.data.shards import SampleEntry, scan_shard
+from dfm_nb.data.stores import EnergonStore
+from dfm_nb.packs.packs import PackSettings
 
 CAPACITY, BUFFER = 1024, 100
 Sample = tuple[str, torch.Tensor, torch.Tensor, dict]

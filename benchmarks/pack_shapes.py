@@ -25,8 +25,9 @@ from benchmarks import report
 from benchmarks.train_step import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.data.loader import MockStore, PackBuilder, PackPlan
-from dfm_nb.train import pack_settings
+from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.stores import MockStore
+from dfm_nb.training.loop import pack_settings
 from dfm_nb.training.trainer import Trainer
 
 TOKENS = 1024

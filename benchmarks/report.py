@@ -65,7 +65,7 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 def write(name: str, result: dict[str, Any], text: str, folder: Path = RESULTS) -> None:
     """`text` to `NAME.md` and `result` to `NAME.json`."""
-    from dfm_nb.base.runs import write_atomically
+    from dfm_nb.base.files import write_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.json", (json.dumps(result, indent=1) + "\n").encode())

@@ -30,7 +30,9 @@ from tqdm import tqdm
 from benchmarks import report
 from benchmarks.checkpoint_stall import SETTINGS
 from benchmarks.loader import BUFFER, CAPACITY, energon_packs_loader, prepare
-from dfm_nb.data.loader import EnergonStore, PackedLoader, PackPlan, PackSettings
+from dfm_nb.data.loader import PackedLoader, PackPlan
+from dfm_nb.data.stores import EnergonStore
+from dfm_nb.packs.packs import PackSettings
 
 
 def timed(function: Callable) -> tuple[float, object]:
@@ -106,9 +108,10 @@ def states(size: str, rounds: int, place: Path) -> dict:
     """Seconds to load a whole training state, by way of loading."""
     from dfm_nb import config as cfg
     from dfm_nb import parallel
+    from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
     from dfm_nb.config import sizes
-    from dfm_nb.train import open_store, packed_loader
+    from dfm_nb.training.loop import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     resolved = cfg.resolve(None, overrides=[*SETTINGS, f"model.size={size}", "train.global_batch_size=1"])
@@ -116,7 +119,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
     trainer = Trainer(resolved.config)
     loader = packed_loader(resolved.config, open_store(resolved.config), 0, 1)
     trainer.step(loader.next_step())
-    writer = checkpoint.Writer(place / "sharded", say=lambda *_: None)
+    writer = saving.Writer(place / "sharded", say=lambda *_: None)
     state = {"iteration": 1, "steps_taken": trainer.steps_taken, "skipped": 0, "data": loader.state()}
     writer.save(trainer.pieces(), 1, state, cfg.to_yaml(resolved))
     writer.close()
@@ -153,7 +156,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
     ways: dict[str, Callable[[], object]] = {
         "torch.load of one file": plain,
         "dfm_nb: checksums of every byte": lambda: checkpoint.verify(folder),
-        "dfm_nb: load": lambda: checkpoint.load(trainer.pieces(), folder),
+        "dfm_nb: load": lambda: saving.load(trainer.pieces(), folder),
     }
     out: dict[str, list[float]] = {name: [] for name in ways}
     for r in tqdm(range(rounds + 1), desc="loads", disable=None):

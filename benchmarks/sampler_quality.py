@@ -28,13 +28,14 @@ import torch
 from tqdm import tqdm
 
 from dfm_nb import parallel
-from dfm_nb.base.runs import PALETTE
+from dfm_nb.base.plots import PALETTE
 from dfm_nb.data.sources import synthetic
 from dfm_nb.diffusion.samplers import STOCHASTIC, evaluations
 from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
 from dfm_nb.evaluation import features, frechet
 from dfm_nb.evaluation.judge import AttributeClassifier
-from dfm_nb.generate import Pipeline, Request
+from dfm_nb.generate import Request
+from dfm_nb.generation.pipeline import Pipeline
 
 SETTINGS = {"height": 64, "width": 64, "guidance": 2.0, "seed": 3}
 REFERENCE = {"sampler": "unipc", "num_steps": 150}

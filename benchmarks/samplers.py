@@ -173,7 +173,7 @@ def findings(targets_: list[dict]) -> list[str]:
 def draw(results: dict, output: Path) -> None:
     from matplotlib.figure import Figure
 
-    from dfm_nb.base.runs import PALETTE
+    from dfm_nb.base.plots import PALETTE
 
     figure = Figure(figsize=(14, 4.6), dpi=80, layout="constrained")
     panels = figure.subplots(1, len(results["targets"]))

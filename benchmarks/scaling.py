@@ -46,11 +46,13 @@ def train_rank(overrides: list[str], steps: int) -> list[float]:
 
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.training.trainer import Trainer, layout_of
+    from dfm_nb.base.argv import world_size_from_env
+    from dfm_nb.parallel.groups import layout_of
+    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)
-    config = cfg.resolve(None, overrides=overrides, world_size=parallel.world_size_from_env()).config
+    config = cfg.resolve(None, overrides=overrides, world_size=world_size_from_env()).config
     parallel.init(layout_of(config.model), seed=config.rng.seed)
     trainer = Trainer(config)
     loader = packed_loader(config, open_store(config), trainer.dp_rank, trainer.dp_size)

@@ -63,11 +63,13 @@ def rank(overrides: list[str]) -> dict:
 
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.training.trainer import Trainer, layout_of
+    from dfm_nb.base.argv import world_size_from_env
+    from dfm_nb.parallel.groups import layout_of
+    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)
-    config = cfg.resolve(None, overrides=overrides, world_size=parallel.world_size_from_env()).config
+    config = cfg.resolve(None, overrides=overrides, world_size=world_size_from_env()).config
     before = resident_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew from here
     parallel.init(layout_of(config.model), timeout_s=1800, seed=config.rng.seed)
@@ -86,7 +88,8 @@ def wake(trainer) -> None:
     """A new DiT's gates and output are zero, so its loss would say nothing about its layers: give those parameters values by name."""
     import torch
 
-    from dfm_nb.parallel.groups import generator_for, global_name
+    from dfm_nb.base.seeds import generator_for
+    from dfm_nb.parallel.groups import global_name
 
     with torch.no_grad():
         for chunk in trainer.chunks:

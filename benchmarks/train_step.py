@@ -22,10 +22,11 @@ import torch.nn.functional as F
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.data.loader import MockStore, PackBuilder, PackPlan
+from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion import edm
-from dfm_nb.packs.packer import factorised_sincos
-from dfm_nb.train import pack_settings
+from dfm_nb.model.positions import factorised_sincos
+from dfm_nb.training.loop import pack_settings
 from dfm_nb.training.trainer import Trainer
 
 OUT = Path(__file__).parent / "results" / "train_step"

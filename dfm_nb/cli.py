@@ -23,6 +23,8 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
+PREFLIGHT = {"prepare", "pretrain"}
+"""Verbs whose module has `preflight(argv, nproc)`, cheap enough to run before the processes start."""
 
 
 def usage() -> str:
@@ -53,16 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)
         if nproc is not None:
-            # a mistake is said once and at once, not by every process
-            if verb == "pretrain":
-                from dfm_nb.training import flags as train_flags
-
-                args = train_flags.parse(rest)
-                resolved = train_flags.resolve(args, nproc)
-                if args.print_config:
-                    return train_flags.show(resolved)
-            if verb == "prepare":
-                importlib.import_module(module).preflight(rest, nproc)
+            if verb in PREFLIGHT:
+                settled = importlib.import_module(module).preflight(rest, nproc)
+                if settled is not None:
+                    return settled
             return run_under_torchrun(module, rest, nproc)
     return getattr(importlib.import_module(module), function)(rest)
 

@@ -28,12 +28,13 @@ from tqdm import tqdm
 from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.runs import write_atomically
+from dfm_nb.base.files import write_atomically
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation import features, frechet, reference
 from dfm_nb.evaluation.judge import AttributeClassifier, chance, wing_motion
 from dfm_nb.evaluation.reference import Real
-from dfm_nb.generate import Pipeline, Request
+from dfm_nb.generate import Request
+from dfm_nb.generation.pipeline import Pipeline
 
 FPS = 12.0
 MEASURED = ("colour", "background", "pattern")

@@ -18,11 +18,12 @@ from omegaconf import OmegaConf
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.runs import write_atomically
+from dfm_nb.base.files import write_atomically
+from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.model import ema
+from dfm_nb.model.build import build_chunks
 from dfm_nb.model.linear import is_lora, merged
-from dfm_nb.training.trainer import build_chunks
 
 
 def parse(argv: list[str] | None):
@@ -51,8 +52,8 @@ def averaged(source: checkpoint.Weights, chunks, sigma_rel: float) -> None:
     if not lengths:
         raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
     folders = checkpoint.whole_checkpoints(source.folder.parent)
-    last = checkpoint.read_state(source.folder)["steps_taken"]
-    stored = [(checkpoint.read_state(f)["steps_taken"], s, f) for f in folders for s in lengths]
+    last = saving.read_state(source.folder)["steps_taken"]
+    stored = [(saving.read_state(f)["steps_taken"], s, f) for f in folders for s in lengths]
     stored = [(t, s, f) for t, s, f in stored if 0 < t <= last]
     weights = ema.combine_weights([(t, s) for t, s, _ in stored], (last, sigma_rel))
     lora = bool(source.config.model.lora.rank)

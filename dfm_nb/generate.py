@@ -10,327 +10,103 @@ Cost: network evaluations = steps (Heun: 2 steps - 1), each on conditional and u
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import torch
-from tqdm import tqdm
 
 from dfm_nb import __version__, parallel
-from dfm_nb import config as cfg
-from dfm_nb.base import plugins, video
-from dfm_nb.base.argv import guard
+from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.data.encoding import to_frames, to_pixels
-from dfm_nb.data.loader import LatentStatistics, read_empty_text
 from dfm_nb.diffusion import samplers
-from dfm_nb.generation import memory as sampling_memory
 from dfm_nb.generation.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
-from dfm_nb.generation.guided import GuidedDenoiser
-from dfm_nb.generation.request import Request, parse, requests_of
-from dfm_nb.parallel.groups import Layout, generator_for, mpu
-from dfm_nb.training.trainer import build_chunks
+from dfm_nb.generation.pipeline import Clips, Pipeline
+from dfm_nb.generation.request import REQUEST_FLAGS, Request, read_prompts, request_of
+from dfm_nb.parallel.groups import Layout, mpu
+
+
+def parse(argv: list[str] | None):
+    p = ArgumentParser(prog="dfm generate", description="Draw clips from a trained DiT.")
+    p.add_argument("--checkpoint-path", required=True, help="run folder, iter_* folder or exported file")
+    p.add_argument("--prompt", action="append", default=[], help="repeat for several")
+    p.add_argument("--prompts-file",
+                   help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to draw it again")  # fmt: skip
+    p.add_argument("--negative-prompt", default="", help="what to move away from; empty: the empty caption")
+    p.add_argument("--height", type=int, default=64, help="px, divisible by 16")
+    p.add_argument("--width", type=int, default=64, help="px, divisible by 16")
+    p.add_argument("--num-video-frames", type=int, default=1, help="pixel frames, 1 + 4k; 1 gives a PNG")
+    p.add_argument("--fps", type=float, default=12.0, help="frames per second of the file, which the model is told too")
+    p.add_argument("--num-steps", type=int, default=35, help="steps; each is one evaluation, with heun two")
+    p.add_argument("--guidance", type=float, default=7.0,
+                   help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt")  # fmt: skip
+    p.add_argument(
+        "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts"
+    )
+    p.add_argument(
+        "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
+    )
+    p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
+    p.add_argument("--autoguidance", type=float, metavar="W",
+                   help="weight of that checkpoint beside the unconditional estimate, which keeps --guidance")  # fmt: skip
+    p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
+    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES), help="how steps are spread")
+    p.add_argument("--sigma-min", type=float, default=0.002, help="last noise level before 0")
+    p.add_argument("--sigma-max", type=float, default=80.0, help="first noise level")
+    p.add_argument("--rho", type=float, default=7.0, help="of --schedule karras: larger, denser near sigma-min")
+    p.add_argument("--sigmas", type=float, nargs="+", dest="sigma_levels", metavar="SIGMA",
+                   help="noise levels instead of a schedule and --num-steps, decreasing to 0")  # fmt: skip
+    p.add_argument("--seed", type=int, default=1, help="decides the starting noise, with the place in the list")
+    p.add_argument("--init-image", help="first frame (models trained with dataset.condition_frames_prob)")
+    p.add_argument("--init-video", help="start from this clip, noised")
+    p.add_argument("--strength", type=float, default=0.6, help="share of the steps that is run with --init-video")
+    p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
+    p.add_argument("--batch-size", type=int, default=16, help="clips drawn together; does not change the result")
+    p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
+    p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")
+    p.add_argument("--pp-size", type=int, default=1, help="processes that share the layers")
+    p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="tokenizer file or folder")
+    p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
+    p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
+    p.add_argument(
+        "--video-save-path", default="out.mp4", help="of one clip; several get idx=I_rank=R_ before the name"
+    )
+    p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
+    p.add_argument("--overwrite", action="store_true", help="replace existing files")
+    p.add_argument(
+        "--skip-existing", action="store_true", help="leave out what an earlier, interrupted run has finished"
+    )
+    p.add_argument("--no-memory-check", action="store_true", help="draw even if the estimate says that memory is short")
+    return p.parse_args(argv)
+
+
+def requests_of(args) -> list[Request]:
+    """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`."""
+    common = {k: getattr(args, k) for k in REQUEST_FLAGS}
+    lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in args.prompt]
+    if args.prompts_file:
+        lines += read_prompts(Path(args.prompts_file))
+    if not lines:
+        raise ValueError("there is nothing to draw: give --prompt TEXT or --prompts-file FILE")
+    requests = []
+    for i, (where, line) in enumerate(lines):
+        try:
+            requests.append(request_of({**common, "index": i, **line}))
+            requests[-1].check()
+        except (ValueError, FileNotFoundError) as error:
+            raise type(error)(f"{where}: {error}" if where else str(error)) from None
+    uses = Counter(r.index for r in requests)
+    if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
+        raise ValueError(f"two prompts have index {twice}, which names their files and their noise; make them differ")
+    return requests
+
+
 
 __all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "parse", "requests_of", "save"]
-
-StepCallback = Callable[[int, int, "Clips"], None]
-"""callback(step, num_steps, clips) with the batch's denoised estimates, decoded when they are looked at."""
-
-
-class Preview:
-    """A clip on the way: the denoised estimate after a step. `frames` uint8 [T, H, W, 3] is decoded when first looked at."""
-
-    def __init__(self, pipe: Pipeline, request: Request, latent: torch.Tensor):
-        self.pipe, self.request, self.latent = pipe, request, latent
-
-    @functools.cached_property
-    def frames(self) -> np.ndarray:
-        return self.pipe.decode(self.latent)
-
-    _repr_html_ = Generated._repr_html_
-
-
-class Clips(list):
-    """Generated samples (or previews); plays as a row in a notebook. `array()` gives [N, T, H, W, 3] uint8 when the sizes agree."""
-
-    def array(self) -> np.ndarray:
-        return np.stack([g.frames for g in self])
-
-    def _repr_html_(self) -> str:
-        return '<div style="display:flex;flex-wrap:wrap;gap:8px">' + "".join(g._repr_html_() for g in self) + "</div>"
-
-
-class Pipeline:
-    """A trained DiT with its tokenizer and text encoder, ready to draw.
-
-    >>> pipe = Pipeline.from_checkpoint("runs/demo/train")            # doctest: +SKIP
-    >>> clips = pipe(["a blue morpho on a meadow"], num_steps=20, guidance=3.0)   # doctest: +SKIP
-    """
-
-    def __init__(
-        self, config: cfg.Config, chunks, folder: Path, tokenizer_path=None, text_encoder_path=None, guide=None
-    ):
-        self.config, self.chunks, self.folder = config, chunks, folder
-        self.device = parallel.device()
-        self.manifest = checkpoint.read_manifest(folder)
-        self.empty_text = read_empty_text(folder, config.model.text_dim)
-        self.statistics = LatentStatistics.from_manifest(self.manifest)
-        self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
-        self._tokenizer = self._text_encoder = None
-        self.guide = guide
-        for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std") if guide is not None else ():
-            if guide.manifest[what] != self.manifest[what]:
-                raise ValueError(
-                    f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than {folder}; take an earlier "
-                    "checkpoint of that run, or a smaller model trained on the same prepared folder"
-                )
-        self.finished = Clips()
-        self.memory_check = True
-        self._texts: dict[str, torch.Tensor] = {}
-
-    @classmethod
-    def from_checkpoint(
-        cls, path: str | Path, ema: float | str | None = "auto", layout: Layout | None = None,
-        tokenizer_path: str | None = None, text_encoder_path: str | None = None, guide: str | Path | None = None,
-        mixed_precision: str | None = None,
-    ) -> Pipeline:  # fmt: skip
-        """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
-
-        Parameters
-        ----------
-        ema : relative length of the average to use; "auto" takes the shortest stored one, None the raw weights.
-        layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
-        """
-        source = checkpoint.find_weights(path)
-        config = source.config
-        if mixed_precision:
-            config.mixed_precision = mixed_precision
-        layout = layout or Layout()
-        m = config.model
-        m.tensor_model_parallel_size, m.pipeline_model_parallel_size = layout.tp, layout.pp
-        m.context_parallel_size, m.virtual_pipeline_model_parallel_size = layout.cp, layout.vpp
-        m.sequence_parallel, m.recompute_granularity = layout.sequence_parallel, None
-        if not mpu.is_initialized():
-            parallel.init(layout)
-        _, chunks = build_chunks(m, config.mixed_precision, seed=0)
-        source.load(chunks, ema)
-        for chunk in chunks:
-            chunk.eval().requires_grad_(False)
-        guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
-        return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe)
-
-    @property
-    def tokenizer(self):
-        if self._tokenizer is None:
-            name = self.manifest["tokenizer"]["name"]
-            path = self._tokenizer_path or (self.folder if (self.folder / "tokenizer.safetensors").is_file() else None)
-            self._tokenizer = plugins.load("tokenizers", name).build(path, device=str(self.device))
-            saved = self.manifest["tokenizer"]
-            found = self._tokenizer.identity()
-            if saved.get("sha256") and found.get("sha256") != saved["sha256"]:
-                raise ValueError(
-                    f"the checkpoint was trained on latents of another tokenizer ({saved['name']}, sha256 "
-                    f"{saved['sha256'][:12]}, not {str(found.get('sha256'))[:12]}); pass its file with --tokenizer-path"
-                )
-        return self._tokenizer
-
-    @property
-    def text_encoder(self):
-        if self._text_encoder is None:
-            name = self.manifest["text_encoder"]["name"]
-            encoder = plugins.load("text_encoders", name).build(self._text_path, device=str(self.device))
-            saved, found = self.manifest["text_encoder"].get("sha256"), encoder.identity().get("sha256")
-            if saved and found and saved != found:
-                raise ValueError(
-                    f"the checkpoint was trained with another text encoder ({name}, sha256 {saved[:12]}, not {found[:12]}); pass "
-                    "its folder with --text-encoder-path"
-                )
-            self._text_encoder = encoder
-        return self._text_encoder
-
-    def encode_text(self, texts: Sequence[str]) -> list[torch.Tensor]:
-        """[L, D] per text, each distinct one encoded once; "" is the data set's stored empty caption."""
-        missing = sorted({t for t in texts if t not in self._texts and t})
-        if missing:
-            self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
-        return [self._texts[t] if t else self.empty_text for t in texts]
-
-    def __call__(
-        self, prompts: Sequence[str] | str, batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
-        preview_every: int = 1, **settings,
-    ) -> Clips:  # fmt: skip
-        """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts.
-
-        After an interrupt `finished` holds the clips that were done.
-        """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        requests = [Request(prompt=p, index=i, **settings) for i, p in enumerate(prompts)]
-        done = dict(self.run(requests, batch_size, callback, progress, preview_every))
-        return Clips(done[i] for i in range(len(requests)))
-
-    def run(
-        self, requests: Sequence[Request], batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
-        preview_every: int = 1,
-    ) -> Iterator[tuple[int, Generated]]:  # fmt: skip
-        """Yield (position in `requests`, `Generated`), in batches of requests that differ in prompts and seed only.
-
-        Parameters
-        ----------
-        callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its last; `clips`
-            are the batch's `Preview`s. What it raises ends the run.
-
-        Raises
-        ------
-        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before anything is drawn where
-            that can be known.
-        """
-        if batch_size < 1 or preview_every < 1:
-            raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
-        groups: dict[Request, list[int]] = {}
-        for i, r in enumerate(requests):
-            r.check()
-            groups.setdefault(replace(r, prompt="", negative_prompt="", index=0, seed=0), []).append(i)
-        batches = [p[s : s + batch_size] for p in groups.values() for s in range(0, len(p), batch_size)]
-        self.finished = Clips()
-        self.tokenizer  # noqa: B018 - a missing or wrong one is said now, not after the drawing
-        for batch in batches:
-            self._check_memory([requests[i] for i in batch])
-        with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
-            show_step = lambda step, steps: bar.set_postfix_str(f"step {step}/{steps}")  # noqa: E731
-            for batch in batches:
-                latents = self.sample_latents([requests[i] for i in batch], callback, preview_every, show_step)
-                for i, latent in zip(batch, latents):
-                    self.finished.append(Generated(self.decode(latent), requests[i], latent.float().cpu()))
-                    bar.update()
-                    yield i, self.finished[-1]
-
-    # ---- memory -----------------------------------------------------------------------------------------------
-
-    def memory(self, requests: Sequence[Request]) -> tuple[sampling_memory.Sizes, sampling_memory.Work]:
-        """What `sampling_memory.estimate` needs to know of a batch."""
-        m, first = self.config.model, requests[0]
-        weights = sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters())
-        sizes = sampling_memory.Sizes(
-            weights, m.num_layers // m.pipeline_model_parallel_size, m.hidden_size, m.ffn_hidden_size or 4 * m.hidden_size,
-            4 if self.config.mixed_precision == "fp32" else 2, m.tensor_model_parallel_size, m.context_parallel_size,
-        )  # fmt: skip
-        halves = 1 if first.weights(self.guide is not None)[0] == 1 else 2
-        work = sampling_memory.Work(
-            len(requests), *first.latent_grid, halves, 32, m.in_channels, m.patch_spatial, m.patch_temporal
-        )
-        return sizes, work
-
-    def _check_memory(self, requests: Sequence[Request]) -> None:
-        sizes, work = self.memory(requests)
-        room = sampling_memory.available_bytes(self.device)
-        if self.memory_check and sampling_memory.estimate(sizes, work).beside_weights > room:
-            raise ValueError(sampling_memory.refusal(sizes, work, room, begun=False))
-
-    @contextlib.contextmanager
-    def _explaining_memory(self, requests: Sequence[Request]):
-        """Turn "out of memory" into a sentence that says what to change."""
-        try:
-            yield
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
-                raise
-            room = sampling_memory.available_bytes(self.device)
-            raise ValueError(sampling_memory.refusal(*self.memory(requests), room, begun=True)) from error
-
-    # ---- latents ----------------------------------------------------------------------------------------------
-
-    def sample_latents(
-        self, requests: Sequence[Request], callback: StepCallback | None = None, preview_every: int = 1,
-        step_callback: Callable[[int, int], None] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
-        with self._explaining_memory(requests):
-            return self._sample(requests, callback, preview_every, step_callback)
-
-    def _sample(self, requests: Sequence[Request], callback, preview_every: int, step_callback) -> torch.Tensor:
-        first = requests[0]
-        sigmas = first.sigmas()
-        c, (t, h, w) = self.config.model.in_channels, first.latent_grid
-        start, given = self._start_latents(requests), self._given_frames(requests)
-        noise = torch.stack(
-            [
-                torch.randn(c, t, h, w, generator=generator_for("sample", r.seed, r.index), dtype=torch.float64)
-                for r in requests
-            ]
-        )
-        x = (start + sigmas[0] * noise).to(self.device)
-        guided = GuidedDenoiser(self, requests, given)
-        options: dict = {}
-        if first.sampler in samplers.STOCHASTIC:
-            options["noise"] = [generator_for("churn", r.seed, r.index) for r in requests]
-
-        def show(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
-            if step_callback:
-                step_callback(step, num_steps)
-            if callback and (step % preview_every == 0 or step == num_steps):
-                callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
-
-        sampler = samplers.get_sampler(first.sampler)
-        return guided.with_given(sampler(guided, x, sigmas, callback=show, **options))
-
-    def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
-        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
-        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
-        return self.statistics.to_model(latent, self.config.model.sigma_data).double()
-
-    def _start_latents(self, requests) -> torch.Tensor:
-        """What the noise is added to: zero, or the latent of --init-video."""
-        r = requests[0]
-        c, (t, h, w) = self.config.model.in_channels, r.latent_grid
-        if not r.init_video:
-            return torch.zeros(len(requests), c, t, h, w, dtype=torch.float64)
-        frames, _ = video.read_video(r.init_video)
-        if len(frames) < r.num_video_frames:
-            raise ValueError(
-                f"{r.init_video} has {len(frames)} frames; --num-video-frames asks for {r.num_video_frames}"
-            )
-        frames = video.resize(frames[: r.num_video_frames], r.height, r.width)
-        return self.encode_pixels(frames)[None].expand(len(requests), -1, -1, -1, -1)
-
-    def _given_frames(self, requests) -> torch.Tensor | None:
-        """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""
-        r = requests[0]
-        if not r.init_image:
-            return None
-        if self.config.dataset.condition_frames_prob <= 0:
-            raise ValueError(
-                "--init-image needs a model trained with dataset.condition_frames_prob above 0; this one was not; "
-                "use --init-video with --strength instead"
-            )
-        return self.encode_pixels(video.resize(video.read_image(r.init_image), r.height, r.width))
-
-    def decode(self, latent: torch.Tensor) -> np.ndarray:
-        """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""
-        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.config.model.sigma_data))
-
-    def decode_stored(self, latent: torch.Tensor) -> np.ndarray:
-        """A latent as shards hold it (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
-
-        Tokenizers with `decode_windows` give a long clip piece by piece, so only bytes of it are ever whole.
-        """
-        _, t, h, w = latent.shape
-        latent = latent[None].float().to(self.device)
-        frames, done = np.empty((1 + 4 * (t - 1), 8 * h, 8 * w, 3), np.uint8), 0
-        windows = getattr(self.tokenizer, "decode_windows", None)
-        for pixels in windows(latent) if windows else [self.tokenizer.decode(latent)]:
-            piece = to_frames(pixels[0])
-            frames[done : done + len(piece)] = piece
-            done += len(piece)
-        assert done == len(frames), (done, len(frames))
-        return frames
 
 
 # ---- command line -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dfm_nb.base import plugins, video
+from dfm_nb.base import files, plugins, video
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shards
@@ -113,7 +113,7 @@ def check_manifest(folder: Path, manifest: dict, tars: list[Path]) -> list[str]:
             faults.append(f"{name} is in the manifest but not in the folder")
         elif path.stat().st_size != s["bytes"]:
             faults.append(f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}")
-        elif shards.sha256(path) != s["sha256"]:
+        elif files.sha256(path) != s["sha256"]:
             faults.append(f"the content of {name} does not match its checksum")
     return faults + [f"{t.name} is not in the manifest" for t in tars if t.name not in listed]
 

@@ -35,8 +35,9 @@ from tqdm import tqdm
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import USER_ERRORS, ArgumentParser, end_with_parent, guard
+from dfm_nb.base.files import write_atomically
+from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.records import SampleError, Source
-from dfm_nb.base.runs import log, start_logging, write_atomically
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Geometry, ReadAhead, encode_shards, read_record, to_pixels
 from dfm_nb.data.shard_plan import balanced_ranges, evenly, plan_all, plan_shards, split_of, splits_of

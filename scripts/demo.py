@@ -102,7 +102,7 @@ class Demo:
         self.summary()
 
     def summary(self) -> None:
-        from dfm_nb.base.runs import read_metrics
+        from dfm_nb.base.metrics import read_metrics
         from dfm_nb.evaluate import table
 
         result, times = json.loads((self.run / "evaluation.json").read_text()), json.loads(self.times.read_text())

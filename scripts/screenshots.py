@@ -23,7 +23,7 @@ from workbench import Monitor
 Monitor("demo/train").show()
 """,
     "gallery": """
-from dfm_nb.generate import Pipeline
+from dfm_nb.generation.pipeline import Pipeline
 from workbench import Gallery
 
 pipe = Pipeline.from_checkpoint("demo/train")

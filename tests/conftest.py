@@ -107,7 +107,7 @@ def tiny_checkpoint(tiny_data):
 def tiny_pipe(tiny_checkpoint):
     """Its pipeline, in one process."""
     from dfm_nb import parallel
-    from dfm_nb.generate import Pipeline
+    from dfm_nb.generation.pipeline import Pipeline
 
     parallel.init()
     yield Pipeline.from_checkpoint(tiny_checkpoint)

@@ -16,7 +16,7 @@ from dfm_nb import deploy
 from dfm_nb.base.argv import guard
 from dfm_nb.cluster import Cluster, load
 from dfm_nb.deploy_files import KINDS, render
-from dfm_nb.training.flags import parse as parse_training
+from dfm_nb.train import parse as parse_training
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "deploy" / "cluster.yaml"
@@ -341,7 +341,7 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 def losses(run: Path) -> dict[int, float]:
-    from dfm_nb.base.runs import read_metrics
+    from dfm_nb.base.metrics import read_metrics
 
     file = run / "metrics.jsonl"
     return {r["iteration"]: r["loss"] for r in read_metrics(file) if "loss" in r} if file.exists() else {}
@@ -350,6 +350,7 @@ def losses(run: Path) -> dict[int, float]:
 @pytest.mark.slow
 def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     """The script on two stand-in nodes: SIGUSR1 to the batch shell, as Slurm sends it, then the job's second life."""
+    from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
 
     run, script = tmp_path / "run", tmp_path / "train.sbatch"
@@ -365,7 +366,7 @@ def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     output, _ = batch.communicate(timeout=120)
     stopped = max(losses(run))
     assert stopped < 40 and f"Stopped by SIGUSR1 at iteration {stopped}; saved" in output, output
-    assert checkpoint.read_state(checkpoint.find(run))["iteration"] == stopped
+    assert saving.read_state(checkpoint.find(run))["iteration"] == stopped
     assert (tmp_path / "scontrol.log").read_text() == f"requeue {os.getpid()}\n"
 
     again = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=240)

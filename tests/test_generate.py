@@ -6,7 +6,7 @@ import torch
 
 from dfm_nb.generate import Request
 from dfm_nb.generation.guided import GuidedDenoiser
-from dfm_nb.packs.packer import patchify
+from dfm_nb.packs.patches import patchify
 
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
 FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
@@ -172,7 +172,7 @@ def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
 @pytest.mark.slow
 def test_a_model_cannot_guide_itself(tiny_pipe, tiny_checkpoint):
     """Autoguidance moves away from a worse model; with the model itself as guide nothing is left to move along."""
-    from dfm_nb.generate import Pipeline
+    from dfm_nb.generation.pipeline import Pipeline
 
     guided = Pipeline.from_checkpoint(tiny_checkpoint, guide=tiny_checkpoint)
     request = Request(PROMPTS[0], **{**FAST, "guidance": 4.0})

@@ -6,8 +6,9 @@ import torch
 
 from dfm_nb.base.video import write_mp4, write_png
 from dfm_nb.diffusion.samplers import karras_sigmas, sample_euler
-from dfm_nb.generate import Pipeline, Request
+from dfm_nb.generate import Request
 from dfm_nb.generation.guided import GuidedDenoiser
+from dfm_nb.generation.pipeline import Pipeline
 from tests import tiny_run
 
 FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 9}
@@ -80,8 +81,8 @@ def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture)
 @pytest.mark.slow
 def test_loss_is_not_counted_on_given_frames(conditioned):
     """Corrupting the network's output there changes nothing; on the other frames it does."""
-    from dfm_nb.data.loader import Draw, PackSettings, pack_draws
     from dfm_nb.model.denoiser import forward
+    from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
 
     g = torch.Generator().manual_seed(0)
     latent, noise = torch.randn(16, 3, 4, 6, generator=g), torch.randn(16, 3, 4, 6, generator=g)
@@ -112,7 +113,7 @@ def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
     )
     sigmas = karras_sigmas(6)[3:]
     assert torch.equal(request.sigmas(), sigmas)
-    from dfm_nb.parallel.groups import generator_for
+    from dfm_nb.base.seeds import generator_for
 
     start = conditioned._start_latents([request])[0]
     noise = torch.randn(start.shape, generator=generator_for("sample", 1, 0), dtype=torch.float64)

@@ -21,9 +21,10 @@ def model_of(*overrides):
 
 def kept_by_autograd(model, precision: str) -> int:
     """Bytes of the distinct storages that one forward keeps for backward, parameters aside."""
-    from dfm_nb.data.loader import MockStore, PackSettings, draw_sample, pack_draws
+    from dfm_nb.data.stores import MockStore
+    from dfm_nb.model.build import build_chunks
     from dfm_nb.model.denoiser import forward
-    from dfm_nb.training.trainer import build_chunks
+    from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 
     _, (chunk,) = build_chunks(model, precision, seed=1)
     chunk.train()

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from dfm_nb import inspect, prepare
+from dfm_nb.base import files
 from dfm_nb.base.argv import guard
 from dfm_nb.data import shards
 from tests.data import encoder_files
@@ -57,7 +58,7 @@ def test_folder_holds_what_the_manifest_says(prepared):
     assert m["counts"]["samples"] == 40 and m["counts"]["dropped"] == 0 and m["counts"]["val"] >= 1
     assert m["counts"]["train"] + m["counts"]["val"] == 40
     for s in m["shards"]:
-        assert shards.sha256(prepared / s["name"]) == s["sha256"]
+        assert files.sha256(prepared / s["name"]) == s["sha256"]
     clips = [e.read() for tar in sorted(prepared.glob("*.tar")) for e in shards.scan_shard(tar)]
     for c in clips:
         t, h, w = c.meta["num_frames"], c.meta["image_height"], c.meta["image_width"]
@@ -69,7 +70,7 @@ def test_folder_holds_what_the_manifest_says(prepared):
 
 
 def test_energon_reads_the_folder_and_its_splits(prepared):
-    from dfm_nb.data.loader import EnergonStore
+    from dfm_nb.data.stores import EnergonStore
 
     m = json.loads((prepared / "manifest.json").read_text())
     train, val = EnergonStore(prepared), EnergonStore(prepared, "val")
@@ -90,7 +91,8 @@ def test_energons_own_loader_gives_packs_of_the_same_samples(prepared):
     from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
     from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
-    from dfm_nb.data.loader import EnergonStore, PackSettings
+    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.packs.packs import PackSettings
 
     encoder = DiffusionTaskEncoder(prepared, PackSettings(seed=1), 64)
     data = get_train_dataset(

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dfm_nb.base.argv import torchrun_argv
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
+from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 
@@ -178,7 +179,7 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     assert process.returncode == 0, output
     assert "Stopped by SIGTERM at iteration" in output
     last = max(losses(run))
-    assert checkpoint.read_state(checkpoint.find(run))["iteration"] == last
+    assert saving.read_state(checkpoint.find(run))["iteration"] == last
 
 
 @pytest.mark.slow
@@ -202,7 +203,7 @@ def test_validation_on_training_samples_does_not_advance_training(tiny_data, tin
     rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
     assert [r["iteration"] for r in rounds] == [1, 2, 3] and len({r["val_loss"] for r in rounds}) == 3
     assert losses(run) == losses(tiny_checkpoint)
-    ends = [checkpoint.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
+    ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
 
 

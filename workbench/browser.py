@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb import inspect
+from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
-from dfm_nb.base.runs import PALETTE
 
 PAGE = 12
 DROPS_SHOWN = 20

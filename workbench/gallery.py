@@ -127,7 +127,7 @@ class Gallery:
     @classmethod
     def of_checkpoints(cls, paths: Sequence[str | Path], prompts: Sequence[str], **settings: Any) -> Gallery:
         """The same prompts and seeds from several checkpoints, a column each; one network is in memory at a time."""
-        from dfm_nb.generate import Pipeline
+        from dfm_nb.generation.pipeline import Pipeline
 
         columns = {}
         for path in map(Path, paths):

@@ -23,7 +23,7 @@ from typing import Any, Literal, Mapping, Sequence
 
 import psutil
 
-from dfm_nb.base.runs import Run
+from dfm_nb.base.run import Run
 from workbench.outcome import explain, own_lines
 
 State = Literal["not started", "running", "finished", "stopped", "failed", "lost"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Generator, Sequence
 
 from dfm_nb.base.argv import torchrun_argv
-from dfm_nb.base.runs import Run
+from dfm_nb.base.run import Run
 from workbench.headless import is_headless
 from workbench.job import GRACE_S, Job, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.base.runs import tail_metrics
+from dfm_nb.base.metrics import tail_metrics
 
 
 class MetricsReader:

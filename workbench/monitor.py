@@ -18,7 +18,8 @@ from typing import Any, Mapping, Sequence
 
 import yaml
 
-from dfm_nb.base.runs import Run, series, smooth
+from dfm_nb.base.metrics import series, smooth
+from dfm_nb.base.run import Run
 from workbench.headless import is_headless
 from workbench.job import Job, State
 from workbench.metrics import MetricsReader

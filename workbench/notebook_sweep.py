@@ -176,7 +176,7 @@ def columns(rows: Sequence[Point], names: Sequence[str]) -> tuple[list[str], lis
 
 def write_csv(path: Path, rows: Sequence[Point], names: Sequence[str]) -> None:
     """The table for a spreadsheet, whole or not at all."""
-    from dfm_nb.base.runs import write_atomically
+    from dfm_nb.base.files import write_atomically
 
     out = io.StringIO(newline="")
     header, cells = columns(rows, names)

@@ -16,7 +16,7 @@ from typing import Any, Sequence
 import anywidget
 import traitlets
 
-from dfm_nb.base.runs import PALETTE
+from dfm_nb.base.plots import PALETTE
 
 MAX_POINTS = 500
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")

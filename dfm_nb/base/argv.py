@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Callable
 
@@ -44,6 +45,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
 
     `DFM_DEBUG=1` shows the traceback.
     """
+    quiet_libraries()
     try:
         return main(argv)
     except USER_ERRORS as error:
@@ -66,6 +68,19 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() == 1 and b"python" not in Path("/proc/1/cmdline").read_bytes():
             os._exit(1)  # it was killed before: we now belong to init
+
+
+def world_size_from_env() -> int:
+    """Number of processes that torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def quiet_libraries() -> None:
+    """Leave out of a command's output what megatron-core and torch say of their own future."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(megatron|torch\.distributed).*")
+    warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
+    warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)
 
 
 def torchrun_argv(module: str, argv: list[str], nproc_per_node: int, extra: list[str] | None = None) -> list[str]:

@@ -1,0 +1,1 @@
+"""From sources to shards, and from shards to packs."""

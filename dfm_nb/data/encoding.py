@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 from dfm_nb.base import video
-from dfm_nb.data import shards
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source
-from dfm_nb.base.runs import write_atomically
+from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import ShardPlan
 
 AHEAD_BYTES = 256 << 20

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from megatron.energon import Cooker, DefaultTaskEncoder, Sample, stateless
 
-from dfm_nb.data.loader import EnergonStore, Pack, PackSettings, cook, draw_sample, pack_draws
-from dfm_nb.packs.packer import fill
 from dfm_nb.base.records import EncodedClip
+from dfm_nb.data.stores import EnergonStore, cook
+from dfm_nb.packs.packer import fill
+from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
 
 
 @dataclass

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -26,8 +25,8 @@ from pathlib import Path
 
 import torch
 
+from dfm_nb.base.files import sha256, sync, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
-from dfm_nb.base.runs import write_atomically
 
 PARTS = ("pth", "pickle", "json")
 RECORDS = ".dfm"
@@ -193,20 +192,6 @@ def write_shard(path: Path, samples: Iterable[EncodedClip]) -> tuple[str, int]:
     except BaseException:
         writer.abort()
         raise
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or the renames in a folder, durable."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:

@@ -1,0 +1,1 @@
+"""EDM and its samplers in pure torch: no files, no processes, no megatron."""

@@ -1,0 +1,1 @@
+"""What measures samples: the attribute judge, feature networks, Frechet and kernel distances."""

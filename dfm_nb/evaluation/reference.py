@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from dfm_nb.base import plugins, video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.loader import EnergonStore
+from dfm_nb.data.stores import EnergonStore
 
 
 @dataclass

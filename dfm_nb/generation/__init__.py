@@ -1,0 +1,1 @@
+"""Prompts to clips: requests, the guided denoiser, the pipeline, clip files."""

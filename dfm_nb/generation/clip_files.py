@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.runs import write_atomically
-from dfm_nb.data.shards import sha256
+from dfm_nb.base.files import sha256, write_atomically
 from dfm_nb.generation.request import Request
 
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Sequence
 
 import torch
 
-from dfm_nb.data.loader import CLEAN_SIGMA, Draw, Pack, PackSettings, pack_draws
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.request import Request
 from dfm_nb.model.denoiser import PackDenoiser
-from dfm_nb.packs.packer import patchify, unpatchify
-from dfm_nb.training.trainer import layout_of
+from dfm_nb.packs.packs import CLEAN_SIGMA, Draw, Pack, PackSettings, pack_draws
+from dfm_nb.packs.patches import patchify, unpatchify
+from dfm_nb.parallel.groups import layout_of
 
 if TYPE_CHECKING:
-    from dfm_nb.generate import Pipeline
+    from dfm_nb.generation.pipeline import Pipeline
 
 
 class GuidedDenoiser:

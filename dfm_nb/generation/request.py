@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 
-from dfm_nb.base.argv import ArgumentParser
 from dfm_nb.diffusion import samplers
 
 
@@ -119,86 +117,10 @@ class Request:
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
-def parse(argv: list[str] | None):
-    p = ArgumentParser(prog="dfm generate", description="Draw clips from a trained DiT.")
-    p.add_argument("--checkpoint-path", required=True, help="run folder, iter_* folder or exported file")
-    p.add_argument("--prompt", action="append", default=[], help="repeat for several")
-    p.add_argument("--prompts-file",
-                   help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to draw it again")  # fmt: skip
-    p.add_argument("--negative-prompt", default="", help="what to move away from; empty: the empty caption")
-    p.add_argument("--height", type=int, default=64, help="px, divisible by 16")
-    p.add_argument("--width", type=int, default=64, help="px, divisible by 16")
-    p.add_argument("--num-video-frames", type=int, default=1, help="pixel frames, 1 + 4k; 1 gives a PNG")
-    p.add_argument("--fps", type=float, default=12.0, help="frames per second of the file, which the model is told too")
-    p.add_argument("--num-steps", type=int, default=35, help="steps; each is one evaluation, with heun two")
-    p.add_argument("--guidance", type=float, default=7.0,
-                   help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt")  # fmt: skip
-    p.add_argument(
-        "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts"
-    )
-    p.add_argument(
-        "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
-    )
-    p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
-    p.add_argument("--autoguidance", type=float, metavar="W",
-                   help="weight of that checkpoint beside the unconditional estimate, which keeps --guidance")  # fmt: skip
-    p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
-    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES), help="how steps are spread")
-    p.add_argument("--sigma-min", type=float, default=0.002, help="last noise level before 0")
-    p.add_argument("--sigma-max", type=float, default=80.0, help="first noise level")
-    p.add_argument("--rho", type=float, default=7.0, help="of --schedule karras: larger, denser near sigma-min")
-    p.add_argument("--sigmas", type=float, nargs="+", dest="sigma_levels", metavar="SIGMA",
-                   help="noise levels instead of a schedule and --num-steps, decreasing to 0")  # fmt: skip
-    p.add_argument("--seed", type=int, default=1, help="decides the starting noise, with the place in the list")
-    p.add_argument("--init-image", help="first frame (models trained with dataset.condition_frames_prob)")
-    p.add_argument("--init-video", help="start from this clip, noised")
-    p.add_argument("--strength", type=float, default=0.6, help="share of the steps that is run with --init-video")
-    p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
-    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
-    p.add_argument("--batch-size", type=int, default=16, help="clips drawn together; does not change the result")
-    p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
-    p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")
-    p.add_argument("--pp-size", type=int, default=1, help="processes that share the layers")
-    p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="tokenizer file or folder")
-    p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
-    p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
-    p.add_argument(
-        "--video-save-path", default="out.mp4", help="of one clip; several get idx=I_rank=R_ before the name"
-    )
-    p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
-    p.add_argument("--overwrite", action="store_true", help="replace existing files")
-    p.add_argument(
-        "--skip-existing", action="store_true", help="leave out what an earlier, interrupted run has finished"
-    )
-    p.add_argument("--no-memory-check", action="store_true", help="draw even if the estimate says that memory is short")
-    return p.parse_args(argv)
-
-
 REQUEST_FLAGS = tuple(f.name for f in fields(Request) if f.name not in ("prompt", "index"))
 """Fields of `Request` that every prompt of a command line shares."""
 
 _LISTS = ("guidance_interval", "sigma_levels")  # tuples in a `Request`, lists in JSON and on the command line
-
-
-def requests_of(args) -> list[Request]:
-    """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`."""
-    common = {k: getattr(args, k) for k in REQUEST_FLAGS}
-    lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in args.prompt]
-    if args.prompts_file:
-        lines += read_prompts(Path(args.prompts_file))
-    if not lines:
-        raise ValueError("there is nothing to draw: give --prompt TEXT or --prompts-file FILE")
-    requests = []
-    for i, (where, line) in enumerate(lines):
-        try:
-            requests.append(request_of({**common, "index": i, **line}))
-            requests[-1].check()
-        except (ValueError, FileNotFoundError) as error:
-            raise type(error)(f"{where}: {error}" if where else str(error)) from None
-    uses = Counter(r.index for r in requests)
-    if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
-        raise ValueError(f"two prompts have index {twice}, which names their files and their noise; make them differ")
-    return requests
 
 
 def request_of(values: dict) -> Request:

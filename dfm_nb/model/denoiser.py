@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from megatron.core import parallel_state as mpu
 
-from dfm_nb.data.loader import Pack
 from dfm_nb.diffusion import edm
 from dfm_nb.model.attention import PackedLayout, SegmentLayout
 from dfm_nb.model.dit import ModelInputs, TextCrossAttention
+from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import broadcast_from_last_stage
 
 

@@ -38,11 +38,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from megatron.core.utils import make_viewless_tensor
 
+from dfm_nb.base.seeds import generator_for
 from dfm_nb.model.adaln import RowMap, add_gated, modulate
 from dfm_nb.model.attention import PackedAttention, PackedLayout
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
-from dfm_nb.packs.packer import factorised_sincos, rotary_angles
-from dfm_nb.parallel.groups import generator_for, global_name, shard_dim
+from dfm_nb.model.positions import factorised_sincos, rotary_angles
+from dfm_nb.parallel.groups import global_name, shard_dim
 
 SINUSOID_DIM = 256
 REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")

@@ -1,7 +1,7 @@
 """Processes and devices: starts and ends the process groups, sets seeds, says who this rank is.
 
 Enters: the parallel degrees; torchrun's environment (or none: one process). Leaves: megatron-core's parallel state, a device.
-Guarantees: on a machine without CUDA the same megatron-core code runs on gloo (see `_megatron_cpu`); `shutdown` ends cleanly;
+Guarantees: on a machine without CUDA the same megatron-core code runs on gloo (see `megatron_cpu`); `shutdown` ends cleanly;
 parameters are initialised from (seed, name), so every layout starts from the same weights.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import hashlib
 import os
 import tempfile
 import time
@@ -22,11 +21,17 @@ from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 from torch.distributed.rendezvous import rendezvous
 
-from dfm_nb.parallel import megatron_cpu as _megatron_cpu
 
-if not torch.cuda.is_available():
-    _megatron_cpu.apply()
-_megatron_cpu.fix_native_adam()
+def layout_of(model) -> Layout:
+    return Layout(
+        model.tensor_model_parallel_size,
+        model.pipeline_model_parallel_size,
+        model.context_parallel_size,
+        model.virtual_pipeline_model_parallel_size,
+        model.sequence_parallel,
+    )
+
+
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,11 @@ class Layout:
 
     def __str__(self) -> str:
         parts = [f"{n}{v}" for n, v in (("TP", self.tp), ("PP", self.pp), ("CP", self.cp)) if v > 1]
-        parts += ["SP"] * self.sequence_parallel + [f"VPP{self.vpp}"] * bool(self.vpp)
+        if self.sequence_parallel:
+            parts.append("SP")
+        if self.vpp:
+            parts.append(f"VPP{self.vpp}")
         return "x".join(parts) or "DP only"
-
-
-def world_size_from_env() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def device() -> torch.device:
@@ -172,9 +176,3 @@ def global_name(name: str, module: torch.nn.Module) -> str:
 def shard_dim(parameter: torch.nn.Parameter) -> int | None:
     """The dim along which tensor parallelism splits a parameter; None when every rank of the tp axis has it whole."""
     return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
-
-
-def generator_for(*key: object) -> torch.Generator:
-    """A CPU generator that is a function of `key` alone (SHA-256 of its text), the same on every rank and in every layout."""
-    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

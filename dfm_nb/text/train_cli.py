@@ -12,8 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.runs import Metrics, Run, log, start_logging
+from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
+from dfm_nb.base.log import log, start_logging
+from dfm_nb.base.metrics import Metrics
+from dfm_nb.base.run import Run
 from dfm_nb.text import weights as tw
 
 HELP = {
@@ -62,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     from dfm_nb import parallel
     from dfm_nb.text.train import TextTrainConfig, train
 
-    if parallel.world_size_from_env() > 1:
+    if world_size_from_env() > 1:
         raise ValueError("dfm text train runs in one process; leave --nproc-per-node out")
     run = Run.create(args.run_dir)
     run.claim()

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dfm_nb.base.runs import Run, write_atomically
+from dfm_nb.base.files import write_atomically
+from dfm_nb.base.run import Run
 from dfm_nb.base.video import read_image, read_video
 from dfm_nb.config.schema import LoggerConfig
 

@@ -16,47 +16,13 @@ import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.data.loader import Pack
-from dfm_nb.model.attention import pick_backend
+from dfm_nb.checkpoints import saving
+from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
-from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
 from dfm_nb.model.ema import PowerEMA
-from dfm_nb.model.linear import freeze_base
-from dfm_nb.parallel.groups import Layout, mpu
+from dfm_nb.packs.packs import Pack
+from dfm_nb.parallel.groups import layout_of, mpu
 from dfm_nb.training.muon import Muon, matrices_of
-
-
-def layout_of(model) -> Layout:
-    return Layout(
-        model.tensor_model_parallel_size,
-        model.pipeline_model_parallel_size,
-        model.context_parallel_size,
-        model.virtual_pipeline_model_parallel_size,
-        model.sequence_parallel,
-    )
-
-
-def build_chunks(model, mixed_precision: str, seed: int, **overrides) -> tuple[DiTConfig, list[DiT]]:
-    """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
-    device = parallel.device()
-    backend = pick_backend(model.attention_backend, device)
-    config = transformer_config(model, mixed_precision, backend, **overrides)
-    stages = range(config.virtual_pipeline_model_parallel_size or 1)
-    chunks = []
-    for v in stages:
-        vp_stage = v if config.virtual_pipeline_model_parallel_size else None
-        chunk = DiT(
-            config,
-            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-            post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
-            vp_stage=vp_stage,
-        )
-        init_weights(chunk, seed)
-        if model.lora.rank:
-            freeze_base(chunk)
-        chunks.append(chunk.to(device))
-    return config, chunks
 
 
 @dataclass
@@ -151,8 +117,8 @@ class Trainer:
     def lr(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
 
-    def pieces(self) -> checkpoint.Pieces:
-        return checkpoint.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
+    def pieces(self) -> saving.Pieces:
+        return saving.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
 
     def _forward_step(self, packs: Iterator[Pack], model):
         output, loss_of = forward(model, next(packs), self.config.model.sigma_data, self.device)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from papermill.parameterize import parameterize_notebook
 
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
 from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 from workbench.job import Job
 

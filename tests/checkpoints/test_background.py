@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dfm_nb.checkpoints import background as background_save
+from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.background import boxes
 from tests.distributed.layouts import make_trainer
@@ -51,7 +52,7 @@ def test_asynchronous_save_is_the_state_at_the_call(one_rank, tmp_path, monkeypa
     monkeypatch.setattr(background_save, "_write_file", late)
     trainer, loader = make_trainer([*SMALL, f"optimizer.use_distributed_optimizer={optimizer}"])
     trainer.step(loader.next_step())
-    writer = checkpoint.Writer(tmp_path, asynchronous=True, say=lambda *_: None)
+    writer = saving.Writer(tmp_path, asynchronous=True, say=lambda *_: None)
     want = values(trainer)
     begun = time.monotonic()
     save(writer, trainer, 1)
@@ -64,7 +65,7 @@ def test_asynchronous_save_is_the_state_at_the_call(one_rank, tmp_path, monkeypa
     checkpoint.verify(tmp_path / "iter_0000001")
     assert not list(tmp_path.rglob("*.sha256")) and not list(tmp_path.glob("*.tmp"))
     other, _ = make_trainer([*SMALL, f"optimizer.use_distributed_optimizer={optimizer}", "rng.seed=99"])
-    assert checkpoint.load(other.pieces(), tmp_path / "iter_0000001") == {"iteration": 1}
+    assert saving.load(other.pieces(), tmp_path / "iter_0000001") == {"iteration": 1}
     got = values(other)
     assert len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want))
 
@@ -74,7 +75,7 @@ def test_old_checkpoints_go_but_every_nth_stays(one_rank, tmp_path):
     trainer.step(loader.next_step())
     for asynchronous in (False, True):
         root = tmp_path / str(asynchronous)
-        writer = checkpoint.Writer(root, keep_last=2, keep_every=4, asynchronous=asynchronous, say=lambda *_: None)
+        writer = saving.Writer(root, keep_last=2, keep_every=4, asynchronous=asynchronous, say=lambda *_: None)
         for iteration in (2, 4, 6, 8, 10, 12, 14):
             save(writer, trainer, iteration)
         writer.close()
@@ -85,7 +86,7 @@ def test_old_checkpoints_go_but_every_nth_stays(one_rank, tmp_path):
 def test_fault_of_a_background_save_is_said_at_the_next_poll(one_rank, tmp_path, monkeypatch):
     trainer, loader = make_trainer(SMALL)
     trainer.step(loader.next_step())
-    writer = checkpoint.Writer(tmp_path, asynchronous=True, say=lambda *_: None)
+    writer = saving.Writer(tmp_path, asynchronous=True, say=lambda *_: None)
     save(writer, trainer, 1)
     writer.finish()
 
@@ -114,7 +115,7 @@ def test_file_that_the_first_rank_does_not_see_is_no_checkpoint(one_rank, tmp_pa
     monkeypatch.setattr(background_save, "_write_file", elsewhere)
     trainer, loader = make_trainer(SMALL)
     trainer.step(loader.next_step())
-    writer = checkpoint.Writer(tmp_path, asynchronous=asynchronous, say=lambda *_: None)
+    writer = saving.Writer(tmp_path, asynchronous=asynchronous, say=lambda *_: None)
     with pytest.raises(
         ValueError, match=r"iter_0000001 could not be written .*distcp is not there: all nodes must share"
     ):
@@ -127,7 +128,7 @@ def test_writer_that_is_killed_is_said(one_rank, tmp_path, monkeypatch):
     monkeypatch.setattr(background_save, "_write_file", lambda bucket: os.kill(os.getpid(), signal.SIGKILL))
     trainer, loader = make_trainer(SMALL)
     trainer.step(loader.next_step())
-    writer = checkpoint.Writer(tmp_path, asynchronous=True, say=lambda *_: None)
+    writer = saving.Writer(tmp_path, asynchronous=True, say=lambda *_: None)
     save(writer, trainer, 1)
     with pytest.raises(ValueError, match="iter_0000001 could not be written"):
         writer.finish()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
 from tests.conftest import run_ranks
 from tests.tiny_run import _train
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb.data import encoding, shards
 from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.data import encoding, shards
 from dfm_nb.data.shard_plan import ShardPlan
 
 AS_IS = encoding.Geometry(None, False)

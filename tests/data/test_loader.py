@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dfm_nb.data.loader import CLEAN_SIGMA, LatentStatistics, MockStore, PackBuilder, PackPlan, PackSettings, PackedLoader, draw_sample, pack_draws
-from dfm_nb.packs.packer import unpatchify
+from dfm_nb.data.loader import PackBuilder, PackedLoader, PackPlan
+from dfm_nb.data.stores import MockStore
+from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, draw_sample, pack_draws
+from dfm_nb.packs.patches import unpatchify
 
 SETTINGS = PackSettings(seed=3)
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]

@@ -7,8 +7,9 @@ import types
 import pytest
 import torch
 
-from dfm_nb.data import shards
+from dfm_nb.base import files
 from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.data import shards
 
 
 def clip(key="a-1", seed=0):
@@ -29,7 +30,7 @@ def test_shard_gives_back_what_was_written(tmp_path):
         assert torch.equal(got.latent, want.latent) and torch.equal(got.text_emb, want.text_emb)
         assert got.latent.dtype == torch.bfloat16 and got.meta == want.meta
     assert (
-        shards.sha256(tmp_path / "rank0-000000.tar") == digest
+        files.sha256(tmp_path / "rank0-000000.tar") == digest
         and (tmp_path / "rank0-000000.tar").stat().st_size == size
     )
 
@@ -139,7 +140,7 @@ def test_damaged_sample_is_named_with_a_reason(change, reason):
 
 
 def test_sample_loader_code_in_a_data_set_is_refused(tmp_path):
-    from dfm_nb.data.loader import EnergonStore
+    from dfm_nb.data.stores import EnergonStore
 
     shards.write_shard(tmp_path / "a.tar", [clip()])
     shards.write_energon_metadata(tmp_path, {"train": ["a.tar"], "val": [], "test": []})

@@ -39,8 +39,9 @@ LAYOUTS = {
 def make_trainer(overrides: list[str]):
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb.train import open_store, packed_loader
-    from dfm_nb.training.trainer import Trainer, layout_of
+    from dfm_nb.parallel.groups import layout_of
+    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.trainer import Trainer
 
     config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
     parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
@@ -51,7 +52,8 @@ def make_trainer(overrides: list[str]):
 
 def by_name(trainer, purpose: str):
     """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values that depend on purpose and name only."""
-    from dfm_nb.parallel.groups import generator_for, global_name, mpu, shard_dim
+    from dfm_nb.base.seeds import generator_for
+    from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in trainer.chunks:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dfm_nb.checkpoints import saving
 from tests.conftest import run_ranks
 from tests.distributed.layouts import by_name, gather, make_trainer, randomise
 
@@ -51,13 +52,13 @@ def after_one_more_step(trainer):
 
 def write(overrides, folders):
     """One training step, then a save of each kind of the same state."""
-    from dfm_nb.checkpoints import weights as checkpoint
+    from dfm_nb.checkpoints import saving
 
     trainer, loader = make_trainer(overrides)
     randomise(trainer)
     trainer.step(loader.next_step())
     for asynchronous, folder in zip((False, True), folders):
-        writer = checkpoint.Writer(folder, asynchronous=asynchronous, say=lambda *_: None)
+        writer = saving.Writer(folder, asynchronous=asynchronous, say=lambda *_: None)
         writer.save(trainer.pieces(), 1, {"iteration": 1}, "model: {}\n")
         writer.close()
     return contents(trainer)
@@ -70,7 +71,7 @@ def read(overrides, folders):
     for folder in folders:
         trainer, _ = make_trainer([*overrides, "rng.seed=99"])
         found = checkpoint.find(folder)
-        assert checkpoint.load(trainer.pieces(), found) == {"iteration": 1}
+        assert saving.load(trainer.pieces(), found) == {"iteration": 1}
         out.append(contents(trainer))
     return out
 

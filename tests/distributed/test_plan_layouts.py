@@ -9,7 +9,7 @@ from tests.test_plan import estimated_layer, model_of, one_layer
 
 def on_this_rank(layout: Plan) -> tuple[int, int]:
     """(bytes a layer keeps for backward, parameters of a model of two layers)."""
-    from dfm_nb.training.trainer import build_chunks
+    from dfm_nb.model.build import build_chunks
 
     parallel.init(parallel.Layout(layout.tp, layout.pp, layout.cp, None, layout.sp), seed=1)
     asked = layout.overrides()[:-2]

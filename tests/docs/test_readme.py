@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dfm_nb import cli
+from dfm_nb import cli, train
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, pop_nproc
-from dfm_nb.training import flags as train_flags
 from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, anchors, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
@@ -97,7 +96,7 @@ def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
     if verb in cli.UNDER_TORCHRUN:
         _, rest = pop_nproc(rest)
     if verb == "pretrain":
-        args = train_flags.parse(rest)
+        args = train.parse(rest)
         cfg.resolve(args.recipe, None, [*args.overrides, *([f"model.size={args.model}"] if args.model else [])])
         return
     for name in ("parse_args", "parse_intermixed_args"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints import weights as checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -61,10 +61,10 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int, int]:
     import torch
 
     from dfm_nb import config as cfg
-    from dfm_nb.data.loader import Draw, PackSettings, pack_draws
     from dfm_nb.generation import memory as sampling_memory
+    from dfm_nb.model.build import build_chunks
     from dfm_nb.model.denoiser import PackDenoiser
-    from dfm_nb.training.trainer import build_chunks
+    from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
 
     shape = {"hidden_size": hidden, "num_layers": 2, "num_attention_heads": 8, "in_channels": 16, "text_dim": 64}
     overrides = [*(f"model.{k}={v}" for k, v in shape.items()), "dataset.mock=true", "mixed_precision=fp32"]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from dfm_nb.base.argv import guard
-from dfm_nb.generation.request import Request, parse, read_prompts, request_of, requests_of
+from dfm_nb.generate import parse, requests_of
+from dfm_nb.generation.request import Request, read_prompts, request_of
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.config import sizes
-from dfm_nb.data.loader import MockStore, PackSettings, draw_sample, pack_draws
+from dfm_nb.data.stores import MockStore
+from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward, slice_pack
 from dfm_nb.model.dit import _Rotate, rotary_table
-from dfm_nb.packs.packer import factorised_sincos
-from dfm_nb.training.trainer import build_chunks
+from dfm_nb.model.positions import factorised_sincos
+from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 
 SETTINGS = PackSettings(seed=5, caption_dropout=0.0)
 SMALL = [

@@ -9,9 +9,9 @@ from dfm_nb import config as cfg
 from dfm_nb import export
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.weights import Weights
+from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.linear import is_lora, lora_parameter_count
-from dfm_nb.training.trainer import build_chunks
 from tests.distributed.layouts import make_trainer, randomise
 from tests.test_train import SMALL, losses, pretrain
 

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dfm_nb.packs.packer import Packer, factorised_sincos, fill, grid_positions, patchify, rotary_angles, unpatchify
+from dfm_nb.model.positions import factorised_sincos, rotary_angles
+from dfm_nb.packs.packer import Packer, fill
+from dfm_nb.packs.patches import grid_positions, patchify, unpatchify
 
 
 @given(t=st.integers(1, 3), h=st.integers(1, 4), w=st.integers(1, 4), pt=st.integers(1, 2), ps=st.integers(1, 3))

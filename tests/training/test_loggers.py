@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base import video
-from dfm_nb.base.runs import Run
+from dfm_nb.base.run import Run
 from dfm_nb.config.schema import LoggerConfig
 from dfm_nb.training.loggers import Loggers
 

@@ -1,6 +1,6 @@
 import torch
 
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
 from tests.distributed.layouts import make_trainer
 
 SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
@@ -52,8 +52,8 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
     import pytest
 
     from dfm_nb import config as cfg
-    from dfm_nb.base.runs import Run
-    from dfm_nb.train import Training, open_store
+    from dfm_nb.base.run import Run
+    from dfm_nb.training.loop import Training, open_store
     from tests.distributed.layouts import BASE
 
     overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.tensorboard=false"]

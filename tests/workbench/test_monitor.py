@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from dfm_nb.base.runs import Metrics
+from dfm_nb.base.metrics import Metrics
 from workbench.metrics import MetricsReader
 from workbench.monitor import Monitor, duration
 from workbench.plot import LinePlot, Series, downsample, draw_png

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb.generate import Clips, Generated, Request
+from dfm_nb.generate import Generated, Request
+from dfm_nb.generation.pipeline import Clips
 from workbench.preview import SamplerPreview, Stopped, strip_steps
 
 TARGET = 200

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import workbench
-from dfm_nb.base.runs import read_metrics
+from dfm_nb.base.metrics import read_metrics
 from tests.workbench.test_launcher import alive, eventually
 
 pytestmark = pytest.mark.slow
@@ -93,7 +93,7 @@ def test_samples_of_the_run_fill_a_gallery(run):
 
 def test_preview_ends_in_the_pipelines_own_clip(run):
     from dfm_nb import parallel
-    from dfm_nb.generate import Pipeline
+    from dfm_nb.generation.pipeline import Pipeline
 
     launcher, _ = run
     parallel.init()

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dfm_nb.base import video
+from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.base.runs import log
-from dfm_nb.data.sources._media import ClipOptions, IMAGE_SUFFIXES, VIDEO_SUFFIXES, key_of, read_clips
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
 
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"

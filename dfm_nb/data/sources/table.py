@@ -20,7 +20,7 @@ from urllib.request import url2pathname
 from dfm_nb.base import video
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import ClipOptions, VIDEO_SUFFIXES, key_of, read_clips
+from dfm_nb.data.sources._media import VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
 from dfm_nb.data.sources._rows import ParquetRows, TextRows, open_rows
 
 MEDIA_COLUMNS = (

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, PCATokenizer, TEMPORAL
+from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer
 
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids

@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb.base import runs
+from dfm_nb.base.files import write_atomically
+from dfm_nb.base.log import iteration_line, start_logging, stop_logging
+from dfm_nb.base.metrics import Metrics, read_metrics, series, smooth, tail_metrics
+from dfm_nb.base.plots import plot_loss
+from dfm_nb.base.run import Run, iteration_name
 
 
 def record(i, **more):
@@ -24,30 +28,30 @@ def record(i, **more):
 
 
 def test_create_makes_the_folder_and_open_finds_it(tmp_path):
-    run = runs.Run.create(tmp_path / "a" / "run")
+    run = Run.create(tmp_path / "a" / "run")
     assert run.checkpoints.is_dir() and run.samples.is_dir() and run.name == "run"
-    assert runs.Run.open(tmp_path / "a" / "run") == runs.Run.create(tmp_path / "a" / "run") == run
+    assert Run.open(tmp_path / "a" / "run") == Run.create(tmp_path / "a" / "run") == run
 
 
 def test_create_refuses_files_and_data_sets(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(NotADirectoryError, match="is a file"):
-        runs.Run.create(tmp_path / "file")
+        Run.create(tmp_path / "file")
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "manifest.json").write_text("{}")
     with pytest.raises(FileExistsError, match="holds a data set, not a run"):
-        runs.Run.create(tmp_path / "shards")
+        Run.create(tmp_path / "shards")
 
 
 def test_open_says_what_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no run folder"):
-        runs.Run.open(tmp_path / "none")
+        Run.open(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="is not a run folder"):
-        runs.Run.open(tmp_path)
+        Run.open(tmp_path)
 
 
 def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
-    run = runs.Run.create(tmp_path)
+    run = Run.create(tmp_path)
     assert run.newest_samples() is None
     for i in (90, 1000):
         (run.sample_folder(i) / "b.mp4").touch()
@@ -57,14 +61,14 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
     run.sample_folder(2000)
     iteration, media = run.newest_samples()
     assert iteration == 1000 and [p.name for p in media] == ["a.png", "b.mp4"]
-    assert runs.iteration_name(100) == "iter_0000100"
+    assert iteration_name(100) == "iter_0000100"
 
 
 def test_write_atomically_keeps_the_old_file_when_writing_fails(tmp_path):
     path = tmp_path / "config.yaml"
-    runs.write_atomically(path, b"old")
+    write_atomically(path, b"old")
     with pytest.raises(TypeError):
-        runs.write_atomically(path, None)
+        write_atomically(path, None)
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["config.yaml"]
 
 
@@ -72,9 +76,9 @@ def test_write_atomically_keeps_the_old_file_when_writing_fails(tmp_path):
 
 
 def test_claim_refuses_a_folder_with_a_live_owner(tmp_path):
-    run = runs.Run.create(tmp_path)
+    run = Run.create(tmp_path)
     code = (
-        f"import time; from dfm_nb.base.runs import Run; Run.create({str(tmp_path)!r}).claim(); "
+        f"import time; from dfm_nb.base.run import Run; Run.create({str(tmp_path)!r}).claim(); "
         "print('up', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -95,7 +99,7 @@ def test_claim_refuses_a_folder_with_a_live_owner(tmp_path):
 
 
 def test_owner_tells_a_reused_pid_apart(tmp_path):
-    run = runs.Run.create(tmp_path)
+    run = Run.create(tmp_path)
     run.claim()
     claim = json.loads(run.pid_file.read_text())
     run.pid_file.write_text(json.dumps({**claim, "started_s": claim["started_s"] - 100}))
@@ -109,10 +113,10 @@ def test_owner_tells_a_reused_pid_apart(tmp_path):
 
 def test_metrics_read_back_bit_for_bit(tmp_path):
     values = np.random.default_rng(0).standard_normal(200) * 10.0 ** np.arange(-100, 100)
-    with runs.Metrics(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
         for i, v in enumerate(values):
             metrics.write({"iteration": i, "loss": float(v), "np": np.float32(0.1), "keys": ["a"], "bad": math.nan})
-    back = runs.read_metrics(tmp_path)
+    back = read_metrics(tmp_path)
     assert [r["loss"] for r in back] == values.tolist()
     assert back[0]["bad"] is None and back[0]["keys"] == ["a"]
     assert all(json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
@@ -120,33 +124,33 @@ def test_metrics_read_back_bit_for_bit(tmp_path):
 
 def test_truncate_keeps_exactly_the_records_up_to_an_iteration(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with runs.Metrics(path) as metrics:
+    with Metrics(path) as metrics:
         for i in range(1, 11):
             metrics.write(record(i))
         metrics.write({"iteration": 6, "val_loss": 0.5})
-        clean = [r for r in runs.read_metrics(path) if r["iteration"] <= 6]
+        clean = [r for r in read_metrics(path) if r["iteration"] <= 6]
         assert metrics.truncate(6) == 4
         assert metrics.truncate(6) == 0
-        assert runs.read_metrics(path) == clean
+        assert read_metrics(path) == clean
         for i in range(7, 11):
             metrics.write(record(i))
-    assert [r["iteration"] for r in runs.read_metrics(path)] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10]
+    assert [r["iteration"] for r in read_metrics(path)] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10]
 
 
 def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"iteration":1,"loss":2.0}\n{"iteration":2,"lo')
-    assert runs.read_metrics(path) == [{"iteration": 1, "loss": 2.0}]
-    with runs.Metrics(path) as metrics:
+    assert read_metrics(path) == [{"iteration": 1, "loss": 2.0}]
+    with Metrics(path) as metrics:
         metrics.write(record(2))
-    assert [r["iteration"] for r in runs.read_metrics(path)] == [1, 2]
+    assert [r["iteration"] for r in read_metrics(path)] == [1, 2]
 
 
 def test_metrics_survive_a_kill_at_any_instant(tmp_path):
     """A reader never sees a broken record while a writer is killed again and again."""
     path = tmp_path / "metrics.jsonl"
     code = (
-        "import sys\nfrom dfm_nb.base.runs import Metrics, read_metrics\n"
+        "import sys\nfrom dfm_nb.base.metrics import Metrics, read_metrics\n"
         f"m = Metrics({str(path)!r})\nn = len(read_metrics({str(path)!r}))\nprint('up', flush=True)\n"
         "while True:\n    n += 1\n    m.write({'iteration': n, 'loss': n / 7, 'text': 'x' * 3000})\n"
     )
@@ -155,24 +159,24 @@ def test_metrics_survive_a_kill_at_any_instant(tmp_path):
         child.stdout.readline()
         time.sleep(0.03)
         child.send_signal(signal.SIGKILL)
-        runs.read_metrics(path)
+        read_metrics(path)
         child.wait()
-    back = runs.read_metrics(path)
+    back = read_metrics(path)
     assert len(back) > 5 and [r["iteration"] for r in back] == list(range(1, len(back) + 1))
 
 
 def test_tail_metrics_follows_a_growing_and_a_truncated_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert runs.tail_metrics(path) == ([], 0)
-    with runs.Metrics(path) as metrics:
+    assert tail_metrics(path) == ([], 0)
+    with Metrics(path) as metrics:
         metrics.write(record(1))
-        first, offset = runs.tail_metrics(path)
+        first, offset = tail_metrics(path)
         metrics.write(record(2))
-        second, offset = runs.tail_metrics(path, offset)
+        second, offset = tail_metrics(path, offset)
         assert [r["iteration"] for r in first + second] == [1, 2]
-        assert runs.tail_metrics(path, offset) == ([], offset)
+        assert tail_metrics(path, offset) == ([], offset)
         metrics.truncate(1)
-        again, _ = runs.tail_metrics(path, offset)
+        again, _ = tail_metrics(path, offset)
         assert [r["iteration"] for r in again] == [1]
 
 
@@ -180,11 +184,11 @@ def test_tail_metrics_follows_a_growing_and_a_truncated_file(tmp_path):
 def test_foreign_line_is_named_with_its_number(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n' + line + "\n")
     with pytest.raises(ValueError, match="line 2"):
-        runs.read_metrics(tmp_path)
+        read_metrics(tmp_path)
 
 
 def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
-    with runs.Metrics(tmp_path / "metrics.jsonl") as metrics:
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
         metrics.write(record(1))
         real = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:5]))
@@ -193,7 +197,7 @@ def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
         monkeypatch.undo()
         assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
         metrics.write(record(2))
-    assert [r["iteration"] for r in runs.read_metrics(tmp_path)] == [1, 2]
+    assert [r["iteration"] for r in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_series_leaves_out_what_is_no_number():
@@ -203,8 +207,8 @@ def test_series_leaves_out_what_is_no_number():
         {"iteration": 3, "val_loss": 4.0},
         {"iteration": 4, "loss": 1.0},
     ]
-    assert runs.series(records, "loss") == ([1, 4], [1 / 3 + 1, 1.0])
-    assert runs.series(records, "val_loss") == ([3], [4.0])
+    assert series(records, "loss") == ([1, 4], [1 / 3 + 1, 1.0])
+    assert series(records, "val_loss") == ([3], [4.0])
 
 
 # ---- log
@@ -212,12 +216,12 @@ def test_series_leaves_out_what_is_no_number():
 
 @pytest.fixture
 def logger(tmp_path):
-    yield lambda rank=0: runs.start_logging(runs.Run.create(tmp_path), rank)
-    runs.stop_logging()
+    yield lambda rank=0: start_logging(Run.create(tmp_path), rank)
+    stop_logging()
 
 
 def test_log_goes_to_console_and_file(logger, tmp_path, capsys):
-    logger().info(runs.iteration_line(100, 10000, 0.3123))
+    logger().info(iteration_line(100, 10000, 0.3123))
     logger().info("again")  # a second start does not double the lines
     assert capsys.readouterr().err == "[INFO] Iteration  100/10000, Loss: 0.312\n[INFO] again\n"
     lines = (tmp_path / "log.txt").read_text().splitlines()
@@ -234,13 +238,13 @@ def test_other_ranks_show_warnings_only_and_write_no_file(logger, tmp_path, caps
 
 def test_stop_logging_gives_the_logger_back(logger):
     logger()
-    runs.stop_logging()
+    stop_logging()
     assert logging.getLogger("dfm_nb").handlers == [] and logging.getLogger("dfm_nb").propagate
 
 
 def test_iteration_line_has_the_form_of_the_reference():
-    assert runs.iteration_line(1, 10000, 0.4561) == "Iteration    1/10000, Loss: 0.456"
-    line = runs.iteration_line(2000, 10000, 0.2891, 1e-4, grad_norm=0.83333, tokens_per_s=12345, eta="3 min")
+    assert iteration_line(1, 10000, 0.4561) == "Iteration    1/10000, Loss: 0.456"
+    line = iteration_line(2000, 10000, 0.2891, 1e-4, grad_norm=0.83333, tokens_per_s=12345, eta="3 min")
     assert (
         line == "Iteration 2000/10000, Loss: 0.289, LR: 1.00e-04, grad norm: 0.8333, tokens per s: 12,345, eta: 3 min"
     )
@@ -250,15 +254,15 @@ def test_iteration_line_has_the_form_of_the_reference():
 
 
 def test_smooth_keeps_constants_and_means():
-    assert runs.smooth([2.0] * 9, 5) == [2.0] * 9
-    assert runs.smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
-    assert runs.smooth([1.0, 5.0], 1) == [1.0, 5.0]
+    assert smooth([2.0] * 9, 5) == [2.0] * 9
+    assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+    assert smooth([1.0, 5.0], 1) == [1.0, 5.0]
 
 
 @pytest.mark.parametrize("names", [None, ["TP2", "CP2", "a", "b", "c", "d", "e"]], ids=["one", "many"])
 def test_plot_loss_draws_a_png(tmp_path, names):
     one = [record(i, loss=1 / i, val_loss=1 / i) for i in range(1, 200)]
-    path = runs.plot_loss(one if names is None else dict.fromkeys(names, one), tmp_path / "loss.png", "title")
+    path = plot_loss(one if names is None else dict.fromkeys(names, one), tmp_path / "loss.png", "title")
     with Image.open(path) as image:
         assert image.size == (864, 504)
         assert len(image.convert("RGB").getcolors(10**6)) > 5
@@ -267,6 +271,6 @@ def test_plot_loss_draws_a_png(tmp_path, names):
 
 def test_plot_loss_without_a_loss_says_so(tmp_path):
     with pytest.raises(ValueError, match="no loss to draw yet"):
-        runs.plot_loss([{"iteration": 1, "loss": None}], tmp_path / "x.png")
-    runs.plot_loss([record(1)], tmp_path / "one.png")
-    runs.plot_loss([{"iteration": i, "loss": 0.5} for i in range(3)], tmp_path / "flat.png")
+        plot_loss([{"iteration": 1, "loss": None}], tmp_path / "x.png")
+    plot_loss([record(1)], tmp_path / "one.png")
+    plot_loss([{"iteration": i, "loss": 0.5} for i in range(3)], tmp_path / "flat.png")

@@ -1,0 +1,66 @@
+"""Console and `log.txt`."""
+
+from __future__ import annotations
+
+import logging
+
+from dfm_nb.base.run import Run
+
+log = logging.getLogger("dfm_nb")
+class _Console(logging.StreamHandler):
+    """Writes above a progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        try:
+            tqdm.write(self.format(record), file=self.stream)
+            self.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def start_logging(run: Run | None = None, rank: int = 0, level: int = logging.INFO) -> logging.Logger:
+    """Send the `dfm_nb` logger to the console, and on rank 0 of a run to `log.txt` (with the time before each line).
+
+    Rank 0 shows lines as `[INFO] text`; other ranks show warnings and errors only, as `[WARNING] [rank 3] text`.
+    Calling it again replaces the former set-up.
+    """
+    stop_logging()
+    log.setLevel(level)
+    log.propagate = False
+    console = _Console()
+    prefix = "" if rank == 0 else f"[rank {rank}] "
+    console.setFormatter(logging.Formatter(f"[%(levelname)s] {prefix}%(message)s"))
+    console.setLevel(level if rank == 0 else logging.WARNING)
+    log.addHandler(console)
+    if run is not None and rank == 0:
+        file = logging.FileHandler(run.log_file, encoding="utf-8")
+        file.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+        log.addHandler(file)
+    return log
+
+
+def stop_logging() -> None:
+    """Close the handlers that `start_logging` added."""
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        handler.close()
+    log.propagate = True
+
+
+def iteration_line(iteration: int, train_iters: int, loss: float, lr: float | None = None, **more: str | float) -> str:
+    """`Iteration  100/10000, Loss: 0.312, LR: 1.00e-04, grad norm: 0.8`; further words in the order given.
+
+    Parameters
+    ----------
+    **more : `grad_norm=0.8` is shown as `grad norm: 0.8`, numbers with four significant digits.
+    """
+    width = max(4, len(str(train_iters)) - 1)
+    parts = [f"Iteration {iteration:>{width}}/{train_iters}", f"Loss: {loss:.3f}"]
+    if lr is not None:
+        parts.append(f"LR: {lr:.2e}")
+    for name, value in more.items():
+        shown = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        parts.append(f"{name.replace('_', ' ')}: {shown}")
+    return ", ".join(parts)

@@ -1,0 +1,129 @@
+"""`metrics.jsonl`: one JSON record a line, readable while it is written and after a crash."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Iterator, Mapping, Sequence
+
+import orjson
+
+from dfm_nb.base.files import write_atomically
+
+
+class Metrics:
+    """Append-only writer of `metrics.jsonl`; open it in one process only.
+
+    Parameters
+    ----------
+    path : the file; made if need be. A torn last line, left by a kill, is removed.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._drop_torn_line()
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def _drop_torn_line(self) -> None:
+        if not self.path.exists():
+            return
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            os.truncate(self.path, whole)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record as one line; floats are written so that they read back bit for bit, NaN and Inf as null.
+
+        Parameters
+        ----------
+        record : JSON-able, NumPy scalars included; it needs a whole-number `iteration`.
+        """
+        assert isinstance(record.get("iteration"), int), f"a metrics record needs an integer iteration: {record}"
+        line = orjson.dumps(dict(record), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+        written = os.write(self._fd, line)
+        if written != len(line):  # a full disk: leave no half line behind
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+            raise OSError(28, "No space left on device", str(self.path))
+
+    def truncate(self, iteration: int) -> int:
+        """Keep the records up to and including `iteration`; returns how many later ones were dropped."""
+        records = list(read_metrics(self.path))
+        kept = [r for r in records if r["iteration"] <= iteration]
+        if len(kept) < len(records):
+            os.close(self._fd)
+            write_atomically(self.path, b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in kept))
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        return len(records) - len(kept)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path, offset: int = 0) -> list[dict[str, Any]]:
+    """The whole records of a metrics file, also while it is being written; a file that is not there has none.
+
+    Parameters
+    ----------
+    path : `metrics.jsonl`, or a run folder.
+    offset : bytes to skip; use `tail_metrics` to follow a file.
+    """
+    return tail_metrics(path, offset)[0]
+
+
+def tail_metrics(path: str | Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Records after `offset` bytes, and the offset for the next call; a file that shrank is read from its start.
+
+    Raises
+    ------
+    ValueError : a line that is not JSON, with its number.
+    """
+    path = Path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        offset = 0 if offset > os.fstat(file.fileno()).st_size else offset
+        file.seek(offset)
+        data = file.read()
+    data = data[: data.rfind(b"\n") + 1]
+    return list(_records(data, path)), offset + len(data)
+
+
+def _records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not a JSON object ({error}); remove the line") from None
+        if not isinstance(record, dict) or "iteration" not in record:
+            raise ValueError(f"{path}, line {number} must be an object with an iteration; got {line[:60]!r}")
+        yield record
+
+
+def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Iterations and values of the records that have a number under `key` (null, NaN and Inf are left out)."""
+    points = [
+        (r["iteration"], r[key]) for r in records if isinstance(r.get(key), (int, float)) and math.isfinite(r[key])
+    ]
+    return [i for i, _ in points], [v for _, v in points]
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Centred running mean over `window` values, narrower at both ends."""
+    half = max(0, window // 2)
+    sums = [0.0]
+    for v in values:
+        sums.append(sums[-1] + v)
+    n = len(values)
+    spans = ((max(0, i - half), min(n, i + half + 1)) for i in range(n))
+    return [(sums[b] - sums[a]) / (b - a) for a, b in spans]

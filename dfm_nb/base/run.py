@@ -1,0 +1,170 @@
+"""A run folder: its paths, its owner, its samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from dfm_nb.base.files import write_atomically
+
+MEDIA = (".mp4", ".png", ".gif", ".webp")
+
+
+_ITERATION = re.compile(r"iter_(\d+)")
+
+
+def iteration_name(iteration: int) -> str:
+    """`iter_0000100`: sorts by iteration as text."""
+    return f"iter_{iteration:07d}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Paths of a run folder; making one touches nothing, `create` and `open` look at the disk."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path) -> Run:
+        """The folder, made if need be; an existing run is opened, to be resumed.
+
+        Raises
+        ------
+        NotADirectoryError : the path is a file.
+        FileExistsError : the folder holds a data set.
+        """
+        folder = Path(path).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"the run folder {folder} is a file; give the name of a folder")
+        if (folder / ".nv-meta").exists() or (folder / "manifest.json").exists():
+            raise FileExistsError(f"{folder} holds a data set, not a run; choose another --run-dir")
+        run = cls(folder.resolve())
+        for sub in (run.path, run.checkpoints, run.samples):
+            sub.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """A run that exists; FileNotFoundError says what is missing."""
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no run folder {folder}; dfm pretrain --run-dir {folder} makes one")
+        run = cls(folder.resolve())
+        if not (run.config_file.exists() or run.metrics_file.exists() or run.checkpoints.is_dir()):
+            raise FileNotFoundError(
+                f"{folder} is not a run folder: it has no config.yaml, metrics.jsonl or checkpoints/"
+            )
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.path / "run.pid"
+
+    @property
+    def loss_png(self) -> Path:
+        return self.path / "loss.png"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    def sample_folder(self, iteration: int) -> Path:
+        """`samples/iter_0000100`, made if need be."""
+        folder = self.samples / iteration_name(iteration)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def newest_samples(self) -> tuple[int, list[Path]] | None:
+        """The last iteration that has samples, and its pictures and clips by name; None when there are none yet."""
+        for iteration, folder in reversed(iteration_folders(self.samples)):
+            media = sorted(p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
+            if media:
+                return iteration, media
+        return None
+
+    def save_config(self, text: str) -> None:
+        """Write `config.yaml`, whole or not at all."""
+        write_atomically(self.config_file, text.encode())
+
+    # ---- who writes here ------------------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """Write `run.pid` for this process; FileExistsError when another live process on this host has the folder."""
+        owner = self.owner()
+        if owner is not None and owner["pid"] != os.getpid():
+            raise FileExistsError(
+                f"process {owner['pid']} is writing to {self.path}; wait for it, stop it, or choose another --run-dir"
+            )
+        record = {"pid": os.getpid(), "host": socket.gethostname(), "started_s": _started_s(os.getpid())}
+        write_atomically(self.pid_file, orjson.dumps(record))
+
+    def release(self) -> None:
+        """Remove `run.pid` if it is ours."""
+        record = _read_json(self.pid_file)
+        if record and record.get("pid") == os.getpid() and record.get("host") == socket.gethostname():
+            self.pid_file.unlink(missing_ok=True)
+
+    def owner(self) -> dict[str, Any] | None:
+        """The live process that has claimed the folder (`pid`, `host`, `started_s`), or None.
+
+        Only processes of this host can be seen; a claim from another host counts as gone. A reused pid is told apart
+        by its start time.
+        """
+        record = _read_json(self.pid_file)
+        if not record or record.get("host") != socket.gethostname():
+            return None
+        started = _started_s(int(record["pid"]))
+        return record if started is not None and abs(started - float(record["started_s"])) < 1 else None
+
+
+def iteration_folders(parent: Path) -> list[tuple[int, Path]]:
+    """The `iter_N` folders below `parent`, by iteration."""
+    if not parent.is_dir():
+        return []
+    found = [(_ITERATION.fullmatch(p.name), p) for p in parent.iterdir() if p.is_dir()]
+    return sorted((int(m[1]), p) for m, p in found if m)
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _started_s(pid: int) -> float | None:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None

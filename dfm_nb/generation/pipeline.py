@@ -1,0 +1,320 @@
+"""Prompts to clips in one or many processes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
+from dfm_nb.base import plugins, video
+from dfm_nb.base.seeds import generator_for
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.data.encoding import to_frames, to_pixels
+from dfm_nb.data.stores import read_empty_text
+from dfm_nb.diffusion import samplers
+from dfm_nb.generation import memory as sampling_memory
+from dfm_nb.generation.clip_files import Generated
+from dfm_nb.generation.guided import GuidedDenoiser
+from dfm_nb.generation.request import Request
+from dfm_nb.model.build import build_chunks
+from dfm_nb.packs.packs import LatentStatistics
+from dfm_nb.parallel.groups import Layout, mpu
+
+StepCallback = Callable[[int, int, "Clips"], None]
+"""callback(step, num_steps, clips) with the batch's denoised estimates, decoded when they are looked at."""
+
+
+class Preview:
+    """A clip on the way: the denoised estimate after a step. `frames` uint8 [T, H, W, 3] is decoded when first looked at."""
+
+    def __init__(self, pipe: Pipeline, request: Request, latent: torch.Tensor):
+        self.pipe, self.request, self.latent = pipe, request, latent
+
+    @functools.cached_property
+    def frames(self) -> np.ndarray:
+        return self.pipe.decode(self.latent)
+
+    _repr_html_ = Generated._repr_html_
+
+
+class Clips(list):
+    """Generated samples (or previews); plays as a row in a notebook. `array()` gives [N, T, H, W, 3] uint8 when the sizes agree."""
+
+    def array(self) -> np.ndarray:
+        return np.stack([g.frames for g in self])
+
+    def _repr_html_(self) -> str:
+        return '<div style="display:flex;flex-wrap:wrap;gap:8px">' + "".join(g._repr_html_() for g in self) + "</div>"
+
+
+class Pipeline:
+    """A trained DiT with its tokenizer and text encoder, ready to draw.
+
+    >>> pipe = Pipeline.from_checkpoint("runs/demo/train")            # doctest: +SKIP
+    >>> clips = pipe(["a blue morpho on a meadow"], num_steps=20, guidance=3.0)   # doctest: +SKIP
+    """
+
+    def __init__(
+        self, config: cfg.Config, chunks, folder: Path, tokenizer_path=None, text_encoder_path=None, guide=None
+    ):
+        self.config, self.chunks, self.folder = config, chunks, folder
+        self.device = parallel.device()
+        self.manifest = checkpoint.read_manifest(folder)
+        self.empty_text = read_empty_text(folder, config.model.text_dim)
+        self.statistics = LatentStatistics.from_manifest(self.manifest)
+        self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
+        self._tokenizer = self._text_encoder = None
+        self.guide = guide
+        for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std") if guide is not None else ():
+            if guide.manifest[what] != self.manifest[what]:
+                raise ValueError(
+                    f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than {folder}; take an earlier "
+                    "checkpoint of that run, or a smaller model trained on the same prepared folder"
+                )
+        self.finished = Clips()
+        self.memory_check = True
+        self._texts: dict[str, torch.Tensor] = {}
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | Path, ema: float | str | None = "auto", layout: Layout | None = None,
+        tokenizer_path: str | None = None, text_encoder_path: str | None = None, guide: str | Path | None = None,
+        mixed_precision: str | None = None,
+    ) -> Pipeline:  # fmt: skip
+        """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
+
+        Parameters
+        ----------
+        ema : relative length of the average to use; "auto" takes the shortest stored one, None the raw weights.
+        layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
+        """
+        source = checkpoint.find_weights(path)
+        config = source.config
+        if mixed_precision:
+            config.mixed_precision = mixed_precision
+        layout = layout or Layout()
+        m = config.model
+        m.tensor_model_parallel_size, m.pipeline_model_parallel_size = layout.tp, layout.pp
+        m.context_parallel_size, m.virtual_pipeline_model_parallel_size = layout.cp, layout.vpp
+        m.sequence_parallel, m.recompute_granularity = layout.sequence_parallel, None
+        if not mpu.is_initialized():
+            parallel.init(layout)
+        _, chunks = build_chunks(m, config.mixed_precision, seed=0)
+        source.load(chunks, ema)
+        for chunk in chunks:
+            chunk.eval().requires_grad_(False)
+        guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
+        return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe)
+
+    @property
+    def tokenizer(self):
+        if self._tokenizer is None:
+            name = self.manifest["tokenizer"]["name"]
+            path = self._tokenizer_path or (self.folder if (self.folder / "tokenizer.safetensors").is_file() else None)
+            self._tokenizer = plugins.load("tokenizers", name).build(path, device=str(self.device))
+            saved = self.manifest["tokenizer"]
+            found = self._tokenizer.identity()
+            if saved.get("sha256") and found.get("sha256") != saved["sha256"]:
+                raise ValueError(
+                    f"the checkpoint was trained on latents of another tokenizer ({saved['name']}, sha256 "
+                    f"{saved['sha256'][:12]}, not {str(found.get('sha256'))[:12]}); pass its file with --tokenizer-path"
+                )
+        return self._tokenizer
+
+    @property
+    def text_encoder(self):
+        if self._text_encoder is None:
+            name = self.manifest["text_encoder"]["name"]
+            encoder = plugins.load("text_encoders", name).build(self._text_path, device=str(self.device))
+            saved, found = self.manifest["text_encoder"].get("sha256"), encoder.identity().get("sha256")
+            if saved and found and saved != found:
+                raise ValueError(
+                    f"the checkpoint was trained with another text encoder ({name}, sha256 {saved[:12]}, not {found[:12]}); pass "
+                    "its folder with --text-encoder-path"
+                )
+            self._text_encoder = encoder
+        return self._text_encoder
+
+    def encode_text(self, texts: Sequence[str]) -> list[torch.Tensor]:
+        """[L, D] per text, each distinct one encoded once; "" is the data set's stored empty caption."""
+        missing = sorted({t for t in texts if t not in self._texts and t})
+        if missing:
+            self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
+        return [self._texts[t] if t else self.empty_text for t in texts]
+
+    def __call__(
+        self, prompts: Sequence[str] | str, batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
+        preview_every: int = 1, **settings,
+    ) -> Clips:  # fmt: skip
+        """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts.
+
+        After an interrupt `finished` holds the clips that were done.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        requests = [Request(prompt=p, index=i, **settings) for i, p in enumerate(prompts)]
+        done = dict(self.run(requests, batch_size, callback, progress, preview_every))
+        return Clips(done[i] for i in range(len(requests)))
+
+    def run(
+        self, requests: Sequence[Request], batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
+        preview_every: int = 1,
+    ) -> Iterator[tuple[int, Generated]]:  # fmt: skip
+        """Yield (position in `requests`, `Generated`), in batches of requests that differ in prompts and seed only.
+
+        Parameters
+        ----------
+        callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its last; `clips`
+            are the batch's `Preview`s. What it raises ends the run.
+
+        Raises
+        ------
+        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before anything is drawn where
+            that can be known.
+        """
+        if batch_size < 1 or preview_every < 1:
+            raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
+        groups: dict[Request, list[int]] = {}
+        for i, r in enumerate(requests):
+            r.check()
+            groups.setdefault(replace(r, prompt="", negative_prompt="", index=0, seed=0), []).append(i)
+        batches = [p[s : s + batch_size] for p in groups.values() for s in range(0, len(p), batch_size)]
+        self.finished = Clips()
+        self.tokenizer  # noqa: B018 - a missing or wrong one is said now, not after the drawing
+        for batch in batches:
+            self._check_memory([requests[i] for i in batch])
+        with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
+            show_step = lambda step, steps: bar.set_postfix_str(f"step {step}/{steps}")  # noqa: E731
+            for batch in batches:
+                latents = self.sample_latents([requests[i] for i in batch], callback, preview_every, show_step)
+                for i, latent in zip(batch, latents):
+                    self.finished.append(Generated(self.decode(latent), requests[i], latent.float().cpu()))
+                    bar.update()
+                    yield i, self.finished[-1]
+
+    # ---- memory -----------------------------------------------------------------------------------------------
+
+    def memory(self, requests: Sequence[Request]) -> tuple[sampling_memory.Sizes, sampling_memory.Work]:
+        """What `sampling_memory.estimate` needs to know of a batch."""
+        m, first = self.config.model, requests[0]
+        weights = sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters())
+        sizes = sampling_memory.Sizes(
+            weights, m.num_layers // m.pipeline_model_parallel_size, m.hidden_size, m.ffn_hidden_size or 4 * m.hidden_size,
+            4 if self.config.mixed_precision == "fp32" else 2, m.tensor_model_parallel_size, m.context_parallel_size,
+        )  # fmt: skip
+        halves = 1 if first.weights(self.guide is not None)[0] == 1 else 2
+        work = sampling_memory.Work(
+            len(requests), *first.latent_grid, halves, 32, m.in_channels, m.patch_spatial, m.patch_temporal
+        )
+        return sizes, work
+
+    def _check_memory(self, requests: Sequence[Request]) -> None:
+        sizes, work = self.memory(requests)
+        room = sampling_memory.available_bytes(self.device)
+        if self.memory_check and sampling_memory.estimate(sizes, work).beside_weights > room:
+            raise ValueError(sampling_memory.refusal(sizes, work, room, begun=False))
+
+    @contextlib.contextmanager
+    def _explaining_memory(self, requests: Sequence[Request]):
+        """Turn "out of memory" into a sentence that says what to change."""
+        try:
+            yield
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
+                raise
+            room = sampling_memory.available_bytes(self.device)
+            raise ValueError(sampling_memory.refusal(*self.memory(requests), room, begun=True)) from error
+
+    # ---- latents ----------------------------------------------------------------------------------------------
+
+    def sample_latents(
+        self, requests: Sequence[Request], callback: StepCallback | None = None, preview_every: int = 1,
+        step_callback: Callable[[int, int], None] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
+        with self._explaining_memory(requests):
+            return self._sample(requests, callback, preview_every, step_callback)
+
+    def _sample(self, requests: Sequence[Request], callback, preview_every: int, step_callback) -> torch.Tensor:
+        first = requests[0]
+        sigmas = first.sigmas()
+        c, (t, h, w) = self.config.model.in_channels, first.latent_grid
+        start, given = self._start_latents(requests), self._given_frames(requests)
+        noise = torch.stack(
+            [
+                torch.randn(c, t, h, w, generator=generator_for("sample", r.seed, r.index), dtype=torch.float64)
+                for r in requests
+            ]
+        )
+        x = (start + sigmas[0] * noise).to(self.device)
+        guided = GuidedDenoiser(self, requests, given)
+        options: dict = {}
+        if first.sampler in samplers.STOCHASTIC:
+            options["noise"] = [generator_for("churn", r.seed, r.index) for r in requests]
+
+        def show(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
+            if step_callback:
+                step_callback(step, num_steps)
+            if callback and (step % preview_every == 0 or step == num_steps):
+                callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
+
+        sampler = samplers.get_sampler(first.sampler)
+        return guided.with_given(sampler(guided, x, sigmas, callback=show, **options))
+
+    def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
+        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
+        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
+        return self.statistics.to_model(latent, self.config.model.sigma_data).double()
+
+    def _start_latents(self, requests) -> torch.Tensor:
+        """What the noise is added to: zero, or the latent of --init-video."""
+        r = requests[0]
+        c, (t, h, w) = self.config.model.in_channels, r.latent_grid
+        if not r.init_video:
+            return torch.zeros(len(requests), c, t, h, w, dtype=torch.float64)
+        frames, _ = video.read_video(r.init_video)
+        if len(frames) < r.num_video_frames:
+            raise ValueError(
+                f"{r.init_video} has {len(frames)} frames; --num-video-frames asks for {r.num_video_frames}"
+            )
+        frames = video.resize(frames[: r.num_video_frames], r.height, r.width)
+        return self.encode_pixels(frames)[None].expand(len(requests), -1, -1, -1, -1)
+
+    def _given_frames(self, requests) -> torch.Tensor | None:
+        """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""
+        r = requests[0]
+        if not r.init_image:
+            return None
+        if self.config.dataset.condition_frames_prob <= 0:
+            raise ValueError(
+                "--init-image needs a model trained with dataset.condition_frames_prob above 0; this one was not; "
+                "use --init-video with --strength instead"
+            )
+        return self.encode_pixels(video.resize(video.read_image(r.init_image), r.height, r.width))
+
+    def decode(self, latent: torch.Tensor) -> np.ndarray:
+        """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""
+        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.config.model.sigma_data))
+
+    def decode_stored(self, latent: torch.Tensor) -> np.ndarray:
+        """A latent as shards hold it (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
+
+        Tokenizers with `decode_windows` give a long clip piece by piece, so only bytes of it are ever whole.
+        """
+        _, t, h, w = latent.shape
+        latent = latent[None].float().to(self.device)
+        frames, done = np.empty((1 + 4 * (t - 1), 8 * h, 8 * w, 3), np.uint8), 0
+        windows = getattr(self.tokenizer, "decode_windows", None)
+        for pixels in windows(latent) if windows else [self.tokenizer.decode(latent)]:
+            piece = to_frames(pixels[0])
+            frames[done : done + len(piece)] = piece
+            done += len(piece)
+        assert done == len(frames), (done, len(frames))
+        return frames

@@ -1,0 +1,31 @@
+"""Model chunks of this rank, initialised from (seed, name)."""
+
+from __future__ import annotations
+
+from dfm_nb import parallel
+from dfm_nb.model.attention import pick_backend
+from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
+from dfm_nb.model.linear import freeze_base
+from dfm_nb.parallel.groups import mpu
+
+
+def build_chunks(model, mixed_precision: str, seed: int, **overrides) -> tuple[DiTConfig, list[DiT]]:
+    """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
+    device = parallel.device()
+    backend = pick_backend(model.attention_backend, device)
+    config = transformer_config(model, mixed_precision, backend, **overrides)
+    stages = range(config.virtual_pipeline_model_parallel_size or 1)
+    chunks = []
+    for v in stages:
+        vp_stage = v if config.virtual_pipeline_model_parallel_size else None
+        chunk = DiT(
+            config,
+            pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+            post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+            vp_stage=vp_stage,
+        )
+        init_weights(chunk, seed)
+        if model.lora.rank:
+            freeze_base(chunk)
+        chunks.append(chunk.to(device))
+    return config, chunks

@@ -1,0 +1,40 @@
+"""Latents to tokens and back: patches and the grid positions of their centres."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+
+
+def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) -> torch.Tensor:
+    """[C, T, H, W] -> [T/pt * H/ps * W/ps, C * pt * ps * ps], tokens ordered by frame, row, column."""
+    _, t, h, w = latent.shape
+    if t % patch_temporal or h % patch_spatial or w % patch_spatial:
+        raise ValueError(
+            f"a latent must divide into patches of {patch_temporal}x{patch_spatial}x{patch_spatial} (T, H, W); "
+            f"got {t}x{h}x{w}; choose image sides divisible by {8 * patch_spatial} px"
+        )
+    return rearrange(
+        latent, "c (t pt) (h ph) (w pw) -> (t h w) (c pt ph pw)", pt=patch_temporal, ph=patch_spatial, pw=patch_spatial
+    )
+
+
+def unpatchify(
+    tokens: torch.Tensor, grid: tuple[int, int, int], patch_spatial: int, patch_temporal: int = 1
+) -> torch.Tensor:
+    """Inverse of `patchify`; `grid` is (T/pt, H/ps, W/ps), the number of patches along each dim."""
+    t, h, w = grid
+    return rearrange(
+        tokens,
+        "(t h w) (c pt ph pw) -> c (t pt) (h ph) (w pw)",
+        t=t, h=h, w=w, pt=patch_temporal, ph=patch_spatial, pw=patch_spatial,
+    )  # fmt: skip
+
+
+def grid_positions(grid: tuple[int, int, int]) -> torch.Tensor:
+    """float32 [t*h*w, 3]: frame index from the clip's first frame; row and column from the picture's centre, in patches."""
+    t, h, w = grid
+    frames = torch.arange(t, dtype=torch.float32)
+    rows = torch.arange(h, dtype=torch.float32) - (h - 1) / 2
+    columns = torch.arange(w, dtype=torch.float32) - (w - 1) / 2
+    return torch.stack(torch.meshgrid(frames, rows, columns, indexing="ij"), -1).reshape(-1, 3)

@@ -1,0 +1,40 @@
+"""`import dfm_nb` changes nothing; megatron-core is imported without what is not used here, and afterwards all can be imported as ever."""
+
+import subprocess
+import sys
+
+IMPORT = """
+import sys, torch
+compile_ = torch.compile
+import dfm_nb.model.dit
+import megatron.core
+heavy = {n for n in ("multistorageclient", "wandb", "torch._inductor.compile_fx", "tensorboard") if n in sys.modules}
+assert not heavy, heavy
+assert torch.compile is compile_
+import multistorageclient
+from torch.utils.tensorboard import SummaryWriter
+from megatron.core.jit import jit_fuser
+assert jit_fuser(len)("four") == 4
+"""
+
+NO_SIDE_EFFECT = """
+import sys, warnings
+before = list(sys.meta_path), list(warnings.filters), set(sys.modules)
+import dfm_nb
+assert list(sys.meta_path) == before[0] and list(warnings.filters) == before[1]
+assert set(sys.modules) - before[2] == {"dfm_nb"}, set(sys.modules) - before[2]
+"""
+
+
+def run(script):
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_megatron_is_imported_without_what_is_not_used_here_and_in_silence():
+    assert run(IMPORT) == ""
+
+
+def test_importing_the_package_has_no_side_effect():
+    run(NO_SIDE_EFFECT)
