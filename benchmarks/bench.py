@@ -51,16 +51,31 @@ class Benchmark:
 SET = (
     Benchmark("packing", "--seeds 5 --output-dir {out}", 120, "padding, next-fit, first-fit-decreasing"),
     Benchmark("loader", "--samples 300 --rounds 5 --output-dir {out}", 180, "tarfile, webdataset, Energon's loader"),
-    Benchmark("prepare", "--images 120 --baseline-images 12 --rounds 2 --output-dir {out}", 240, "one image at a time, padded captions"),
+    Benchmark(
+        "prepare",
+        "--images 120 --baseline-images 12 --rounds 2 --output-dir {out}",
+        240,
+        "one image at a time, padded captions",
+    ),
     Benchmark("train_step", "--size demo --rounds 3 --output-dir {out}", 180, "a plain PyTorch DiT on padded batches"),
-    Benchmark("text_preprocess", "{text} --only speed --megabytes 5 --rounds 1 --output-dir {out}", 300, "the design of Megatron-LM's tool"),
+    Benchmark(
+        "text_preprocess",
+        "{text} --only speed --megabytes 5 --rounds 1 --output-dir {out}",
+        300,
+        "the design of Megatron-LM's tool",
+    ),
     Benchmark("samplers", "--num-samples 200 --output-dir {out}", 240, "35 Heun steps"),
     Benchmark("checkpoint_stall", "--size DiT-S --rounds 2 --output-dir {out}", 180, "a blocking save"),
-    Benchmark("resume_time", "--size DiT-S --samples 300 --steps 100,400 --output-dir {out}", 180, "a loader run forward, Energon's; torch.load of one file"),
+    Benchmark(
+        "resume_time",
+        "--size DiT-S --samples 300 --steps 100,400 --output-dir {out}",
+        180,
+        "a loader run forward, Energon's; torch.load of one file",
+    ),
     Benchmark("elastic_resume", "--iterations 20 --output-dir {out}", 240, "the uninterrupted run"),
     Benchmark("scaling", "--rounds 2 --images 300 --output-dir {out}", 300, "one process; two that work alone"),
     Benchmark("growth", "--quick --rounds 2 --output-dir {out}", 300, "fitted exponents"),
-)  # fmt: skip
+)
 
 NOT_IN_THE_SET = {
     "sampler_quality, guidance": "they need a trained checkpoint: `--checkpoint-path RUN` after `make demo`",
@@ -77,8 +92,14 @@ def run(argv: list[str], limit_s: float, log: Path) -> dict[str, Any]:
     begun = time.monotonic()
     with log.open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, *argv], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )  # fmt: skip
+            [sys.executable, *argv],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
         try:
             printed, _ = process.communicate(timeout=limit_s)
             outcome = "ok" if process.returncode == 0 else f"failed with exit code {process.returncode}"
@@ -99,12 +120,24 @@ def index(rows: list[dict], about: dict[str, Any]) -> str:
     total = sum(r["seconds"] for r in rows)
     failed = [r["name"] for r in rows if r["outcome"] != "ok"]
     lines = [
-        "# Benchmarks in one run", "", f"Written by `make bench` (`python benchmarks/bench.py`): reduced forms, {total / 60:.1f} minutes in all, "
-        + (f"failed: {', '.join(failed)}." if failed else "none failed."), report.sentence(about) + ".", "",
-        report.table(["benchmark", "against", "seconds", "outcome", "command"],
-                     [[r["name"], r["against"], f"{r['seconds']:.0f}", r["outcome"].replace("|", "/"), f"`{r['command']}`"] for r in rows]),
-        "", "Not in this run:", "", *(f"- {names}: {why}." for names, why in NOT_IN_THE_SET.items()),
-    ]  # fmt: skip
+        "# Benchmarks in one run",
+        "",
+        f"Written by `make bench` (`python benchmarks/bench.py`): reduced forms, {total / 60:.1f} minutes in all, "
+        + (f"failed: {', '.join(failed)}." if failed else "none failed."),
+        report.sentence(about) + ".",
+        "",
+        report.table(
+            ["benchmark", "against", "seconds", "outcome", "command"],
+            [
+                [r["name"], r["against"], f"{r['seconds']:.0f}", r["outcome"].replace("|", "/"), f"`{r['command']}`"]
+                for r in rows
+            ],
+        ),
+        "",
+        "Not in this run:",
+        "",
+        *(f"- {names}: {why}." for names, why in NOT_IN_THE_SET.items()),
+    ]
     for r in rows:
         body = "\n".join(line if not line.startswith("#") else "##" + line for line in r["printed"].splitlines())
         lines += ["", f"## {r['name']}", "", body or f"No result: {r['outcome']}."]

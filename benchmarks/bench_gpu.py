@@ -54,11 +54,23 @@ def settings(case: dict[str, Any]) -> list[str]:
     """Overrides of the configuration for a case."""
     mix = SMOKE_MIX if case["smoke"] else MIX
     out = [
-        f"model.size={case['size']}", f"model.attention_backend={case['backend']}", "model.in_channels=16", "model.text_dim=1024",
-        "model.sigma_data=0.5", "mixed_precision=bf16", "dataset.mock=true", f"dataset.mock_latent_sizes={json.dumps(mix)}",
-        "dataset.mock_text_tokens=128", f"dataset.task_encoder_seq_length={case['tokens']}", "dataset.packing_buffer_size=40",
-        "dataset.num_workers=0", "train.global_batch_size=1", "train.train_iters=1000", "scheduler.lr_warmup_iters=1", "ema.sigma_rels=[]",
-    ]  # fmt: skip
+        f"model.size={case['size']}",
+        f"model.attention_backend={case['backend']}",
+        "model.in_channels=16",
+        "model.text_dim=1024",
+        "model.sigma_data=0.5",
+        "mixed_precision=bf16",
+        "dataset.mock=true",
+        f"dataset.mock_latent_sizes={json.dumps(mix)}",
+        "dataset.mock_text_tokens=128",
+        f"dataset.task_encoder_seq_length={case['tokens']}",
+        "dataset.packing_buffer_size=40",
+        "dataset.num_workers=0",
+        "train.global_batch_size=1",
+        "train.train_iters=1000",
+        "scheduler.lr_warmup_iters=1",
+        "ema.sigma_rels=[]",
+    ]
     return out + ([f"model.num_layers={case['num_layers']}"] if case.get("num_layers") else [])
 
 
@@ -112,12 +124,22 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     name = torch.cuda.get_device_name() if cuda else report.processor()
     peak = peak_flops(name) if cuda else None
     out = {
-        "gpu": name, "torch": torch.__version__, "cuda": torch.version.cuda, "num_layers": config.model.num_layers, "parameters": sizes.parameter_count(config),
+        "gpu": name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "num_layers": config.model.num_layers,
+        "parameters": sizes.parameter_count(config),
         "resolved_backend": trainer.model_config.packed_attention_backend,
-        "step_s": statistics.median(step_s), "each_step_s": step_s, "first_step_s": first_s, "forward_backward_s": statistics.median(backward_s), "unseen_pack_step_s": statistics.median(unseen_s),
+        "step_s": statistics.median(step_s),
+        "each_step_s": step_s,
+        "first_step_s": first_s,
+        "forward_backward_s": statistics.median(backward_s),
+        "unseen_pack_step_s": statistics.median(unseen_s),
         "tokens_per_s": statistics.median(packs[i % 3][0].num_tokens / s for i, s in enumerate(step_s)),
-        "tflops_per_s": statistics.median(used) / 1e12, "mfu": statistics.median(used) / peak if peak else None, "peak_bytes": peak_bytes,
-    }  # fmt: skip
+        "tflops_per_s": statistics.median(used) / 1e12,
+        "mfu": statistics.median(used) / peak if peak else None,
+        "peak_bytes": peak_bytes,
+    }
     if case["profile"]:
         out["time_by_kernel"] = profile(lambda: trainer.step(packs[0]), cuda)
     parallel.shutdown()
@@ -188,9 +210,7 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
     sizes = ["tiny"] if args.smoke else args.sizes.split(",")
     lengths = [128] if args.smoke else [int(t) for t in args.tokens.split(",")]
     swept = "DiT-XL" if "DiT-XL" in sizes else sizes[-1]
-    common = {
-        "device": args.device, "smoke": args.smoke, "warmup": 3, "steps": 2 if args.smoke else args.steps,
-    }  # fmt: skip
+    common = {"device": args.device, "smoke": args.smoke, "warmup": 3, "steps": 2 if args.smoke else args.steps}
     wanted = [(s, t, "auto", c) for s in sizes for t in lengths for c in (False, True)]
     default = pick_backend("auto", torch.device(args.device))
     others = [b for b in BACKENDS if b not in ("auto", default)]
@@ -224,7 +244,7 @@ def run_case(case: dict[str, Any], limit_s: float) -> dict[str, Any]:
             return {**case, **json.loads(lines[-1])}
         said.seek(0)
         last = [line for line in said.read().splitlines() if line.strip()][-1:] or [f"exit code {done.returncode}"]
-        return {**case, "failed": last[0][:300]}  # fmt: skip
+        return {**case, "failed": last[0][:300]}
 
 
 def text(rows: list[dict], about: dict) -> str:
@@ -288,7 +308,7 @@ def text(rows: list[dict], about: dict) -> str:
                 [[e["name"].replace("|", "/"), f"{e['ms']:.2f}", e["calls"]] for e in p["longest"][:12]],
             )
         )
-    return "\n".join(lines)  # fmt: skip
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

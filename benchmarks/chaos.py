@@ -31,10 +31,20 @@ from dfm_nb.base.metrics import read_metrics
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = [
-    "--mock", "--recipe", "demo", "model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "train.eval_interval=0",
-    "dataset.task_encoder_seq_length=96", "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]", "checkpoint.save_interval=3",
-    "checkpoint.keep_last=3", "logger.log_interval=50", "logger.tensorboard=false",
-]  # fmt: skip
+    "--mock",
+    "--recipe",
+    "demo",
+    "model.num_layers=2",
+    "model.hidden_size=48",
+    "model.num_attention_heads=4",
+    "train.eval_interval=0",
+    "dataset.task_encoder_seq_length=96",
+    "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]",
+    "checkpoint.save_interval=3",
+    "checkpoint.keep_last=3",
+    "logger.log_interval=50",
+    "logger.tensorboard=false",
+]
 NEAR_THE_END = 8
 """Iterations before the last in which a life is only killed in its start-up: it would be done."""
 
@@ -217,23 +227,40 @@ def chaos(folder: Path, kills: int, iterations: int, by_torchrun: int, seed: int
         print(text[-3000:])
     same = not any(codes) and losses(run) == losses(clean) and len(losses(run)) == iterations
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "kills": len(record), "hit": dict(Counter(k["hit"] for k in record)),
-        "by_torchrun": by_torchrun, "iterations": iterations, "seed": seed, "identical": same,
-        "unfinished_checkpoints_passed_over": text.count("was not finished"), "resumed": text.count("Resumed from"),
-        "seconds": round(time.monotonic() - began, 1), "passed": same and len(record) == kills, "each_kill": record,
-    }  # fmt: skip
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "kills": len(record),
+        "hit": dict(Counter(k["hit"] for k in record)),
+        "by_torchrun": by_torchrun,
+        "iterations": iterations,
+        "seed": seed,
+        "identical": same,
+        "unfinished_checkpoints_passed_over": text.count("was not finished"),
+        "resumed": text.count("Resumed from"),
+        "seconds": round(time.monotonic() - began, 1),
+        "passed": same and len(record) == kills,
+        "each_kill": record,
+    }
 
 
 def table(r: dict) -> str:
     rows = [
         ("kills (SIGKILL of all processes)", r["kills"]),
-        *((f"of these {what}", r["hit"].get(key, 0)) for key, what in (
-            ("start-up", "in start-up and loading"), ("steps", "between steps"), ("saving", "with a checkpoint unfinished"))),
+        *(
+            (f"of these {what}", r["hit"].get(key, 0))
+            for key, what in (
+                ("start-up", "in start-up and loading"),
+                ("steps", "between steps"),
+                ("saving", "with a checkpoint unfinished"),
+            )
+        ),
         ("lives under torchrun, the others forked after the imports", r["by_torchrun"]),
         ("times a run went on from a checkpoint", r["resumed"]),
         ("unfinished checkpoints named and passed over", r["unfinished_checkpoints_passed_over"]),
-        (f"losses of the {r['iterations']} iterations equal to the uninterrupted run's, bit for bit", "yes" if r["identical"] else "NO"),
-    ]  # fmt: skip
+        (
+            f"losses of the {r['iterations']} iterations equal to the uninterrupted run's, bit for bit",
+            "yes" if r["identical"] else "NO",
+        ),
+    ]
     body = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"2 processes, packed mock data, {r['machine']}, seed {r['seed']}, {r['seconds'] / 60:.1f} minutes in all.\n\n| | |\n|---|---|\n{body}"
 

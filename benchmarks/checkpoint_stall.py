@@ -23,10 +23,18 @@ from pathlib import Path
 
 OUT = Path(__file__).parent / "results" / "checkpoint_stall"
 SETTINGS = [
-    "mixed_precision=fp32", "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8]]", "dataset.task_encoder_seq_length=64",
-    "dataset.num_workers=0", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "model.adaln_lora_dim=128",
-    "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true",
-]  # fmt: skip
+    "mixed_precision=fp32",
+    "dataset.mock=true",
+    "dataset.mock_latent_sizes=[[1,8,8]]",
+    "dataset.task_encoder_seq_length=64",
+    "dataset.num_workers=0",
+    "model.in_channels=16",
+    "model.text_dim=384",
+    "model.sigma_data=0.5",
+    "model.adaln_lora_dim=128",
+    "ema.sigma_rels=[0.1]",
+    "optimizer.use_distributed_optimizer=true",
+]
 
 
 def timed(function) -> float:
@@ -86,9 +94,15 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
         wait = timed(writers["async"].finish)
         polls.append(wait)
         row = {
-            "blocking_s": blocking, "async_call_s": call, "async_polls_s": sum(polls), "longest_poll_s": max(polls), "step_s": statistics.median(plain),
-            "step_while_writing_s": statistics.median(busy), "steps_while_writing": len(busy), "until_whole_s": time.perf_counter() - begun,
-        }  # fmt: skip
+            "blocking_s": blocking,
+            "async_call_s": call,
+            "async_polls_s": sum(polls),
+            "longest_poll_s": max(polls),
+            "step_s": statistics.median(plain),
+            "step_while_writing_s": statistics.median(busy),
+            "steps_while_writing": len(busy),
+            "until_whole_s": time.perf_counter() - begun,
+        }
         if parallel.rank() == 0:
             print(json.dumps({k: round(v, 3) for k, v in row.items()}), flush=True)
         if r:
@@ -98,8 +112,12 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
     total = sum(f.stat().st_size for f in checkpoint.find(folder / "async").iterdir())
     checkpoint.verify(checkpoint.find(folder / "async"))
     out = {
-        "size": size, "parameters": sizes.parameter_count(resolved.config), "checkpoint_gb": total / 1e9, "processes": world, "rounds": rows
-    }  # fmt: skip
+        "size": size,
+        "parameters": sizes.parameter_count(resolved.config),
+        "checkpoint_gb": total / 1e9,
+        "processes": world,
+        "rounds": rows,
+    }
     return out if parallel.rank() == 0 else None
 
 
@@ -118,17 +136,19 @@ def summary(result: dict) -> dict:
 
 
 def table(result: dict, s: dict) -> str:
-    return "\n".join([
-        f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), a checkpoint of "
-        f"{result['checkpoint_gb']:.2f} GB, {result['machine']}; medians of {len(result['rounds'])} interleaved rounds.",
-        "",
-        "| | blocking | asynchronous |",
-        "|---|---|---|",
-        f"| training held up, s | {s['blocking_s']:.2f} | {s['stall_s']:.3f} |",
-        f"| share of the blocking save | 100 % | {s['stall_share']:.1%} |",
-        f"| until the checkpoint is whole, s | {s['blocking_s']:.2f} | {s['until_whole_s']:.2f} |",
-        f"| a training step, alone / while writing, s | {s['step_s']:.2f} / - | {s['step_s']:.2f} / {s['step_while_writing_s']:.2f} |",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), a checkpoint of "
+            f"{result['checkpoint_gb']:.2f} GB, {result['machine']}; medians of {len(result['rounds'])} interleaved rounds.",
+            "",
+            "| | blocking | asynchronous |",
+            "|---|---|---|",
+            f"| training held up, s | {s['blocking_s']:.2f} | {s['stall_s']:.3f} |",
+            f"| share of the blocking save | 100 % | {s['stall_share']:.1%} |",
+            f"| until the checkpoint is whole, s | {s['blocking_s']:.2f} | {s['until_whole_s']:.2f} |",
+            f"| a training step, alone / while writing, s | {s['step_s']:.2f} / - | {s['step_s']:.2f} / {s['step_while_writing_s']:.2f} |",
+        ]
+    )
 
 
 def main() -> int:

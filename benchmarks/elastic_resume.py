@@ -23,10 +23,20 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 SETTINGS = [
-    "dataset.task_encoder_seq_length=160", "dataset.packing_buffer_size=16", "dataset.num_workers=0", "model.num_layers=4",
-    "model.hidden_size=96", "model.num_attention_heads=4", "train.global_batch_size=2", "optimizer.lr=3e-3", "scheduler.lr_warmup_iters=5", "mixed_precision=fp32", "ema.sigma_rels=[0.1]",
-    "optimizer.use_distributed_optimizer=true", "checkpoint.async_save=true",
-]  # fmt: skip
+    "dataset.task_encoder_seq_length=160",
+    "dataset.packing_buffer_size=16",
+    "dataset.num_workers=0",
+    "model.num_layers=4",
+    "model.hidden_size=96",
+    "model.num_attention_heads=4",
+    "train.global_batch_size=2",
+    "optimizer.lr=3e-3",
+    "scheduler.lr_warmup_iters=5",
+    "mixed_precision=fp32",
+    "ema.sigma_rels=[0.1]",
+    "optimizer.use_distributed_optimizer=true",
+    "checkpoint.async_save=true",
+]
 TP2 = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]
 RESUMED = {
     "TP2xSPxDP1, the same": TP2,
@@ -121,9 +131,13 @@ def compare(curves: dict[str, dict[int, dict]]) -> dict[str, dict]:
         difference = {i: abs(r["loss"] - want[i]["loss"]) / abs(want[i]["loss"]) for i, r in got.items()}
         worst = max(difference, key=difference.__getitem__)
         out[name] = {
-            "resumed_at": min(got) - 1, "iterations": len(got), "largest_relative_difference": difference[worst], "at_iteration": worst,
-            "first_relative_difference": difference[min(got)], "same_samples": all(r["samples"] == want[i]["samples"] for i, r in got.items()),
-        }  # fmt: skip
+            "resumed_at": min(got) - 1,
+            "iterations": len(got),
+            "largest_relative_difference": difference[worst],
+            "at_iteration": worst,
+            "first_relative_difference": difference[min(got)],
+            "same_samples": all(r["samples"] == want[i]["samples"] for i, r in got.items()),
+        }
     return out
 
 
@@ -148,8 +162,15 @@ def plot(curves: dict, differences: dict, path: Path) -> None:
     for axis in (top, bottom):
         axis.axvline(at, color="0.4", linewidth=0.8)
         axis.grid(alpha=0.3)
-    top.annotate("saved, and resumed in another layout", (at, 0.97), xycoords=("data", "axes fraction"), xytext=(4, -2),
-                 textcoords="offset points", va="top", fontsize=8)  # fmt: skip
+    top.annotate(
+        "saved, and resumed in another layout",
+        (at, 0.97),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, -2),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+    )
     top.set_ylabel("EDM loss")
     top.set_title("A run saved at TP2xDP1 goes on in other layouts", fontsize=11)
     top.legend(fontsize=8, loc="lower left")
@@ -166,17 +187,19 @@ def table(result: dict) -> str:
         for name, r in result["resumed"].items()
     ]
     at = next(iter(result["resumed"].values()))["resumed_at"]
-    return "\n".join([
-        f"Trained and saved asynchronously at TP2xSPxDP1, resumed at iteration {at} of {result['iterations']}; 2 processes, fp32, "
-        f"packed synthetic pictures and clips, {result['machine']}; {result['seconds']:.0f} s in all. Differences are those of the loss, relative to the "
-        "uninterrupted run's.",
-        "",
-        "| resumed at | iterations | first difference | largest difference | same samples |",
-        "|---|---|---|---|---|",
-        *rows,
-        "",
-        "![loss curves](elastic_resume.png)",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"Trained and saved asynchronously at TP2xSPxDP1, resumed at iteration {at} of {result['iterations']}; 2 processes, fp32, "
+            f"packed synthetic pictures and clips, {result['machine']}; {result['seconds']:.0f} s in all. Differences are those of the loss, relative to the "
+            "uninterrupted run's.",
+            "",
+            "| resumed at | iterations | first difference | largest difference | same samples |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "![loss curves](elastic_resume.png)",
+        ]
+    )
 
 
 def main() -> int:
@@ -188,9 +211,12 @@ def main() -> int:
     started = time.monotonic()
     curves = measure(args.iterations)
     result = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores", "iterations": args.iterations, "resumed": compare(curves),
-        "seconds": time.monotonic() - started, "curves": {n: {i: r["loss"] for i, r in c.items()} for n, c in curves.items()},
-    }  # fmt: skip
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "iterations": args.iterations,
+        "resumed": compare(curves),
+        "seconds": time.monotonic() - started,
+        "curves": {n: {i: r["loss"] for i, r in c.items()} for n, c in curves.items()},
+    }
     args.output_dir.mkdir(parents=True, exist_ok=True)
     plot(curves, result["resumed"], args.output_dir / "elastic_resume.png")
     (args.output_dir / "elastic_resume.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -90,7 +90,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
 
         planned = [[_timed(lambda s=s: epoch(s)) for s in stores] for _ in range(rounds)]
         out["plan an epoch"] = [statistics.median(times) for times in zip(*planned)]
-    return out  # fmt: skip
+    return out
 
 
 # ---- sequence length ---------------------------------------------------------------------------------------------
@@ -116,10 +116,19 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
     steps, flops = [], []
     for tokens in sizes:
         overrides = [
-            "model.size=demo", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "mixed_precision=fp32", "dataset.mock=true",
-            f"dataset.mock_latent_sizes=[{json.dumps(_latents(tokens, single))}]", f"dataset.task_encoder_seq_length={tokens}",
-            "dataset.packing_buffer_size=1", "dataset.num_workers=0", "train.global_batch_size=1", "ema.sigma_rels=[]",
-        ]  # fmt: skip
+            "model.size=demo",
+            "model.in_channels=16",
+            "model.text_dim=384",
+            "model.sigma_data=0.5",
+            "mixed_precision=fp32",
+            "dataset.mock=true",
+            f"dataset.mock_latent_sizes=[{json.dumps(_latents(tokens, single))}]",
+            f"dataset.task_encoder_seq_length={tokens}",
+            "dataset.packing_buffer_size=1",
+            "dataset.num_workers=0",
+            "train.global_batch_size=1",
+            "ema.sigma_rels=[]",
+        ]
         config = cfg.resolve(None, overrides=overrides).config
         loader = packed_loader(config, open_store(config), 0, 1)
         steps.append((Trainer(config), loader.next_step()))
@@ -165,8 +174,19 @@ def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
             write_corpus(folder / f"{size}.jsonl", size)
 
         def preprocess(size: int) -> None:
-            argv = ["preprocess", "--input", str(folder / f"{size}.jsonl"), "--output-prefix", str(folder / f"out{size}"), "--tokenizer-model",
-                    str(folder / "tokenizer"), "--workers", "1", "--append-eod", "--no-resume"]  # fmt: skip
+            argv = [
+                "preprocess",
+                "--input",
+                str(folder / f"{size}.jsonl"),
+                "--output-prefix",
+                str(folder / f"out{size}"),
+                "--tokenizer-model",
+                str(folder / "tokenizer"),
+                "--workers",
+                "1",
+                "--append-eod",
+                "--no-resume",
+            ]
             assert main(argv) == 0
 
         preprocess(sizes[0])  # imports and the tokenizer's file
@@ -214,8 +234,16 @@ def text(curves: list[dict], about: dict, rounds: int) -> str:
     for c in curves:
         span = f"{c['sizes'][0]:,} to {c['sizes'][-1]:,} {UNITS[c['group']]}"
         more = f"{c['flops_exponent']:.2f}" if "flops_exponent" in c else ""
-        rows.append([c["name"], span, f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}", f"{c['exponent']:.2f}", more,
-                     f"{c['fixed_s']:.2g} s + {1e3 * c['s_per_unit']:.3g} ms a {UNITS[c['group']].removesuffix('s')}"])  # fmt: skip
+        rows.append(
+            [
+                c["name"],
+                span,
+                f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}",
+                f"{c['exponent']:.2f}",
+                more,
+                f"{c['fixed_s']:.2g} s + {1e3 * c['s_per_unit']:.3g} ms a {UNITS[c['group']].removesuffix('s')}",
+            ]
+        )
     head = ["cost", "size", "seconds", "exponent", "exponent of its FLOPs", "start-up and rate"]
     return (
         f"One thread, medians of {rounds} interleaved rounds (preparation: once).\n{report.sentence(about)}.\n\n"

@@ -112,7 +112,14 @@ def comparisons(negative: dict, interval: dict, n: int) -> list[dict]:
     rows.append(
         ("guidance in 0.1 < sigma <= 10: more than without", "above", (interval["0.1 < sigma <= 10"]["all"], n), base)
     )
-    rows.append(("guidance in 0.1 < sigma <= 10: more than below 0.1", "above", (interval["0.1 < sigma <= 10"]["all"], n), (interval["sigma <= 0.1"]["all"], n)))  # fmt: skip
+    rows.append(
+        (
+            "guidance in 0.1 < sigma <= 10: more than below 0.1",
+            "above",
+            (interval["0.1 < sigma <= 10"]["all"], n),
+            (interval["sigma <= 0.1"]["all"], n),
+        )
+    )
     out = []
     for text, side, a, b in rows:
         d, low, high = newcombe(a, b)
@@ -157,10 +164,20 @@ def main() -> None:
     sheet: list = []
     negative, interval = negative_prompts(pipe, judge, wanted, sheet), intervals(pipe, judge, wanted)
     result = {
-        "num_prompts": args.num_prompts, "samples": len(wanted), "guidance": STRONG, "settings": SETTINGS, "negative": negative, "interval": interval,
+        "num_prompts": args.num_prompts,
+        "samples": len(wanted),
+        "guidance": STRONG,
+        "settings": SETTINGS,
+        "negative": negative,
+        "interval": interval,
         "comparisons": comparisons(negative, interval, len(wanted)),
-        "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__},
-    }  # fmt: skip
+        "machine": {
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        },
+    }
     args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "guidance.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.output_dir / "guidance.md").write_text(table(result))

@@ -46,8 +46,18 @@ Sample = tuple[str, torch.Tensor, torch.Tensor, dict]
 def prepare(folder: Path, samples: int) -> None:
     """A sixth of the items are clips."""
     clips = samples // 6
-    argv = ["--source", "synthetic", "--num-images", str(samples - clips), "--num-clips", str(clips), "--short-side", "64",
-            "--output-dir", str(folder)]  # fmt: skip
+    argv = [
+        "--source",
+        "synthetic",
+        "--num-images",
+        str(samples - clips),
+        "--num-clips",
+        str(clips),
+        "--short-side",
+        "64",
+        "--output-dir",
+        str(folder),
+    ]
     done = subprocess.run([sys.executable, "-m", "dfm_nb.prepare", *argv], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the preparation failed:\n{done.stderr[-2000:]}")
@@ -109,9 +119,14 @@ def energon_samples(folder: Path):
             return batch
 
     data = get_train_dataset(
-        folder, worker_config=WorkerConfig.default_worker_config(0), batch_size=1, shuffle_buffer_size=None,
-        max_samples_per_sequence=None, task_encoder=Samples(), repeat=False,
-    )  # fmt: skip
+        folder,
+        worker_config=WorkerConfig.default_worker_config(0),
+        batch_size=1,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        task_encoder=Samples(),
+        repeat=False,
+    )
     return get_savable_loader(data)
 
 
@@ -156,9 +171,15 @@ def energon_packs_loader(folder: Path, settings: PackSettings):
     from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
 
     data = get_train_dataset(
-        folder, worker_config=WorkerConfig.default_worker_config(0), batch_size=1, shuffle_buffer_size=BUFFER, packing_buffer_size=BUFFER,
-        max_samples_per_sequence=None, task_encoder=DiffusionTaskEncoder(folder, settings, CAPACITY), repeat=True,
-    )  # fmt: skip
+        folder,
+        worker_config=WorkerConfig.default_worker_config(0),
+        batch_size=1,
+        shuffle_buffer_size=BUFFER,
+        packing_buffer_size=BUFFER,
+        max_samples_per_sequence=None,
+        task_encoder=DiffusionTaskEncoder(folder, settings, CAPACITY),
+        repeat=True,
+    )
     return get_savable_loader(data)
 
 
@@ -233,8 +254,14 @@ def compare(folder: Path, rounds: int) -> dict:
     useful = {name: take(n) for name, take in takers.items()}
     packs = interleaved({name: lambda take=take: take(n)[0] for name, take in takers.items()}, rounds)
     fill = {name: tokens / (count * CAPACITY) for name, (_, tokens, count) in useful.items()}
-    return {"samples": n, "megabytes": sum(os.path.getsize(s) for s in shards) / 1e6, "digest": next(iter(digests.values())),
-            "rates": samples, "pack_rates": packs, "pack_fill": fill}  # fmt: skip
+    return {
+        "samples": n,
+        "megabytes": sum(os.path.getsize(s) for s in shards) / 1e6,
+        "digest": next(iter(digests.values())),
+        "rates": samples,
+        "pack_rates": packs,
+        "pack_fill": fill,
+    }
 
 
 def text(result: dict) -> str:
@@ -247,16 +274,30 @@ def text(result: dict) -> str:
     packs = []
     for name, rates in result["pack_rates"].items():
         middle, least, greatest = report.spread(rates)
-        packs.append([name, f"{middle:,.0f}", f"{least:,.0f} to {greatest:,.0f}", f"{middle / pack_base:.2f}",
-                      f"{result['pack_fill'][name]:.3f}"])  # fmt: skip
-    return "\n".join([
-        f"{result['samples']} samples of a prepared synthetic folder ({result['megabytes']:.1f} MB of tars), one process, one thread, medians of",
-        f"{result['rounds']} interleaved rounds over the whole split, by processor time. All readers gave the same tensors and captions ({result['digest']}).",
-        report.sentence(result["machine"]) + ".", "",
-        report.table(["samples", "samples/CPU s", "range", "against webdataset"], rows), "",
-        f"Samples drawn, patchified and packed to {CAPACITY:,} tokens (buffer {BUFFER}):", "",
-        report.table(["packs", "samples/CPU s", "range", "against Energon's loader", "useful tokens / capacity"], packs),
-    ])  # fmt: skip
+        packs.append(
+            [
+                name,
+                f"{middle:,.0f}",
+                f"{least:,.0f} to {greatest:,.0f}",
+                f"{middle / pack_base:.2f}",
+                f"{result['pack_fill'][name]:.3f}",
+            ]
+        )
+    return "\n".join(
+        [
+            f"{result['samples']} samples of a prepared synthetic folder ({result['megabytes']:.1f} MB of tars), one process, one thread, medians of",
+            f"{result['rounds']} interleaved rounds over the whole split, by processor time. All readers gave the same tensors and captions ({result['digest']}).",
+            report.sentence(result["machine"]) + ".",
+            "",
+            report.table(["samples", "samples/CPU s", "range", "against webdataset"], rows),
+            "",
+            f"Samples drawn, patchified and packed to {CAPACITY:,} tokens (buffer {BUFFER}):",
+            "",
+            report.table(
+                ["packs", "samples/CPU s", "range", "against Energon's loader", "useful tokens / capacity"], packs
+            ),
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,13 +52,24 @@ def text(result: dict) -> str:
         for name in CASES:
             middle, least, greatest = report.spread([r[tokens][name] / r[tokens][BASE] for r in result["steps_s"]])
             seconds = statistics.median(r[tokens][name] for r in result["steps_s"])
-            rows.append([tokens, name, f"{seconds * 1e3:.0f}", f"{2 * int(tokens) / seconds:,.0f}",
-                         f"{middle:.2f} ({least:.2f} to {greatest:.2f})"])  # fmt: skip
+            rows.append(
+                [
+                    tokens,
+                    name,
+                    f"{seconds * 1e3:.0f}",
+                    f"{2 * int(tokens) / seconds:,.0f}",
+                    f"{middle:.2f} ({least:.2f} to {greatest:.2f})",
+                ]
+            )
     header = ["tokens a process and step", "optimizer, precision", "ms a step", "tokens/s", f"time, {BASE} = 1"]
-    return "\n".join([
-        f"Size {result['size']}, two processes, float32 unless said, gloo; medians of {result['rounds']} interleaved rounds, least and greatest ratio in brackets.",
-        report.sentence(result["machine"]) + ".", "", report.table(header, rows),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"Size {result['size']}, two processes, float32 unless said, gloo; medians of {result['rounds']} interleaved rounds, least and greatest ratio in brackets.",
+            report.sentence(result["machine"]) + ".",
+            "",
+            report.table(header, rows),
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,10 +47,20 @@ class Captioned(MockStore):
 
 def measure(precision: str, size: str, rounds: int, count: int) -> dict:
     """Seconds of a forward and backward with exact lengths and with multiples: the medians of each round's `count` packs."""
-    config = cfg.resolve(None, overrides=[
-        f"model.size={size}", f"mixed_precision={precision}", "dataset.mock=true", "model.in_channels=16", "model.text_dim=384",
-        "model.sigma_data=0.5", f"dataset.task_encoder_seq_length={TOKENS}", "train.global_batch_size=1", "ema.sigma_rels=[]",
-    ]).config  # fmt: skip
+    config = cfg.resolve(
+        None,
+        overrides=[
+            f"model.size={size}",
+            f"mixed_precision={precision}",
+            "dataset.mock=true",
+            "model.in_channels=16",
+            "model.text_dim=384",
+            "model.sigma_data=0.5",
+            f"dataset.task_encoder_seq_length={TOKENS}",
+            "train.global_batch_size=1",
+            "ema.sigma_rels=[]",
+        ],
+    ).config
     trainer = Trainer(config)
     store, settings = Captioned(SIZES, text_tokens=LONGEST), pack_settings(config)
     plan = PackPlan(store, settings, TOKENS, 64)
@@ -74,13 +84,22 @@ def text(result: dict) -> str:
     for case in result["cases"]:
         exact, multiples = case["seconds"]["exact"], case["seconds"]["multiples"]
         middle, least, greatest = report.spread([b / a for a, b in zip(exact, multiples)])
-        rows.append([case["precision"], f"{statistics.median(exact) * 1e3:.0f}", f"{statistics.median(multiples) * 1e3:.0f}",
-                     f"{middle:.2f} ({least:.2f} to {greatest:.2f})"])  # fmt: skip
-    return "\n".join([
-        f"Size {result['size']}, forward and backward of {TOKENS:,} tokens, one process; medians of {result['rounds']} interleaved rounds of {result['packs']} packs.",
-        report.sentence(result["machine"]) + ".", "",
-        report.table(["precision", "exact lengths, ms", "multiples, ms", "time, exact = 1"], rows),
-    ])  # fmt: skip
+        rows.append(
+            [
+                case["precision"],
+                f"{statistics.median(exact) * 1e3:.0f}",
+                f"{statistics.median(multiples) * 1e3:.0f}",
+                f"{middle:.2f} ({least:.2f} to {greatest:.2f})",
+            ]
+        )
+    return "\n".join(
+        [
+            f"Size {result['size']}, forward and backward of {TOKENS:,} tokens, one process; medians of {result['rounds']} interleaved rounds of {result['packs']} packs.",
+            report.sentence(result["machine"]) + ".",
+            "",
+            report.table(["precision", "exact lengths, ms", "multiples, ms", "time, exact = 1"], rows),
+        ]
+    )
 
 
 def main() -> None:

@@ -216,14 +216,22 @@ def mean_length(mix: str, capacity: int) -> float:
 def text(rows: list[dict], about: dict, args: argparse.Namespace) -> str:
     lines = [
         f"Useful tokens / capacity (of padding: / the rectangle's tokens); capacity {args.capacity:,}, buffer {args.buffer} samples and at least two packs.",
-        f"Medians of {args.seeds} seeds, {args.packs} packs each; least and greatest in brackets. {report.sentence(about)}.", "",
-    ]  # fmt: skip
+        f"Medians of {args.seeds} seeds, {args.packs} packs each; least and greatest in brackets. {report.sentence(about)}.",
+        "",
+    ]
     cells = []
     for row in rows:
         middle, least, greatest = report.spread([r["useful"] for r in row["runs"]])
         mix = f"{row['mix']} (mean {mean_length(row['mix'], args.capacity):,.0f} tokens)"
-        cells.append([mix, row["packer"], f"{middle:.3f} ({least:.3f} to {greatest:.3f})", f"{row['ms_per_pack']:.2f}",
-                      f"{row['longest_wait_packs']:.0f}"])  # fmt: skip
+        cells.append(
+            [
+                mix,
+                row["packer"],
+                f"{middle:.3f} ({least:.3f} to {greatest:.3f})",
+                f"{row['ms_per_pack']:.2f}",
+                f"{row['longest_wait_packs']:.0f}",
+            ]
+        )
     return (
         "\n".join(lines)
         + "\n"

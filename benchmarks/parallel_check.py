@@ -44,9 +44,11 @@ def compare(precision: str) -> list[dict]:
 def main() -> int:
     rows = compare("fp32") + compare("bf16")
     lines = [
-        "Largest relative difference to one process (loss: over 5 iterations; gradients: over all parameters after step 1).", "",
-        "| layout | processes | fp32 loss | fp32 gradients | bf16 loss | bf16 gradients |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        "Largest relative difference to one process (loss: over 5 iterations; gradients: over all parameters after step 1).",
+        "",
+        "| layout | processes | fp32 loss | fp32 gradients | bf16 loss | bf16 gradients |",
+        "|---|---|---|---|---|---|",
+    ]
     half = {r["layout"]: r for r in rows if r["precision"] == "bf16"}
     for r in (r for r in rows if r["precision"] == "fp32"):
         b = half[r["layout"]]

@@ -34,10 +34,17 @@ CASES = (
 
 def settings(size: str, tokens: int, recompute: str, precision: str = "fp32") -> list[str]:
     return [
-        f"model.size={size}", f"mixed_precision={precision}", "dataset.mock=true", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5",
-        f"dataset.task_encoder_seq_length={tokens}", "train.global_batch_size=1", "train.caption_dropout=0",
+        f"model.size={size}",
+        f"mixed_precision={precision}",
+        "dataset.mock=true",
+        "model.in_channels=16",
+        "model.text_dim=384",
+        "model.sigma_data=0.5",
+        f"dataset.task_encoder_seq_length={tokens}",
+        "train.global_batch_size=1",
+        "train.caption_dropout=0",
         f"model.recompute_granularity={'null' if recompute == 'none' else recompute}",
-    ]  # fmt: skip
+    ]
 
 
 def resident(field: str) -> int:
@@ -96,9 +103,16 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     estimate, _ = plan.memory(resolve_size(config.model), plan.Plan(recompute=recompute), load)
     parallel.shutdown()
     return {
-        "size": size, "tokens": tokens, "recompute": recompute, "precision": precision, "parameters": parameter_count(config),
-        "measured": peak, "estimate": estimate.total, "activations": estimate.activations, "error": estimate.total / peak - 1,
-    }  # fmt: skip
+        "size": size,
+        "tokens": tokens,
+        "recompute": recompute,
+        "precision": precision,
+        "parameters": parameter_count(config),
+        "measured": peak,
+        "estimate": estimate.total,
+        "activations": estimate.activations,
+        "error": estimate.total / peak - 1,
+    }
 
 
 def run_case(size: str, tokens: int, recompute: str, precision: str = "fp32", kind: str = "resident") -> dict:
@@ -115,9 +129,10 @@ def table(rows: list[dict]) -> str:
     gib = 1 << 30
     lines = [
         f"Peak memory of {STEPS} training steps, one CPU process ({platform.machine()}), a fresh process per case; GiB.",
-        "", "| model | tokens | precision | recompute | resident | tensors alone | estimate | of it activations | estimate / resident - 1 |",
+        "",
+        "| model | tokens | precision | recompute | resident | tensors alone | estimate | of it activations | estimate / resident - 1 |",
         "|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for r in rows:
         lines.append(
             f"| {r['size']} | {r['tokens']} | {r['precision']} | {r['recompute']} | {r['measured'] / gib:.3f} | {r['allocated'] / gib:.3f} | {r['estimate'] / gib:.3f} "

@@ -121,10 +121,14 @@ def compare(size_px: int, args, encoder) -> dict:
             sizes[name] = bytes_of(root / name, args.images)
     speed = {k: 1 / statistics.median(v) for k, v in times.items()}
     return {
-        "short_side_px": size_px, "images_per_s": speed, "faster": speed["ours"] / speed["baseline"], "seconds_per_image": times,
-        "bytes_per_sample": sizes, "bytes_ratio_minilm": sizes["ours"] / sizes["baseline"],
+        "short_side_px": size_px,
+        "images_per_s": speed,
+        "faster": speed["ours"] / speed["baseline"],
+        "seconds_per_image": times,
+        "bytes_per_sample": sizes,
+        "bytes_ratio_minilm": sizes["ours"] / sizes["baseline"],
         "bytes_ratio_t5": sizes["ours_t5"] / sizes["baseline_t5"],
-    }  # fmt: skip
+    }
 
 
 MEASURE = "import resource, sys; from dfm_nb import prepare; code = prepare.main(sys.argv[1:]); print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
@@ -161,10 +165,11 @@ def cpu_name() -> str:
 
 def write_table(result: dict) -> str:
     lines = [
-        f"{result['machine']}; {result['threads']} torch threads; load average before: {result['load_before']:.1f}.", "",
+        f"{result['machine']}; {result['threads']} torch threads; load average before: {result['load_before']:.1f}.",
+        "",
         "| short side | ours | one at a time, padded to 512 | faster | bytes a sample, MiniLM | ratio | bytes a sample, T5-11B width | ratio |",
         "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for r in result["sizes"]:
         s, b = r["images_per_s"], r["bytes_per_sample"]
         lines.append(
@@ -199,9 +204,11 @@ def main() -> int:
     else:
         encoder = minilm.build()
         result |= {
-            "machine": f"{len(os.sched_getaffinity(0))} x {cpu_name()}", "threads": torch.get_num_threads(),
-            "load_before": os.getloadavg()[0], "sizes": [compare(px, args, encoder) for px in (64, 256, 512)],
-        }  # fmt: skip
+            "machine": f"{len(os.sched_getaffinity(0))} x {cpu_name()}",
+            "threads": torch.get_num_threads(),
+            "load_before": os.getloadavg()[0],
+            "sizes": [compare(px, args, encoder) for px in (64, 256, 512)],
+        }
         result["peak_mib_of_this_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     file.write_text(json.dumps(result, indent=1))
     (args.output_dir / "prepare.md").write_text(write_table(result))

@@ -114,9 +114,15 @@ def main() -> int:
             finished += 1
             print(f"round {finished}: finished after {len(log)} kills in all", flush=True)
     result = {
-        "kills": len(log), "preparations_finished": finished, "images": args.images, "identical": not failures, "failures": failures,
-        "uninterrupted_s": round(whole_s, 1), "machine": f"{os.cpu_count()} cores, {platform.machine()}", "each_kill": log,
-    }  # fmt: skip
+        "kills": len(log),
+        "preparations_finished": finished,
+        "images": args.images,
+        "identical": not failures,
+        "failures": failures,
+        "uninterrupted_s": round(whole_s, 1),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "each_kill": log,
+    }
     OUT.write_text(json.dumps(result, indent=1))
     print(json.dumps({k: v for k, v in result.items() if k != "each_kill"}))
     return int(bool(failures))

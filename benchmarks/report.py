@@ -36,10 +36,15 @@ def machine() -> dict[str, Any]:
 
     instructions = torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if fast_bf16() else "")
     return {
-        "processor": processor(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "torch": torch.__version__,
-        "threads": torch.get_num_threads(), "instructions": instructions, "load_before": round(os.getloadavg()[0], 2),
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "instructions": instructions,
+        "load_before": round(os.getloadavg()[0], 2),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    }  # fmt: skip
+    }
 
 
 def sentence(about: dict[str, Any]) -> str:

@@ -135,7 +135,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
             "optimizer": [{**moments[p], "weights": p.data.clone()} for p in optimized],
         },
         file,
-    )  # fmt: skip
+    )
     size_of = {"sharded": sum(f.stat().st_size for f in folder.iterdir()), "whole": file.stat().st_size}
     if not 0.98 < size_of["sharded"] / size_of["whole"] < 1.02:
         raise RuntimeError(f"the two files should hold the same tensors: {size_of} bytes")
@@ -187,17 +187,27 @@ def text(result: dict) -> str:
     ]
     base = statistics.median(loads["seconds"]["torch.load of one file"])
     more = [
-        [name, f"{statistics.median(times):.2f}", f"{min(times):.2f} to {max(times):.2f}", f"{statistics.median(times) / base:.2f}"]
+        [
+            name,
+            f"{statistics.median(times):.2f}",
+            f"{min(times):.2f} to {max(times):.2f}",
+            f"{statistics.median(times) / base:.2f}",
+        ]
         for name, times in loads["seconds"].items()
-    ]  # fmt: skip
-    return "\n".join([
-        f"Milliseconds from an open data set ({result['samples']} samples, packs of {CAPACITY:,} tokens, buffer {BUFFER}) to the first pack after a restart,",
-        f"medians of {result['rounds']} interleaved rounds. {report.sentence(result['machine'])}.",
-        "", report.table(["restart after", *(f"{s:,} steps" for s in steps), "the uninterrupted run's pack"], rows), "",
-        f"Seconds to load the training state of {loads['size']} ({loads['parameters'] / 1e6:.0f} M parameters with averages and moments, "
-        f"{loads['bytes'] / 1e9:.2f} GB) from the page cache, one process:", "",
-        report.table(["", "s", "range", "against torch.load"], more),
-    ])  # fmt: skip
+    ]
+    return "\n".join(
+        [
+            f"Milliseconds from an open data set ({result['samples']} samples, packs of {CAPACITY:,} tokens, buffer {BUFFER}) to the first pack after a restart,",
+            f"medians of {result['rounds']} interleaved rounds. {report.sentence(result['machine'])}.",
+            "",
+            report.table(["restart after", *(f"{s:,} steps" for s in steps), "the uninterrupted run's pack"], rows),
+            "",
+            f"Seconds to load the training state of {loads['size']} ({loads['parameters'] / 1e6:.0f} M parameters with averages and moments, "
+            f"{loads['bytes'] / 1e9:.2f} GB) from the page cache, one process:",
+            "",
+            report.table(["", "s", "range", "against torch.load"], more),
+        ]
+    )
 
 
 def picture(result: dict, path: Path) -> None:
@@ -238,9 +248,14 @@ def main(argv: list[str] | None = None) -> int:
         prepare(Path(place) / "data", args.samples)
         seconds, exact = places(Path(place) / "data", steps, args.rounds)
         result = {
-            "machine": about, "samples": args.samples, "steps": steps, "rounds": args.rounds,
-            "places": seconds, "exact": exact, "loads": states(args.size, args.rounds, Path(place)),
-        }  # fmt: skip
+            "machine": about,
+            "samples": args.samples,
+            "steps": steps,
+            "rounds": args.rounds,
+            "places": seconds,
+            "exact": exact,
+            "loads": states(args.size, args.rounds, Path(place)),
+        }
     report.save("resume_time", result, text(result), args.output_dir)
     picture(result, args.output_dir / "resume_time.png")
     return 0

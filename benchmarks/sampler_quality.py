@@ -111,11 +111,7 @@ def measure(pipe: Pipeline, judge: Judge, prompts: list[str]) -> dict:
             spent = evaluations(sampler, steps)
             cells.append({"sampler": sampler, "schedule": schedule, "steps": steps, "evaluations": spent, **measured})
             bar.update(budget)
-    return {
-        **result,
-        "cells": cells,
-        "real": judge.features_distance(renders(judge.wanted, len(prompts), 10_000)),
-    }
+    return {**result, "cells": cells, "real": judge.features_distance(renders(judge.wanted, len(prompts), 10_000))}
 
 
 # ---- table and picture --------------------------------------------------------------------------------------------
@@ -129,13 +125,15 @@ def row(name: str, spent: int | str, m: dict) -> str:
 
 def table(result: dict) -> str:
     lines = [
-        "# Samplers on the demo's model: quality against network evaluations", "",
+        "# Samplers on the demo's model: quality against network evaluations",
+        "",
         f"Written by `benchmarks/sampler_quality.py`: {result['num_prompts']} unseen attribute combinations, guidance "
-        f"{SETTINGS['guidance']:g}, the same noise in every row.", "",
+        f"{SETTINGS['guidance']:g}, the same noise in every row.",
+        "",
         "| sampler, schedule | evaluations | distance to the fine solution / sigma_data | all three attributes as asked | Frechet distance "
         "| kernel distance x 1000 |",
         "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     lines += [row(f"{c['sampler']}, {c['schedule']}", c["evaluations"], c) for c in result["cells"]]
     lines.append(row("fine solution: unipc, karras", REFERENCE["num_steps"], result["reference"]))
     lines.append(row("real renders against other real renders", "", result["real"]))
@@ -181,8 +179,16 @@ def draw(result: dict, path: Path) -> None:
         colour, style = PALETTE[names.index(sampler)], "--" if schedule == "focused" else "-"
         for axes, key in zip(panels, ("distance", "as_asked", "frechet")):
             if key in cells[0]:
-                axes.plot([c["evaluations"] for c in cells], [c[key] for c in cells], style, marker="o", markersize=4, color=colour,
-                          linewidth=1.5, label=f"{sampler}, {schedule}")  # fmt: skip
+                axes.plot(
+                    [c["evaluations"] for c in cells],
+                    [c[key] for c in cells],
+                    style,
+                    marker="o",
+                    markersize=4,
+                    color=colour,
+                    linewidth=1.5,
+                    label=f"{sampler}, {schedule}",
+                )
     reference, real = result["reference"], result["real"]
     panels[1].axhspan(reference["low"], reference["high"], color="#eeeeee", zorder=0)
     panels[1].axhline(
@@ -223,8 +229,11 @@ def main() -> None:
     result = measure(pipe, judge, [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)])
     result |= {"num_prompts": args.num_prompts, "settings": SETTINGS, "elapsed_s": round(time.monotonic() - started)}
     result["machine"] = {
-        "processor": platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "torch": torch.__version__,
-    }  # fmt: skip
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "sampler_quality.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.output_dir / "sampler_quality.md").write_text(table(result))

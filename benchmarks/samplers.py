@@ -182,8 +182,14 @@ def draw(results: dict, output: Path) -> None:
             for schedule, row in by_schedule.items():
                 counts = sorted(row)
                 style = {"karras": "-", "exponential": "--", "focused": ":"}[schedule]
-                axes.plot(counts, [row[n]["median"] for n in counts], style, color=colour, linewidth=1.6,
-                          label=f"{name}, {schedule}")  # fmt: skip
+                axes.plot(
+                    counts,
+                    [row[n]["median"] for n in counts],
+                    style,
+                    color=colour,
+                    linewidth=1.6,
+                    label=f"{name}, {schedule}",
+                )
         goal = target["goal"]["median"]
         axes.axhline(goal, color="#666666", linewidth=0.8, linestyle=":")
         axes.annotate("35 Heun steps", (9, 0.9 * goal), ha="left", va="top", fontsize=7.5, color="#444444")

@@ -70,10 +70,19 @@ def train_rank(overrides: list[str], steps: int) -> list[float]:
 
 def settings(size: str, tokens: int) -> list[str]:
     return [
-        f"model.size={size}", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "mixed_precision=fp32", "dataset.mock=true",
-        "dataset.mock_latent_sizes=[[1,8,8],[1,8,12],[3,8,8]]", f"dataset.task_encoder_seq_length={tokens}", "dataset.packing_buffer_size=40",
-        "dataset.num_workers=0", f"train.global_batch_size={PACKS}", "ema.sigma_rels=[]",
-    ]  # fmt: skip
+        f"model.size={size}",
+        "model.in_channels=16",
+        "model.text_dim=384",
+        "model.sigma_data=0.5",
+        "mixed_precision=fp32",
+        "dataset.mock=true",
+        "dataset.mock_latent_sizes=[[1,8,8],[1,8,12],[3,8,8]]",
+        f"dataset.task_encoder_seq_length={tokens}",
+        "dataset.packing_buffer_size=40",
+        "dataset.num_workers=0",
+        f"train.global_batch_size={PACKS}",
+        "ema.sigma_rels=[]",
+    ]
 
 
 def training_round(size: str, tokens: int, steps: int) -> dict[str, float]:
@@ -107,8 +116,22 @@ def preparation_round(images: int, short_side: int) -> dict[str, float]:
     rates = {}
     for world in (1, 2):
         with tempfile.TemporaryDirectory(prefix="scaling_") as place:
-            argv = ["--source", "synthetic", "--num-images", str(images), "--num-clips", "0", "--short-side", str(short_side),
-                    "--shard-size", str(max(1, images // 8)), "--workers", "2", "--output-dir", f"{place}/data"]  # fmt: skip
+            argv = [
+                "--source",
+                "synthetic",
+                "--num-images",
+                str(images),
+                "--num-clips",
+                "0",
+                "--short-side",
+                str(short_side),
+                "--shard-size",
+                str(max(1, images // 8)),
+                "--workers",
+                "2",
+                "--output-dir",
+                f"{place}/data",
+            ]
             seconds = run_ranks(world, prepare_rank, argv, timeout_s=600)
         rates[f"{world} process{'es' * (world > 1)}"] = images / max(seconds)
     return rates
@@ -132,16 +155,24 @@ def text(result: dict) -> str:
                 f"{middle:.2f} ({least:.2f} to {greatest:.2f})",
             ]
             out.append([*row, f"{of_ceiling[name][0]:.0%}"] if of_ceiling else row)
-        return out  # fmt: skip
+        return out
 
-    return "\n".join([
-        f"Medians of {result['rounds']} interleaved rounds; ratio to 1 process within a round, least and greatest in brackets.",
-        report.sentence(result["machine"]) + ".", "",
-        f"Training, size {result['size']}, {PACKS} packs of {result['tokens']:,} tokens a step, float32, gloo:", "",
-        report.table(["training", "tokens/s", "ratio", "of the ceiling"], rows(result["training"], "1 process", CEILING)), "",
-        f"Preparation of {result['images']} synthetic pictures of {result['short_side']} px (drawing them included, imports apart):", "",
-        report.table(["preparation", "images/s", "ratio"], rows(result["preparation"], "1 process", None)),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"Medians of {result['rounds']} interleaved rounds; ratio to 1 process within a round, least and greatest in brackets.",
+            report.sentence(result["machine"]) + ".",
+            "",
+            f"Training, size {result['size']}, {PACKS} packs of {result['tokens']:,} tokens a step, float32, gloo:",
+            "",
+            report.table(
+                ["training", "tokens/s", "ratio", "of the ceiling"], rows(result["training"], "1 process", CEILING)
+            ),
+            "",
+            f"Preparation of {result['images']} synthetic pictures of {result['short_side']} px (drawing them included, imports apart):",
+            "",
+            report.table(["preparation", "images/s", "ratio"], rows(result["preparation"], "1 process", None)),
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -43,11 +43,24 @@ AXES = {
 def settings(size: str) -> list[str]:
     """Shape of the paper (patch 2), the shortest packs that hold the mock samples."""
     return [
-        f"model.size={size}", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5", "model.patch_spatial=2", "mixed_precision=fp32",
-        "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8],[3,8,8],[1,12,8]]", f"dataset.task_encoder_seq_length={TOKENS}",
-        "dataset.packing_buffer_size=6", "dataset.num_workers=0", "train.global_batch_size=2", "train.train_iters=10", "ema.sigma_rels=[]",
-        "optimizer.lr=1e-3", "scheduler.lr_warmup_iters=0", "rng.seed=7",
-    ]  # fmt: skip
+        f"model.size={size}",
+        "model.in_channels=16",
+        "model.text_dim=384",
+        "model.sigma_data=0.5",
+        "model.patch_spatial=2",
+        "mixed_precision=fp32",
+        "dataset.mock=true",
+        "dataset.mock_latent_sizes=[[1,8,8],[3,8,8],[1,12,8]]",
+        f"dataset.task_encoder_seq_length={TOKENS}",
+        "dataset.packing_buffer_size=6",
+        "dataset.num_workers=0",
+        "train.global_batch_size=2",
+        "train.train_iters=10",
+        "ema.sigma_rels=[]",
+        "optimizer.lr=1e-3",
+        "scheduler.lr_warmup_iters=0",
+        "rng.seed=7",
+    ]
 
 
 def resident_bytes(field: str) -> int:
@@ -109,9 +122,15 @@ def cell(size: str, axis: str, low_rank: bool) -> dict:
     more = ["model.lora.rank=16"] if low_rank else []
     ranks = run_ranks(world, rank, [*settings(size), *overrides, *more], timeout_s=1700)
     return {
-        "size": size, "axis": axis, "processes": world, "trained": "rank 16" if low_rank else "all", "losses": ranks[0]["losses"],
-        "seconds": max(r["seconds"] for r in ranks), "gib": sum(r["grown"] for r in ranks) / 2**30, "tokens": 2 * TOKENS,
-    }  # fmt: skip
+        "size": size,
+        "axis": axis,
+        "processes": world,
+        "trained": "rank 16" if low_rank else "all",
+        "losses": ranks[0]["losses"],
+        "seconds": max(r["seconds"] for r in ranks),
+        "gib": sum(r["grown"] for r in ranks) / 2**30,
+        "tokens": 2 * TOKENS,
+    }
 
 
 def differences(rows: list[dict]) -> dict[tuple[str, str], float]:
@@ -130,9 +149,11 @@ def table(rows: list[dict]) -> str:
     off = differences(rows)
     lines = [
         f"Two training steps of {2 * TOKENS} tokens in fp32 on CPU (gloo); loss of the second step, its largest relative difference to one process, seconds",
-        "of the second step (on two cores that other work may share: not a comparison of speed) and memory over all ranks. `rank 16`: whole weights, low-rank updates trained, where moments of all weights did not fit.", "",
-        "| size | parameters | trained | axis | loss | difference | s | GiB |", "|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        "of the second step (on two cores that other work may share: not a comparison of speed) and memory over all ranks. `rank 16`: whole weights, low-rank updates trained, where moments of all weights did not fit.",
+        "",
+        "| size | parameters | trained | axis | loss | difference | s | GiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for size in SIZES:
         for axis in AXES:
             r = found.get((size, axis))

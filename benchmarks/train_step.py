@@ -116,11 +116,15 @@ def padded_batch(pack, h: int) -> dict:
     x0, noise = rows(pack.x0, spans, longest), rows(pack.noise, spans, longest)
     position = rows(factorised_sincos(pack.positions, h), spans, longest)
     return {
-        "x": edm.c_in(s, 0.5) * (x0 + s * noise), "target": edm.effective_target(x0, noise, s, 0.5), "position": position,
-        "valid": torch.stack([torch.arange(longest) < b - a for a, b in spans]), "text": rows(pack.text, texts, longest_text),
+        "x": edm.c_in(s, 0.5) * (x0 + s * noise),
+        "target": edm.effective_target(x0, noise, s, 0.5),
+        "position": position,
+        "valid": torch.stack([torch.arange(longest) < b - a for a, b in spans]),
+        "text": rows(pack.text, texts, longest_text),
         "text_valid": torch.stack([(torch.arange(longest_text) < b - a).float() for a, b in texts]),
-        "c_noise": edm.c_noise(sigma), "fps": pack.fps[:n],
-    }  # fmt: skip
+        "c_noise": edm.c_noise(sigma),
+        "fps": pack.fps[:n],
+    }
 
 
 def plain_step(model, optimizer, batch) -> None:
@@ -140,9 +144,16 @@ def timed(function) -> float:
 def compare(name: str, rounds: int, size: str) -> dict:
     sizes, capacity, steps = CASES[name]
     overrides = [
-        f"model.size={size}", "mixed_precision=fp32", "dataset.mock=true", "model.in_channels=16", "model.text_dim=384", "model.sigma_data=0.5",
-        f"dataset.task_encoder_seq_length={capacity}", "train.global_batch_size=1", "ema.sigma_rels=[]",
-    ]  # fmt: skip
+        f"model.size={size}",
+        "mixed_precision=fp32",
+        "dataset.mock=true",
+        "model.in_channels=16",
+        "model.text_dim=384",
+        "model.sigma_data=0.5",
+        f"dataset.task_encoder_seq_length={capacity}",
+        "train.global_batch_size=1",
+        "ema.sigma_rels=[]",
+    ]
     config = cfg.resolve(None, overrides=overrides).config
     trainer = Trainer(config)
     store = MockStore(sizes, text_tokens=16)
@@ -163,10 +174,17 @@ def compare(name: str, rounds: int, size: str) -> dict:
     waste = 1 - tokens / sum(q["x"].shape[0] * q["x"].shape[1] for q in batches)
     packed, unpacked = tokens / statistics.median(packed_s), tokens / statistics.median(plain_s)
     return {
-        "case": name, "tokens_a_step": capacity, "packed_tokens_per_s": packed, "plain_tokens_per_s": unpacked, "ratio": packed / unpacked, "padding_of_plain": waste,
-        "parameters": sum(p.numel() for p in plain.parameters()), "rounds": rounds,
-        "packed_s": packed_s, "plain_s": plain_s,
-    }  # fmt: skip
+        "case": name,
+        "tokens_a_step": capacity,
+        "packed_tokens_per_s": packed,
+        "plain_tokens_per_s": unpacked,
+        "ratio": packed / unpacked,
+        "padding_of_plain": waste,
+        "parameters": sum(p.numel() for p in plain.parameters()),
+        "rounds": rounds,
+        "packed_s": packed_s,
+        "plain_s": plain_s,
+    }
 
 
 def main() -> None:
@@ -181,8 +199,10 @@ def main() -> None:
     rows = [compare(name, args.rounds, args.size) for name in args.cases or CASES]
     lines = [
         f"Model {args.size}, fp32, one CPU thread ({platform.machine()}), medians of {args.rounds} interleaved rounds.",
-        "", "| samples | tokens a step | packed, tokens/s | plain padded, tokens/s | ratio | padding in the plain batch |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        "",
+        "| samples | tokens a step | packed, tokens/s | plain padded, tokens/s | ratio | padding in the plain batch |",
+        "|---|---|---|---|---|---|",
+    ]
     for r in rows:
         lines.append(
             f"| {r['case']} | {r['tokens_a_step']:,} | {r['packed_tokens_per_s']:,.0f} | {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"

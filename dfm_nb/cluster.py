@@ -123,10 +123,22 @@ class Cluster:
         """The arguments of `dfm text preprocess`."""
         t = self.text
         return [
-            "--input", *t.input, "--output-prefix", t.output_prefix, "--tokenizer-type", "HuggingFaceTokenizer",
-            "--tokenizer-model", t.tokenizer_model, "--json-keys", *t.json_keys, "--workers", str(t.workers),
-            "--chunk-size", str(t.chunk_size), *["--append-eod"] * t.append_eod,
-        ]  # fmt: skip
+            "--input",
+            *t.input,
+            "--output-prefix",
+            t.output_prefix,
+            "--tokenizer-type",
+            "HuggingFaceTokenizer",
+            "--tokenizer-model",
+            t.tokenizer_model,
+            "--json-keys",
+            *t.json_keys,
+            "--workers",
+            str(t.workers),
+            "--chunk-size",
+            str(t.chunk_size),
+            *["--append-eod"] * t.append_eod,
+        ]
 
 
 # ---- reading and checking -----------------------------------------------------------------------------------------
@@ -211,9 +223,15 @@ def _assign(tree: Any, key: str, value: Any, known: set[str]) -> list[str]:
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _COUNTS = (
-    "nodes", "cpus_per_node", "memory_gib_per_node", "kubernetes.shm_gib", "text.workers", "text.chunk_size", "text.partitions",
+    "nodes",
+    "cpus_per_node",
+    "memory_gib_per_node",
+    "kubernetes.shm_gib",
+    "text.workers",
+    "text.chunk_size",
+    "text.partitions",
     "text.memory_gib",
-)  # fmt: skip
+)
 
 
 def _value(cluster: Cluster, key: str) -> Any:

@@ -76,27 +76,52 @@ def slurm(c: Cluster) -> str:
     """A batch script: one torchrun agent a node, c10d rendezvous on the first; saves and queues again before the time is up."""
     s = c.slurm
     options = {
-        "job-name": c.name, "nodes": c.nodes, "ntasks-per-node": 1, "cpus-per-task": c.cpus_per_node,
-        "gpus-per-node": c.gpus_per_node or None, "mem": f"{c.memory_gib_per_node}G", "time": c.time_limit, "partition": s.partition,
-        "account": s.account, "qos": s.qos, "constraint": s.constraint, "output": s.output, "open-mode": "append",
+        "job-name": c.name,
+        "nodes": c.nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": c.cpus_per_node,
+        "gpus-per-node": c.gpus_per_node or None,
+        "mem": f"{c.memory_gib_per_node}G",
+        "time": c.time_limit,
+        "partition": s.partition,
+        "account": s.account,
+        "qos": s.qos,
+        "constraint": s.constraint,
+        "output": s.output,
+        "open-mode": "append",
         "signal": f"B:USR1@{c.grace_s}",
-    }  # fmt: skip
+    }
     lines = [f"#SBATCH --{k}={v}" for k, v in options.items() if v is not None]
     lines += ["#SBATCH --requeue"] + ["#SBATCH --exclusive"] * s.exclusive
     return _SBATCH.format(
-        name=c.name, nodes=c.nodes, processes=c.processes_per_node, options="\n".join(lines), grace=c.grace_s, signals=SIGNALS,
-        setup="".join(line + "\n" for line in s.setup), restarts=c.training.max_restarts, command=_words(c.train_argv()),
+        name=c.name,
+        nodes=c.nodes,
+        processes=c.processes_per_node,
+        options="\n".join(lines),
+        grace=c.grace_s,
+        signals=SIGNALS,
+        setup="".join(line + "\n" for line in s.setup),
+        restarts=c.training.max_restarts,
+        command=_words(c.train_argv()),
         exports="\n".join(f"export {k}={shlex.quote(v)}" for k, v in environment(c).items()),
-    )  # fmt: skip
+    )
 
 
 def slurm_text(c: Cluster) -> str:
     """A job array over the partitions of a corpus; the parts are joined by a job that waits for all of them."""
     s, t = c.slurm, c.text
     options = {
-        "job-name": f"{c.name}-text", "array": f"0-{t.partitions - 1}", "ntasks": 1, "cpus-per-task": t.workers, "mem": f"{t.memory_gib}G",
-        "time": c.time_limit, "partition": s.partition, "account": s.account, "qos": s.qos, "output": "%x-%A_%a.log",
-    }  # fmt: skip
+        "job-name": f"{c.name}-text",
+        "array": f"0-{t.partitions - 1}",
+        "ntasks": 1,
+        "cpus-per-task": t.workers,
+        "mem": f"{t.memory_gib}G",
+        "time": c.time_limit,
+        "partition": s.partition,
+        "account": s.account,
+        "qos": s.qos,
+        "output": "%x-%A_%a.log",
+    }
     lines = [f"#SBATCH --{k}={v}" for k, v in options.items() if v is not None]
     setup = "".join(line + "\n" for line in s.setup)
     return (
@@ -179,25 +204,45 @@ def job(c: Cluster) -> str:
     name, k = f"{c.name}-train", c.kubernetes
     labels = _labels(name, "train")
     service = {
-        "apiVersion": "v1", "kind": "Service", "metadata": _meta(c, name, "train"),
-        "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True, "ports": [{"name": "rendezvous", "port": k.port}]},
-    }  # fmt: skip
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(c, name, "train"),
+        "spec": {
+            "clusterIP": "None",
+            "selector": labels,
+            "publishNotReadyAddresses": True,
+            "ports": [{"name": "rendezvous", "port": k.port}],
+        },
+    }
     flags = (
-        f"--nnodes={c.nodes}", f"--nproc-per-node={c.processes_per_node}", "--rdzv-backend=c10d", f"--rdzv-id={name}",
+        f"--nnodes={c.nodes}",
+        f"--nproc-per-node={c.processes_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={name}",
         f"--rdzv-endpoint={name}-0.{name}:{k.port}",
-    )  # fmt: skip
+    )
     container = {
-        "name": "train", "image": k.image, "command": _torchrun(c, *flags), "env": _env(environment(c)),
-        "ports": [{"containerPort": k.port}], "resources": _training_resources(c),
-    }  # fmt: skip
+        "name": "train",
+        "image": k.image,
+        "command": _torchrun(c, *flags),
+        "env": _env(environment(c)),
+        "ports": [{"containerPort": k.port}],
+        "resources": _training_resources(c),
+    }
     pod = {"subdomain": name, **_pod(c, container, "OnFailure", True)}
     body = {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(c, name, "train"),
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _meta(c, name, "train"),
         "spec": {
-            "completions": c.nodes, "parallelism": c.nodes, "completionMode": "Indexed", "backoffLimit": c.training.max_restarts * c.nodes,
-            "activeDeadlineSeconds": c.time_limit_s, "template": {"metadata": {"labels": labels}, "spec": pod},
+            "completions": c.nodes,
+            "parallelism": c.nodes,
+            "completionMode": "Indexed",
+            "backoffLimit": c.training.max_restarts * c.nodes,
+            "activeDeadlineSeconds": c.time_limit_s,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         },
-    }  # fmt: skip
+    }
     return _yaml(f"Training of {c.name} as a plain Kubernetes Job; made by `dfm deploy job`.", service, body)
 
 
@@ -207,26 +252,46 @@ def trainjob(c: Cluster) -> str:
     step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
     node = _pod(c, {"name": "node", "image": k.image}, "OnFailure", True)
     runtime = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime", "metadata": _meta(c, name, "train"),
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": _meta(c, name, "train"),
         "spec": {
             "mlPolicy": {"numNodes": c.nodes, "torch": {}},
-            "template": {"spec": {"replicatedJobs": [
-                {"name": "node", "template": {"metadata": {"labels": step}, "spec": {
-                    "backoffLimit": c.training.max_restarts * c.nodes, "activeDeadlineSeconds": c.time_limit_s, "template": {"spec": node},
-                }}},
-            ]}},
+            "template": {
+                "spec": {
+                    "replicatedJobs": [
+                        {
+                            "name": "node",
+                            "template": {
+                                "metadata": {"labels": step},
+                                "spec": {
+                                    "backoffLimit": c.training.max_restarts * c.nodes,
+                                    "activeDeadlineSeconds": c.time_limit_s,
+                                    "template": {"spec": node},
+                                },
+                            },
+                        }
+                    ]
+                }
+            },
         },
-    }  # fmt: skip
+    }
     body = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": _meta(c, name, "train"),
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _meta(c, name, "train"),
         "spec": {
             "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": name},
             "trainer": {
-                "image": k.image, "command": _torchrun(c), "env": _env(environment(c)), "numNodes": c.nodes,
-                "numProcPerNode": c.processes_per_node, "resourcesPerNode": _training_resources(c),
+                "image": k.image,
+                "command": _torchrun(c),
+                "env": _env(environment(c)),
+                "numNodes": c.nodes,
+                "numProcPerNode": c.processes_per_node,
+                "resourcesPerNode": _training_resources(c),
             },
         },
-    }  # fmt: skip
+    }
     return _yaml(f"Training of {c.name} by Kubeflow Trainer v2; made by `dfm deploy trainjob`.", runtime, body)
 
 
@@ -234,9 +299,13 @@ def pytorchjob(c: Cluster) -> str:
     """Kubeflow Training Operator v1: one master, the other nodes workers."""
     name, k = f"{c.name}-train", c.kubernetes
     container = {
-        "name": "pytorch", "image": k.image, "command": _torchrun(c), "env": _env(environment(c)),
-        "ports": [{"name": "pytorchjob-port", "containerPort": k.port}], "resources": _training_resources(c),
-    }  # fmt: skip
+        "name": "pytorch",
+        "image": k.image,
+        "command": _torchrun(c),
+        "env": _env(environment(c)),
+        "ports": [{"name": "pytorchjob-port", "containerPort": k.port}],
+        "resources": _training_resources(c),
+    }
     pod = {"metadata": {"labels": _labels(name, "train")}, "spec": _pod(c, container, "OnFailure", True)}
     pod["spec"].pop("restartPolicy")  # the operator sets it from the replica's
     replica = {"restartPolicy": "OnFailure", "template": pod}
@@ -244,15 +313,19 @@ def pytorchjob(c: Cluster) -> str:
     if c.nodes > 1:
         replicas["Worker"] = {"replicas": c.nodes - 1, **replica}
     body = {
-        "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": _meta(c, name, "train"),
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": _meta(c, name, "train"),
         "spec": {
             "nprocPerNode": str(c.processes_per_node),
             "runPolicy": {
-                "backoffLimit": c.training.max_restarts * c.nodes, "activeDeadlineSeconds": c.time_limit_s, "cleanPodPolicy": "None",
+                "backoffLimit": c.training.max_restarts * c.nodes,
+                "activeDeadlineSeconds": c.time_limit_s,
+                "cleanPodPolicy": "None",
             },
             "pytorchReplicaSpecs": replicas,
         },
-    }  # fmt: skip
+    }
     return _yaml(
         f"Training of {c.name} by the Kubeflow Training Operator v1; made by `dfm deploy pytorchjob`.", _plain(body)
     )
@@ -267,14 +340,21 @@ def _plain(value: Any) -> Any:
 
 def _text_job(c: Cluster, name: str, command: list[str], cpus: int, **spec: Any) -> dict[str, Any]:
     container = {
-        "name": "preprocessor", "image": c.kubernetes.image, "command": command,
-        "env": _env({"TOKENIZERS_PARALLELISM": "false", **({"JOB_COMPLETIONS": str(c.text.partitions)} if spec else {})}),
+        "name": "preprocessor",
+        "image": c.kubernetes.image,
+        "command": command,
+        "env": _env(
+            {"TOKENIZERS_PARALLELISM": "false", **({"JOB_COMPLETIONS": str(c.text.partitions)} if spec else {})}
+        ),
         "resources": _resources(cpus, c.text.memory_gib),
-    }  # fmt: skip
+    }
     pod = {"metadata": {"labels": _labels(name, "preprocess")}, "spec": _pod(c, container, "OnFailure", False)}
     return {
-        "apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(c, name, "preprocess"), "spec": {**spec, "backoffLimit": 2, "template": pod},
-    }  # fmt: skip
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _meta(c, name, "preprocess"),
+        "spec": {**spec, "backoffLimit": 2, "template": pod},
+    }
 
 
 def text_job(c: Cluster) -> str:

@@ -71,7 +71,11 @@ def devices() -> list[Finding]:
             )
             for i in range(torch.cuda.device_count())
         ]
-    bf16 = "bf16 is fast here" if fast_bf16() else "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
+    bf16 = (
+        "bf16 is fast here"
+        if fast_bf16()
+        else "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
+    )
     return [Finding("note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}")]
 
 

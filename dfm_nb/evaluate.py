@@ -92,10 +92,15 @@ def unseen_attributes(count: int, motion: str) -> list[dict[str, str]]:
 def _settings(args) -> dict:
     """What all requests share."""
     return {
-        "seed": args.seed, "num_steps": args.num_steps, "guidance": args.guidance, "sampler": args.sampler, "schedule": args.schedule,
+        "seed": args.seed,
+        "num_steps": args.num_steps,
+        "guidance": args.guidance,
+        "sampler": args.sampler,
+        "schedule": args.schedule,
         "negative_prompt": args.negative_prompt,
-        "guidance_interval": tuple(args.guidance_interval) if args.guidance_interval else None, "autoguidance": args.autoguidance,
-    }  # fmt: skip
+        "guidance_interval": tuple(args.guidance_interval) if args.guidance_interval else None,
+        "autoguidance": args.autoguidance,
+    }
 
 
 def requests(count: int, frames: int, args) -> tuple[list[Request], list[dict[str, str]]]:
@@ -113,11 +118,16 @@ def requests_like(reals: list[Real], args) -> list[Request]:
     """The captions of real samples, at their sizes, lengths and frame rates."""
     return [
         Request(
-            prompt=r.caption, index=i, height=r.frames.shape[1], width=r.frames.shape[2],
-            num_video_frames=len(r.frames), fps=r.fps, **_settings(args),
+            prompt=r.caption,
+            index=i,
+            height=r.frames.shape[1],
+            width=r.frames.shape[2],
+            num_video_frames=len(r.frames),
+            fps=r.fps,
+            **_settings(args),
         )
         for i, r in enumerate(reals)
-    ]  # fmt: skip
+    ]
 
 
 # ---- measures -------------------------------------------------------------------------------------------------------
@@ -178,8 +188,12 @@ def distances(
 def parse(argv: list[str] | None):
     p = ArgumentParser(prog="dfm evaluate", description="Measure a checkpoint against captions and real samples.")
     p.add_argument("--checkpoint-path", "--checkpoint", dest="checkpoint_path", required=True)
-    p.add_argument("--dataset", "--dataset-path", dest="dataset",
-                   help="prepared folder or NAME[:SPEC] of a source; its captions are drawn, and distances measured")  # fmt: skip
+    p.add_argument(
+        "--dataset",
+        "--dataset-path",
+        dest="dataset",
+        help="prepared folder or NAME[:SPEC] of a source; its captions are drawn, and distances measured",
+    )
     p.add_argument("--split", default="val", help="of a prepared folder: train, val or test")
     p.add_argument("--features", default="efficientnet_lite0", help=f"of {', '.join(features.NETWORKS)}")
     p.add_argument("--features-path", help="file, folder or hub id of the feature network's weights")
@@ -219,8 +233,15 @@ class Evaluation:
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict:
         longest = max(map(len, videos))
-        real = real_accuracy(self.classifier, lambda v: self.pipe.decode(self.pipe.encode_pixels(v)), kind, REAL_RENDERS[kind],
-                             self.args.size_px, longest, seed=987_654)  # fmt: skip
+        real = real_accuracy(
+            self.classifier,
+            lambda v: self.pipe.decode(self.pipe.encode_pixels(v)),
+            kind,
+            REAL_RENDERS[kind],
+            self.args.size_px,
+            longest,
+            seed=987_654,
+        )
         return score(videos, wanted, self.classifier) | {"real_renders": real}
 
     def _draw(self, drawn: list[Request]) -> list[np.ndarray]:
@@ -340,10 +361,7 @@ def _value_lines(result: dict, kinds: list[str]) -> list[str]:
 
 
 def _distance_rows(result: dict, kinds: list[str]) -> list[str]:
-    lines = [
-        "| what | measure | samples against real | 95 % interval | real against real |",
-        "|---|---|---|---|---|",
-    ]
+    lines = ["| what | measure | samples against real | 95 % interval | real against real |", "|---|---|---|---|---|"]
     rows = (
         ("frechet_distance", "Frechet distance", 1, ".1f"),
         ("kernel_distance", "kernel distance x 1000", 1000, ".1f"),

@@ -33,16 +33,22 @@ def parse(argv: list[str] | None):
     p = ArgumentParser(prog="dfm generate", description="Draw clips from a trained DiT.")
     p.add_argument("--checkpoint-path", required=True, help="run folder, iter_* folder or exported file")
     p.add_argument("--prompt", action="append", default=[], help="repeat for several")
-    p.add_argument("--prompts-file",
-                   help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to draw it again")  # fmt: skip
+    p.add_argument(
+        "--prompts-file",
+        help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to draw it again",
+    )
     p.add_argument("--negative-prompt", default="", help="what to move away from; empty: the empty caption")
     p.add_argument("--height", type=int, default=64, help="px, divisible by 16")
     p.add_argument("--width", type=int, default=64, help="px, divisible by 16")
     p.add_argument("--num-video-frames", type=int, default=1, help="pixel frames, 1 + 4k; 1 gives a PNG")
     p.add_argument("--fps", type=float, default=12.0, help="frames per second of the file, which the model is told too")
     p.add_argument("--num-steps", type=int, default=35, help="steps; each is one evaluation, with heun two")
-    p.add_argument("--guidance", type=float, default=7.0,
-                   help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt")  # fmt: skip
+    p.add_argument(
+        "--guidance",
+        type=float,
+        default=7.0,
+        help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt",
+    )
     p.add_argument(
         "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts"
     )
@@ -50,15 +56,25 @@ def parse(argv: list[str] | None):
         "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
     )
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
-    p.add_argument("--autoguidance", type=float, metavar="W",
-                   help="weight of that checkpoint beside the unconditional estimate, which keeps --guidance")  # fmt: skip
+    p.add_argument(
+        "--autoguidance",
+        type=float,
+        metavar="W",
+        help="weight of that checkpoint beside the unconditional estimate, which keeps --guidance",
+    )
     p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
     p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES), help="how steps are spread")
     p.add_argument("--sigma-min", type=float, default=0.002, help="last noise level before 0")
     p.add_argument("--sigma-max", type=float, default=80.0, help="first noise level")
     p.add_argument("--rho", type=float, default=7.0, help="of --schedule karras: larger, denser near sigma-min")
-    p.add_argument("--sigmas", type=float, nargs="+", dest="sigma_levels", metavar="SIGMA",
-                   help="noise levels instead of a schedule and --num-steps, decreasing to 0")  # fmt: skip
+    p.add_argument(
+        "--sigmas",
+        type=float,
+        nargs="+",
+        dest="sigma_levels",
+        metavar="SIGMA",
+        help="noise levels instead of a schedule and --num-steps, decreasing to 0",
+    )
     p.add_argument("--seed", type=int, default=1, help="decides the starting noise, with the place in the list")
     p.add_argument("--init-image", help="first frame (models trained with dataset.condition_frames_prob)")
     p.add_argument("--init-video", help="start from this clip, noised")
@@ -105,7 +121,6 @@ def requests_of(args) -> list[Request]:
     return requests
 
 
-
 __all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "parse", "requests_of", "save"]
 
 
@@ -150,15 +165,24 @@ def main(argv: list[str] | None = None) -> int:
             "--video-save-path"
         )
     pipe = Pipeline.from_checkpoint(
-        args.checkpoint_path, ema, layout, args.tokenizer_path, args.text_encoder_path, args.autoguidance_checkpoint,
+        args.checkpoint_path,
+        ema,
+        layout,
+        args.tokenizer_path,
+        args.text_encoder_path,
+        args.autoguidance_checkpoint,
         args.mixed_precision,
-    )  # fmt: skip
+    )
     pipe.memory_check = not args.no_memory_check
     about = {
-        "layout": str(layout), "mixed_precision": pipe.config.mixed_precision, "tokenizer": pipe.manifest["tokenizer"],
-        "text_encoder": pipe.manifest["text_encoder"], "autoguidance_checkpoint": guide, "dfm_nb": __version__,
+        "layout": str(layout),
+        "mixed_precision": pipe.config.mixed_precision,
+        "tokenizer": pipe.manifest["tokenizer"],
+        "text_encoder": pipe.manifest["text_encoder"],
+        "autoguidance_checkpoint": guide,
+        "dfm_nb": __version__,
         "torch": torch.__version__,
-    }  # fmt: skip
+    }
     started, finished = time.monotonic(), []
     before = _interrupt_on_sigterm()
     try:
@@ -171,8 +195,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         if writes:
             names = ", ".join(p.name for p in finished) or "none"
-            print(f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: {names}; run the same command with "
-                  "--skip-existing for the rest", flush=True)  # fmt: skip
+            print(
+                f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: {names}; run the same command with "
+                "--skip-existing for the rest",
+                flush=True,
+            )
         return 130
     finally:
         if before is not None:

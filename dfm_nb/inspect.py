@@ -34,9 +34,11 @@ def parse(argv: list[str] | None):
     p.add_argument("--samples", type=int, default=24, help="pictures on the contact sheet; 0 for none")
     p.add_argument("--tokenizer", help="that decodes the latents, for shards without a manifest")
     p.add_argument(
-        "--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path",
+        "--tokenizer-path",
+        "--tokenizer-cache-dir",
+        dest="tokenizer_path",
         help="tokenizer file or folder, when it is not beside the shards",
-    )  # fmt: skip
+    )
     args = p.parse_args(argv)
     if args.samples < 0:
         raise ValueError(f"--samples must not be negative; got {args.samples}")
@@ -86,12 +88,15 @@ def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest
     text = [e.meta["text_tokens"] for e in entries if isinstance(e.meta.get("text_tokens"), int)]
     repeated = [k for k, n in Counter(e.key for e in entries).items() if n > 1]
     out: dict = {
-        "folder": str(place), "shards": len(tars), "samples": len(entries), "bytes": sum(t.stat().st_size for t in tars),
+        "folder": str(place),
+        "shards": len(tars),
+        "samples": len(entries),
+        "bytes": sum(t.stat().st_size for t in tars),
         "sizes": dict(Counter(size(e.meta) for e in entries).most_common(12)),
         "parts": dict(Counter("+".join(sorted(e.parts)) for e in entries)),
         "captions": len({e.meta["caption"] for e in entries if isinstance(e.meta.get("caption"), str)}),
         "duplicate_keys": repeated[:NAMED],
-    }  # fmt: skip
+    }
     if text:
         out["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
     if manifest:

@@ -409,9 +409,15 @@ def _describe(c: Candidate, best: float) -> dict:
     """One layout as plain values: settings, GiB per GPU, time relative to the best and each cause's share of that."""
     m, t = asdict(c.memory) | {"total": c.memory.total}, asdict(c.time)
     return {
-        "layout": str(c.plan), **asdict(c.plan), "gib": {k: v / GIB for k, v in m.items()}, "fullest_stage": c.stage, "fits": c.fits,
-        "relative_time": c.time.total / best, "reasons": {k: v / best for k, v in t.items()}, "overrides": c.plan.overrides(),
-    }  # fmt: skip
+        "layout": str(c.plan),
+        **asdict(c.plan),
+        "gib": {k: v / GIB for k, v in m.items()},
+        "fullest_stage": c.stage,
+        "fits": c.fits,
+        "relative_time": c.time.total / best,
+        "reasons": {k: v / best for k, v in t.items()},
+        "overrides": c.plan.overrides(),
+    }
 
 
 def report(found: list[Candidate], top: int) -> str:
@@ -451,9 +457,12 @@ def main(argv: list[str] | None = None) -> int:
     _checked(args)
     size = sizes.find_size(args.model)
     overrides = [
-        f"model.size={size.name}", f"mixed_precision={args.mixed_precision}", f"dataset.task_encoder_seq_length={args.seq_length}",
-        f"train.global_batch_size={args.global_batch_size}", *args.overrides,
-    ]  # fmt: skip
+        f"model.size={size.name}",
+        f"mixed_precision={args.mixed_precision}",
+        f"dataset.task_encoder_seq_length={args.seq_length}",
+        f"train.global_batch_size={args.global_batch_size}",
+        *args.overrides,
+    ]
     config = cfg.resolve(None, overrides=overrides).config
     precision = 4 if config.mixed_precision == "fp32" else 2
     tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
@@ -464,15 +473,25 @@ def main(argv: list[str] | None = None) -> int:
     fitting = [c for c in found if c.fits]
     if args.json:
         best = (fitting or found)[0].time.total
-        print(json.dumps({
-            "model": size.name, "parameters": sizes.parameter_count(config), "load": asdict(load), "gpus": args.gpus,
-            "gpu_memory_gib": args.gpu_memory_gib, "margin_percent": args.margin, "machine": asdict(machine),
-            "layouts": [_describe(c, best) for c in fitting],
-            "misfits": [
-                _describe(least, best) | {"count": count, "nearest": str(near.plan) if near else None}
-                for least, count, near in misfits(found)
-            ],
-        }, indent=1))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "model": size.name,
+                    "parameters": sizes.parameter_count(config),
+                    "load": asdict(load),
+                    "gpus": args.gpus,
+                    "gpu_memory_gib": args.gpu_memory_gib,
+                    "margin_percent": args.margin,
+                    "machine": asdict(machine),
+                    "layouts": [_describe(c, best) for c in fitting],
+                    "misfits": [
+                        _describe(least, best) | {"count": count, "nearest": str(near.plan) if near else None}
+                        for least, count, near in misfits(found)
+                    ],
+                },
+                indent=1,
+            )
+        )
         return 0
     print(
         f"{size.name}, {sizes.parameter_count(config) / 1e6:,.0f} M parameters, packs of {tokens} tokens, {packs} a step, {config.mixed_precision}, "

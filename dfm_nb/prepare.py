@@ -61,9 +61,11 @@ def parser() -> ArgumentParser:
     p.add_argument("--tokenizer", default="pca", help=", ".join(plugins.names("tokenizers")))
     p.add_argument("--text-encoder", default="minilm", help=", ".join(plugins.names("text_encoders")))
     p.add_argument(
-        "--tokenizer-cache-dir", "--tokenizer-path", dest="tokenizer_path",
+        "--tokenizer-cache-dir",
+        "--tokenizer-path",
+        dest="tokenizer_path",
         help="its file, folder or hub cache; without it pca is fitted to the data",
-    )  # fmt: skip
+    )
     p.add_argument(
         "--t5-cache-dir", "--text-encoder-path", dest="text_encoder_path", help="its folder, hub cache or hub id"
     )
@@ -124,8 +126,16 @@ def _flag(name: str) -> str:
 
 
 SOURCE_FLAGS = (
-    "num_images", "num_clips", "seed", "background", "image_column", "caption_column", "clip_frames", "fps", "stride",
-)  # fmt: skip
+    "num_images",
+    "num_clips",
+    "seed",
+    "background",
+    "image_column",
+    "caption_column",
+    "clip_frames",
+    "fps",
+    "stride",
+)
 
 
 def open_source(args) -> Source:
@@ -227,12 +237,25 @@ def reader_threads(args, ranks: Ranks) -> int:
 
 def identity(args, source: Source, world: int) -> dict:
     """What must be equal for a folder to be this preparation's."""
-    settings = ("tokenizer", "text_encoder", "limit", "val_fraction", "test_fraction", "shard_size", "upscale",
-                "max_text_tokens", "pad_text_tokens", "tile_px")  # fmt: skip
+    settings = (
+        "tokenizer",
+        "text_encoder",
+        "limit",
+        "val_fraction",
+        "test_fraction",
+        "shard_size",
+        "upscale",
+        "max_text_tokens",
+        "pad_text_tokens",
+        "tile_px",
+    )
     found = {
-        "format": FORMAT_VERSION, "source": source.identity(), "short_side": short_side(args), "ranks": world,
+        "format": FORMAT_VERSION,
+        "source": source.identity(),
+        "short_side": short_side(args),
+        "ranks": world,
         **{k: getattr(args, k) for k in settings},
-    }  # fmt: skip
+    }
     if args.tokenizer == "pca" and args.tokenizer_path:
         found["tokenizer_sha256"] = plugins.load("tokenizers", "pca").build(args.tokenizer_path).identity()["sha256"]
     return json.loads(json.dumps(found))
@@ -476,9 +499,17 @@ def encode_rank(args, ranks: Ranks, source, keys, folder: Path, tokenizer, text_
     done = count - sum(len(p.items) for p in todo)
     with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=ranks.rank != 0) as bar:
         encode_shards(
-            todo, source, geometry_of(args), tokenizer, text_encoder, folder,
-            device=device, workers=workers, pad_text_tokens=args.pad_text_tokens, on_item=bar.update,
-        )  # fmt: skip
+            todo,
+            source,
+            geometry_of(args),
+            tokenizer,
+            text_encoder,
+            folder,
+            device=device,
+            workers=workers,
+            pad_text_tokens=args.pad_text_tokens,
+            on_item=bar.update,
+        )
 
 
 def complete_folder(args, ranks: Ranks, source, keys, folder: Path, tokenizer, text_encoder, workers: int) -> None:
@@ -510,20 +541,30 @@ def complete_folder(args, ranks: Ranks, source, keys, folder: Path, tokenizer, t
         items = evenly([i for i, s in enumerate(of_item) if s == held_out], PSNR_ITEMS)
         psnr = reconstruction_psnr(args, source, items, tokenizer, workers)
     counts = {
-        "items": len(keys), "samples": sum(r["samples"] for r in full), "dropped": len(drops),
+        "items": len(keys),
+        "samples": sum(r["samples"] for r in full),
+        "dropped": len(drops),
         **{part: sum(r["samples"] for r in full if r["split"] == part) for part in splits},
         "dropped_by_reason": dict(Counter(d["reason"] for d in drops).most_common()),
         "text_tokens": sum(r["text_tokens"] for r in full),
-    }  # fmt: skip
+    }
     manifest = {
-        "format_version": FORMAT_VERSION, "dfm_nb": __version__, "source": source.identity(),
-        "tokenizer": tokenizer.identity(), "text_encoder": text_encoder.identity(),
-        "latent_mean": mean, "latent_std": std, "counts": counts, "psnr_db": {"split": held_out, **psnr},
-        "drops": drops, "short_side": short_side(args), "ranks": ranks.world,
+        "format_version": FORMAT_VERSION,
+        "dfm_nb": __version__,
+        "source": source.identity(),
+        "tokenizer": tokenizer.identity(),
+        "text_encoder": text_encoder.identity(),
+        "latent_mean": mean,
+        "latent_std": std,
+        "counts": counts,
+        "psnr_db": {"split": held_out, **psnr},
+        "drops": drops,
+        "short_side": short_side(args),
+        "ranks": ranks.world,
         "plan": identity(args, source, ranks.world),
         "arguments": {k: v for k, v in vars(args).items() if v is not None},
         "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
-    }  # fmt: skip
+    }
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False).encode())
     report(manifest, folder)
 

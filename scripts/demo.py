@@ -26,8 +26,14 @@ DRAW = ["--num-steps", "18", "--guidance", "2", "--fps", "12", "--num-video-fram
 FAST_BF16 = fast_bf16()
 IMAGES, CLIPS = (12000, 4200) if FAST_BF16 else (8000, 2800)  # as many as the minutes of training can use
 IMAGES_DRAWN, CLIPS_DRAWN = 156, 156
-BF16 = ["mixed_precision=bf16", "dataset.task_encoder_seq_length=1024", "train.train_iters=1600", "train.eval_interval=800",
-        "checkpoint.save_interval=800", "optimizer.weight_decay=4"]  # fmt: skip
+BF16 = [
+    "mixed_precision=bf16",
+    "dataset.task_encoder_seq_length=1024",
+    "train.train_iters=1600",
+    "train.eval_interval=800",
+    "checkpoint.save_interval=800",
+    "optimizer.weight_decay=4",
+]
 """What differs from the recipe where the CPU multiplies bfloat16 in hardware: the same minutes hold twice the tokens."""
 
 
@@ -62,16 +68,42 @@ class Demo:
         self.run.mkdir(parents=True, exist_ok=True)
         print(
             "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 2 min, train 6 to 7 min, measure and draw 2 min.\n"
-            + (f"This CPU multiplies bfloat16 in hardware: training with {' '.join(BF16)}" if FAST_BF16 else "Training in float32."),
+            + (
+                f"This CPU multiplies bfloat16 in hardware: training with {' '.join(BF16)}"
+                if FAST_BF16
+                else "Training in float32."
+            ),
             flush=True,
-        )  # fmt: skip
-        prepare = dfm("prepare", "--source", "synthetic:square", "--tokenizer", "residual", "--num-images", IMAGES, "--num-clips", CLIPS, "--output-dir",
-                      self.data, "--nproc-per-node", 2, "--resume")  # fmt: skip
+        )
+        prepare = dfm(
+            "prepare",
+            "--source",
+            "synthetic:square",
+            "--tokenizer",
+            "residual",
+            "--num-images",
+            IMAGES,
+            "--num-clips",
+            CLIPS,
+            "--output-dir",
+            self.data,
+            "--nproc-per-node",
+            2,
+            "--resume",
+        )
         self.stage("prepare", "procedural butterflies -> latents -> shards", self.data / "manifest.json", prepare)
         train = dfm(
-            "pretrain", "--nproc-per-node", 2, "--recipe", "demo", "--dataset-path", self.data, "--run-dir", self.train,
+            "pretrain",
+            "--nproc-per-node",
+            2,
+            "--recipe",
+            "demo",
+            "--dataset-path",
+            self.data,
+            "--run-dir",
+            self.train,
             *(BF16 if FAST_BF16 else []),
-        )  # fmt: skip
+        )
         self.stage(
             "train",
             "a small DiT with torchrun",
@@ -79,8 +111,19 @@ class Demo:
             train,
             ["touch", str(self.train / "checkpoints" / "done")],
         )
-        evaluate = dfm("evaluate", "--checkpoint-path", self.train, "--num-prompts", IMAGES_DRAWN, "--num-clips", CLIPS_DRAWN,
-                       "--output", self.run / "evaluation.json", "--contact-sheet", self.run / "contact_sheet.png")  # fmt: skip
+        evaluate = dfm(
+            "evaluate",
+            "--checkpoint-path",
+            self.train,
+            "--num-prompts",
+            IMAGES_DRAWN,
+            "--num-clips",
+            CLIPS_DRAWN,
+            "--output",
+            self.run / "evaluation.json",
+            "--contact-sheet",
+            self.run / "contact_sheet.png",
+        )
         self.stage("measure", f"{IMAGES_DRAWN} unseen attribute combinations", self.run / "evaluation.json", evaluate)
         self.out.mkdir(exist_ok=True)
         draw = [
@@ -111,17 +154,34 @@ class Demo:
         head = sum(r["loss"] for r in records[:20]) / 20
         tail = sum(r["loss"] for r in records[-50:]) / 50
         lines = [
-            "# Demo summary", "",
+            "# Demo summary",
+            "",
             f"Data: {manifest['counts']['samples']} butterflies; tokenizer PSNR on held-out samples: "
-            + ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if k != "split") + ".", "",
+            + ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if k != "split")
+            + ".",
+            "",
             f"Training: {len(records)} iterations, loss {head:.3f} (first 20) to {tail:.3f} (last 50), "
-            f"{records[-1]['samples']} samples seen.", "",
-            "## Does the model obey its captions?", "",
-            "On attribute combinations (colour, pattern, background) that training never saw:", "", table(result), "",
-            "## Times", "", *[f"- {name}: {s:.0f} s" for name, s in times.items()], "",
-            "## Pictures", "", "![contact sheet](contact_sheet.png)", "", "![loss](loss.png)", "",
-            *[f"- [{p}](samples/{i}.mp4)" for i, p in enumerate(PROMPTS)], "",
-        ]  # fmt: skip
+            f"{records[-1]['samples']} samples seen.",
+            "",
+            "## Does the model obey its captions?",
+            "",
+            "On attribute combinations (colour, pattern, background) that training never saw:",
+            "",
+            table(result),
+            "",
+            "## Times",
+            "",
+            *[f"- {name}: {s:.0f} s" for name, s in times.items()],
+            "",
+            "## Pictures",
+            "",
+            "![contact sheet](contact_sheet.png)",
+            "",
+            "![loss](loss.png)",
+            "",
+            *[f"- [{p}](samples/{i}.mp4)" for i, p in enumerate(PROMPTS)],
+            "",
+        ]
         (self.run / "summary.md").write_text("\n".join(lines))
         print("\n".join(lines[:14] + lines[14:]), flush=True)
         print(f"== see {self.run}/summary.md, contact_sheet.png, loss.png and samples/*.mp4")

@@ -163,8 +163,13 @@ def main() -> None:
     classifier = AttributeClassifier(train(**settings), {**settings, "drawing": synthetic.DRAWING})
     seconds = round(time.monotonic() - began)
     classifier.save(args.output)
-    result = {"settings": classifier.identity, "seconds": seconds, "threads": torch.get_num_threads(), "held_out": args.held_out,
-              "accuracy": measure(classifier, args.held_out)}  # fmt: skip
+    result = {
+        "settings": classifier.identity,
+        "seconds": seconds,
+        "threads": torch.get_num_threads(),
+        "held_out": args.held_out,
+        "accuracy": measure(classifier, args.held_out),
+    }
     args.result.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 

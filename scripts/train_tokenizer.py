@@ -37,10 +37,15 @@ from dfm_nb.training.orthogonal import orthogonal
 
 # height, width in px; images and clips at first, images and clips from step FROM_IMAGES on; share of the steps: about as many pixels in each
 BATCHES = (
-    ((64, 64), (9, 3), (4, 5), 0.55), ((64, 80), (7, 3), (3, 4), 0.08), ((80, 64), (7, 3), (3, 4), 0.08),
-    ((64, 96), (6, 2), (3, 3), 0.05), ((96, 64), (6, 2), (3, 3), 0.05), ((48, 48), (15, 5), (7, 9), 0.05),
-    ((96, 96), (4, 1), (2, 2), 0.09), ((128, 128), (2, 1), (1, 1), 0.05),
-)  # fmt: skip
+    ((64, 64), (9, 3), (4, 5), 0.55),
+    ((64, 80), (7, 3), (3, 4), 0.08),
+    ((80, 64), (7, 3), (3, 4), 0.08),
+    ((64, 96), (6, 2), (3, 3), 0.05),
+    ((96, 64), (6, 2), (3, 3), 0.05),
+    ((48, 48), (15, 5), (7, 9), 0.05),
+    ((96, 96), (4, 1), (2, 2), 0.09),
+    ((128, 128), (2, 1), (1, 1), 0.05),
+)
 FROM_IMAGES = 400
 CLIP_FRAMES = (9, 9, 17)
 FIT_ITEMS, CALIBRATION_BATCHES, HELD_OUT = 1500, 40, 64
@@ -109,7 +114,9 @@ def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step
     for frames, weight in zip(batch, (1.0, args.clips_weight)):
         video = to_pixels(frames)
         z = model.forward_encode(video)
-        most = torch.where(torch.rand(len(z), generator=generator) < args.strong_share, args.strong_noise, 2 * args.noise)
+        most = torch.where(
+            torch.rand(len(z), generator=generator) < args.strong_share, args.strong_noise, 2 * args.noise
+        )
         amount = most[:, None, None, None, None] * torch.rand(len(z), 1, 1, 1, 1, generator=generator)
         made = model.forward_decode(z + amount * torch.randn(z.shape, generator=generator))
         added = (z - model.pca.encode(video)).square().mean()
@@ -164,8 +171,9 @@ class Training:
         self.shape = begun_from.shape if begun_from else Shape(**json.loads(args.shape))
         settings = {"lr", "noise", "strong_noise", "strong_share", "clips_weight", "spread", "stay", "seed"}
         self.settings = {k: v for k, v in vars(args).items() if k in settings} | {
-            "start_from": begun_from.identity()["sha256"] if begun_from else None, "shape": asdict(self.shape),
-        }  # fmt: skip
+            "start_from": begun_from.identity()["sha256"] if begun_from else None,
+            "shape": asdict(self.shape),
+        }
         saved = torch.load(self.file, weights_only=True) if self.file.exists() else None
         if saved and saved["settings"] != self.settings:
             raise SystemExit(f"{self.file} is of another training ({saved['settings']}); choose another --run-dir")
@@ -187,9 +195,13 @@ class Training:
 
     def save(self) -> None:
         state = {
-            "settings": self.settings, "pca": self.model.pca.tensors, "model": self.model.state_dict(),
-            "optimizers": [o.state_dict() for o in self.optimizers], "step": self.step, "seconds": self.seconds,
-        }  # fmt: skip
+            "settings": self.settings,
+            "pca": self.model.pca.tensors,
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "step": self.step,
+            "seconds": self.seconds,
+        }
         temporary = self.file.with_name(self.file.name + ".tmp")
         torch.save(state, temporary)
         temporary.replace(self.file)
@@ -197,9 +209,12 @@ class Training:
     def run(self) -> None:
         args = self.args
         loader = torch.utils.data.DataLoader(
-            Batches(args.seed, args.steps), batch_size=None, sampler=range(self.step, args.steps), num_workers=1,
+            Batches(args.seed, args.steps),
+            batch_size=None,
+            sampler=range(self.step, args.steps),
+            num_workers=1,
             prefetch_factor=4,
-        )  # fmt: skip
+        )
         recent, begun = [], time.monotonic() - self.seconds
         stop = time.monotonic() + args.max_minutes * 60
         with (

@@ -113,8 +113,10 @@ def test_growth_corpus_has_the_megabytes_asked_for(tmp_path):
 
 
 def test_growth_plot_and_table_show_the_fit(tmp_path):
-    curves = [growth.curve("data", "prepare", [250, 500, 1000], [1.0, 2.0, 4.0]),
-              growth.curve("corpus", "text preprocess", [1, 2, 4], [3.0, 4.0, 6.0])]  # fmt: skip
+    curves = [
+        growth.curve("data", "prepare", [250, 500, 1000], [1.0, 2.0, 4.0]),
+        growth.curve("corpus", "text preprocess", [1, 2, 4], [3.0, 4.0, 6.0]),
+    ]
     growth.plot(curves, tmp_path / "growth.png")
     shown = growth.text(curves, report.machine(), 3).splitlines()
     assert "| prepare | 250 to 1,000 samples | 1 to 4 | 1.00 |" in shown[-2]
@@ -135,8 +137,24 @@ def test_bench_says_why_a_benchmark_failed(tmp_path):
 
 
 def test_bench_index_names_what_failed():
-    rows = [{"name": "packing", "against": "padding", "command": "python x", "seconds": 61.0, "outcome": "ok", "printed": "# head\n| a |"},
-            {"name": "loader", "against": "tar", "command": "python y", "seconds": 2.0, "outcome": "failed: it hung", "printed": ""}]  # fmt: skip
+    rows = [
+        {
+            "name": "packing",
+            "against": "padding",
+            "command": "python x",
+            "seconds": 61.0,
+            "outcome": "ok",
+            "printed": "# head\n| a |",
+        },
+        {
+            "name": "loader",
+            "against": "tar",
+            "command": "python y",
+            "seconds": 2.0,
+            "outcome": "failed: it hung",
+            "printed": "",
+        },
+    ]
     lines = bench.index(rows, report.machine()).splitlines()
     assert "1.1 minutes in all, failed: loader." in lines[2]
     assert "### head" in lines and "No result: failed: it hung." in lines
@@ -156,9 +174,15 @@ def test_bench_scripts_and_flags_exist():
 
 @pytest.mark.parametrize(
     ("name", "peak"),
-    [("NVIDIA H200", 989e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12),
-     ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA GeForce RTX 4090", None)],
-)  # fmt: skip
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
 def test_peaks_are_found_by_the_gpus_name(name, peak):
     assert bench_gpu.peak_flops(name) == peak
 

@@ -116,28 +116,40 @@ def test_trainer_objects_obey_kubeflows_published_types():
 
 
 PYTORCHJOB = {
-    "type": "object", "additionalProperties": False, "required": ["nprocPerNode", "pytorchReplicaSpecs", "runPolicy"],
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["nprocPerNode", "pytorchReplicaSpecs", "runPolicy"],
     "properties": {
         "nprocPerNode": {"type": "string"},
         "runPolicy": {
-            "type": "object", "additionalProperties": False,
+            "type": "object",
+            "additionalProperties": False,
             "properties": {
-                "activeDeadlineSeconds": {"type": "integer"}, "backoffLimit": {"type": "integer"},
-                "cleanPodPolicy": {"enum": ["All", "Running", "None"]}, "suspend": {"type": "boolean"},
+                "activeDeadlineSeconds": {"type": "integer"},
+                "backoffLimit": {"type": "integer"},
+                "cleanPodPolicy": {"enum": ["All", "Running", "None"]},
+                "suspend": {"type": "boolean"},
             },
         },
         "pytorchReplicaSpecs": {
-            "type": "object", "additionalProperties": False, "required": ["Master"],
-            "patternProperties": {"^(Master|Worker)$": {
-                "type": "object", "additionalProperties": False, "required": ["replicas", "restartPolicy", "template"],
-                "properties": {
-                    "replicas": {"type": "integer", "minimum": 1}, "template": {"type": "object"},
-                    "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
-                },
-            }},
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["Master"],
+            "patternProperties": {
+                "^(Master|Worker)$": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["replicas", "restartPolicy", "template"],
+                    "properties": {
+                        "replicas": {"type": "integer", "minimum": 1},
+                        "template": {"type": "object"},
+                        "restartPolicy": {"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+                    },
+                }
+            },
         },
     },
-}  # fmt: skip
+}
 """The fields of PyTorchJob's specification in kubeflow-training 1.9.4; `nprocPerNode` is text there."""
 
 
@@ -219,9 +231,25 @@ def test_pods_of_the_job_find_the_first_by_the_service():
 
 
 SBATCH = {
-    "job-name", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time", "partition", "account", "qos",
-    "constraint", "output", "open-mode", "signal", "requeue", "exclusive", "array",
-}  # fmt: skip
+    "job-name",
+    "nodes",
+    "ntasks",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "gpus-per-node",
+    "mem",
+    "time",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "output",
+    "open-mode",
+    "signal",
+    "requeue",
+    "exclusive",
+    "array",
+}
 """Options of sbatch that Slurm 22.05 was seen to take."""
 
 
@@ -324,9 +352,16 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$SCONTROL_LOG"; fi
 
 def tiny_cluster(run: Path, iterations: int) -> list[str]:
     return [
-        "gpus_per_node=0", "cpus_per_node=1", "training.mock=true", "training.dataset_path=", "training.model=", "slurm.setup=[]", "grace_s=60",
-        f"training.run_dir={run}", f"training.overrides={TINY.format(iterations=iterations)}",
-    ]  # fmt: skip
+        "gpus_per_node=0",
+        "cpus_per_node=1",
+        "training.mock=true",
+        "training.dataset_path=",
+        "training.model=",
+        "slurm.setup=[]",
+        "grace_s=60",
+        f"training.run_dir={run}",
+        f"training.overrides={TINY.format(iterations=iterations)}",
+    ]
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
@@ -407,9 +442,12 @@ def test_indexed_job_and_merge_give_the_bytes_of_the_single_job(tmp_path, monkey
 
     def command(kind: str, prefix: str) -> tuple[list[str], dict[str, str]]:
         settings = [
-            f"text.input=[{tmp_path / 'corpus.jsonl'}]", f"text.output_prefix={tmp_path / prefix}", f"text.tokenizer_model={tokenizer}",
-            "text.workers=1", "text.partitions=3",
-        ]  # fmt: skip
+            f"text.input=[{tmp_path / 'corpus.jsonl'}]",
+            f"text.output_prefix={tmp_path / prefix}",
+            f"text.tokenizer_model={tokenizer}",
+            "text.workers=1",
+            "text.partitions=3",
+        ]
         (container,) = pods(kind, *settings)[0]["containers"]
         assert container["command"][0] == "dfm"
         return container["command"][1:], {e["name"]: e["value"] for e in container["env"]}

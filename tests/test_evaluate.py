@@ -46,10 +46,13 @@ def test_score_counts_what_the_classifier_finds():
     assert out["colour"]["accuracy"] == 0.75 and out["background"]["accuracy"] == 1 and "wing_motion" not in out
     assert (out["colour"]["low"], out["colour"]["high"]) == evaluate.wilson(3, 4)
     assert out["colour"]["chance"] == chance()["colour"]
-    assert out["colour"]["found"] == {"red": {"blue": 1, "red": 3}} and out["pattern"]["found"] == {"plain": {"plain": 4}}
+    assert out["colour"]["found"] == {"red": {"blue": 1, "red": 3}} and out["pattern"]["found"] == {
+        "plain": {"plain": 4}
+    }
     out["real_renders"] = {
-        "as_drawn": dict.fromkeys(evaluate.MEASURED, 1.0), "decoded": dict.fromkeys(evaluate.MEASURED, 0.9)
-    }  # fmt: skip
+        "as_drawn": dict.fromkeys(evaluate.MEASURED, 1.0),
+        "decoded": dict.fromkeys(evaluate.MEASURED, 0.9),
+    }
     text = evaluate.table({"images": out})
     assert "| 4 images | colour | 75.0% | 30.1% - 95.4% | 12.5% | 100.0% | 90.0% |" in text.splitlines()
     assert text.splitlines()[-1] == "Images, colour by what was asked: red 3 of 4."
@@ -75,8 +78,23 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
 
 @pytest.mark.slow
 def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_checkpoint, tiny_data, tmp_path, capsys):
-    argv = ["--checkpoint", str(tiny_checkpoint), "--dataset", str(tiny_data), "--split", "train", "--num-prompts", "4", "--num-clips", "2",
-            *STEPS, "--output", str(tmp_path / "e.json"), "--contact-sheet", str(tmp_path / "e.png")]  # fmt: skip
+    argv = [
+        "--checkpoint",
+        str(tiny_checkpoint),
+        "--dataset",
+        str(tiny_data),
+        "--split",
+        "train",
+        "--num-prompts",
+        "4",
+        "--num-clips",
+        "2",
+        *STEPS,
+        "--output",
+        str(tmp_path / "e.json"),
+        "--contact-sheet",
+        str(tmp_path / "e.png"),
+    ]
     assert guard(evaluate.main, argv) == 0
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "e.json").read_text())
@@ -124,8 +142,11 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
         (["--dataset", "nowhere"], "--dataset nowhere is neither a prepared folder (it has no .nv-meta) nor a source"),
         (["--dataset", str(other)], "was encoded by another tokenizer (pca) than the checkpoint's"),
         (["--dataset", str(tiny_data), "--features", "vgg"], "must be one of efficientnet_lite0, inception, dinov2"),
-        (["--dataset", str(tiny_data), "--split", "train", "--num-prompts", "1", "--num-clips", "0"], "distances need 4 or more"),
-    ):  # fmt: skip
+        (
+            ["--dataset", str(tiny_data), "--split", "train", "--num-prompts", "1", "--num-clips", "0"],
+            "distances need 4 or more",
+        ),
+    ):
         assert guard(evaluate.main, ["--checkpoint", str(tiny_checkpoint), *flags, *STEPS]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert len(errors) == 1 and message in errors[0], errors

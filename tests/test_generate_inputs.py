@@ -147,7 +147,9 @@ def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_
     assert torch.equal(estimate(guided, 2.5, guidance_interval=(2.0, 9.0)), main), "outside the interval there is none"
     rescaled = estimate(guided, 2.5, guidance_rescale=1.0)
     torch.testing.assert_close(rescaled.flatten(1).std(1), main.flatten(1).std(1))
-    with pytest.raises(ValueError, match="with --autoguidance-checkpoint alone.* --negative-prompt has no effect; give --autoguidance"):
+    with pytest.raises(
+        ValueError, match="with --autoguidance-checkpoint alone.* --negative-prompt has no effect; give --autoguidance"
+    ):
         estimate(guided, 2.5, negative_prompt="night")
 
     free = estimate(tiny_pipe, 1.5)  # the empty caption alone
@@ -156,8 +158,10 @@ def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_
     assert not torch.allclose(both, free) and not torch.allclose(both, estimate(guided, 2.0))
     torch.testing.assert_close(
         estimate(guided, 1.5, autoguidance=2.0, negative_prompt="night") - (main - weak),
-        estimate(tiny_pipe, 1.5, negative_prompt="night"), rtol=1e-6, atol=1e-6,
-    )  # fmt: skip
+        estimate(tiny_pipe, 1.5, negative_prompt="night"),
+        rtol=1e-6,
+        atol=1e-6,
+    )
     assert torch.equal(estimate(guided, 1.0, autoguidance=2.0), estimate(guided, 2.0)), "one kind alone is what it was"
     assert torch.equal(estimate(guided, 1.5, autoguidance=1.0), free)
     with pytest.raises(ValueError, match="name one with --autoguidance-checkpoint"):

@@ -54,7 +54,7 @@ def test_eight_prompts_give_the_same_latents_in_any_batch(one_process, expected)
     "world, layout, batch_sizes",
     [(2, (1, 1, 1), (1, 4)), (2, (1, 1, 2), (1, 4)), (2, (2, 1, 1), (4,)), (2, (1, 2, 1), (4,)), (4, (1, 1, 2), (3,))],
     ids=["DP2", "CP2", "TP2", "PP2", "CP2xDP2"],
-)  # fmt: skip
+)
 def test_eight_prompts_give_the_same_latents(tiny_checkpoint, expected, world, layout, batch_sizes):
     by_rank = run_ranks(world, draw, tiny_checkpoint, layout, batch_sizes)
     shares = world // (layout[0] * layout[1] * layout[2])

@@ -17,7 +17,18 @@ from dfm_nb.data import shards
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspect") / "data"
-    argv = ["--source", "synthetic", "--num-images", "22", "--num-clips", "3", "--short-side", "32", "--shard-size", "10"]
+    argv = [
+        "--source",
+        "synthetic",
+        "--num-images",
+        "22",
+        "--num-clips",
+        "3",
+        "--short-side",
+        "32",
+        "--shard-size",
+        "10",
+    ]
     assert guard(prepare.main, [*argv, "--output-dir", str(folder)]) == 0
     return folder
 
@@ -124,12 +135,19 @@ def test_shards_from_elsewhere_are_shown_in_false_colours(made, tmp_path, capsys
     assert "10 samples in 1 shards" in out and "false colours" in out
     assert np.asarray(Image.open(tmp_path / "contact_sheet.png")).std() > 10
     sheet = tmp_path / "one.png"
-    assert inspect.main([str(tmp_path / "part" / "theirs.tar"), "--contact-sheet", str(sheet), "--tokenizer-path", str(made)]) == 0
+    assert (
+        inspect.main(
+            [str(tmp_path / "part" / "theirs.tar"), "--contact-sheet", str(sheet), "--tokenizer-path", str(made)]
+        )
+        == 0
+    )
     assert "false colours" not in capsys.readouterr().out and sheet.is_file()
 
 
 def test_json_without_our_fields_is_fine(tmp_path, capsys):
-    clip = EncodedClip("a/b.c", torch.zeros(1, 16, 1, 8, 8), torch.zeros(1, 512, 32), {"image_height": 1, "image_width": 512})
+    clip = EncodedClip(
+        "a/b.c", torch.zeros(1, 16, 1, 8, 8), torch.zeros(1, 512, 32), {"image_height": 1, "image_width": 512}
+    )
     shards.write_shard(tmp_path / "x.tar", [EncodedClip("a", clip.latent, clip.text_emb, clip.meta)])
     assert inspect.main([str(tmp_path), "--verify"]) == 0
     assert "?x1x512 (1)" in capsys.readouterr().out
@@ -140,7 +158,10 @@ def test_json_without_our_fields_is_fine(tmp_path, capsys):
     [
         (lambda p: None, "holds no .tar shards"),
         (lambda p: (p / "a.tar").write_bytes(b"x" * 2000), "not a readable tar"),
-        (lambda p: [(p / "a.tar").write_bytes(b"x"), (p / "manifest.json").write_text("{")], "manifest.json is damaged"),
+        (
+            lambda p: [(p / "a.tar").write_bytes(b"x"), (p / "manifest.json").write_text("{")],
+            "manifest.json is damaged",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, capsys, make, said):

@@ -96,9 +96,14 @@ def test_energons_own_loader_gives_packs_of_the_same_samples(prepared):
 
     encoder = DiffusionTaskEncoder(prepared, PackSettings(seed=1), 64)
     data = get_train_dataset(
-        prepared, worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0), batch_size=1, shuffle_buffer_size=None,
-        max_samples_per_sequence=None, packing_buffer_size=20, task_encoder=encoder,
-    )  # fmt: skip
+        prepared,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        shuffle_buffer_size=None,
+        max_samples_per_sequence=None,
+        packing_buffer_size=20,
+        task_encoder=encoder,
+    )
     packs = [batch[0] for _, batch in zip(range(4), get_savable_loader(data))]
     known = set(EnergonStore(prepared).keys)
     assert all(p.cu_q[-1] == 64 and set(p.keys) <= known for p in packs)
@@ -284,14 +289,24 @@ def test_production_encoders_prepare_at_512_px(tmp_path, capsys):
     (tmp_path / "cosmos").mkdir()
     (tmp_path / "t5").mkdir()
     argv = [
-        "--source", f"folder:{place}", "--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", str(encoder_files.save_cosmos(tmp_path / "cosmos")),
-        "--text-encoder", "t5", "--t5-cache-dir", str(encoder_files.save_t5(tmp_path / "t5")),
-    ]  # fmt: skip
+        "--source",
+        f"folder:{place}",
+        "--tokenizer",
+        "cosmos_cv",
+        "--tokenizer-cache-dir",
+        str(encoder_files.save_cosmos(tmp_path / "cosmos")),
+        "--text-encoder",
+        "t5",
+        "--t5-cache-dir",
+        str(encoder_files.save_t5(tmp_path / "t5")),
+    ]
     assert run(tmp_path / "d", argv=argv) == 0 and run(tmp_path / "tiled", "--tile-px", "256", argv=argv) == 0
     samples = {e.key: e.read() for t in (tmp_path / "d").glob("*.tar") for e in shards.scan_shard(t)}
     assert {k.split("-")[0]: list(s.latent.shape) for k, s in samples.items()} == {
-        "wide": [1, 16, 1, 64, 96], "tall": [1, 16, 1, 130, 64], "small": [1, 16, 1, 24, 36],
-    }  # fmt: skip
+        "wide": [1, 16, 1, 64, 96],
+        "tall": [1, 16, 1, 130, 64],
+        "small": [1, 16, 1, 24, 36],
+    }
     assert {s.text_emb.shape[1:] for s in samples.values()} == {(4, 16), (7, 16)}
     for tar in (tmp_path / "tiled").glob("*.tar"):
         for entry in shards.scan_shard(tar):  # flat colours: a tile's edge is no different

@@ -18,10 +18,21 @@ from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 
 SMALL = [
-    "--mock", "--recipe", "demo", "model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "train.eval_interval=0",
-    "dataset.task_encoder_seq_length=96", "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]", "train.train_iters=12",
-    "checkpoint.save_interval=4", "checkpoint.keep_last=0", "scheduler.lr_warmup_iters=2", "logger.log_interval=4",
-]  # fmt: skip
+    "--mock",
+    "--recipe",
+    "demo",
+    "model.num_layers=2",
+    "model.hidden_size=48",
+    "model.num_attention_heads=4",
+    "train.eval_interval=0",
+    "dataset.task_encoder_seq_length=96",
+    "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]",
+    "train.train_iters=12",
+    "checkpoint.save_interval=4",
+    "checkpoint.keep_last=0",
+    "scheduler.lr_warmup_iters=2",
+    "logger.log_interval=4",
+]
 
 
 def command(run_dir, *extra, processes=2):
@@ -131,10 +142,13 @@ def test_chaos_in_short(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"], ["model.pipeline_model_parallel_size=2"],
-     ["model.context_parallel_size=2"]],
+    [
+        ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
+        ["model.pipeline_model_parallel_size=2"],
+        ["model.context_parallel_size=2"],
+    ],
     ids=["TP2+SP", "PP2", "CP2"],
-)  # fmt: skip
+)
 def test_checkpoint_continues_in_another_layout(clean, tmp_path, layout):
     """Saved at DP2, resumed in `layout` from iteration 8: same losses to rounding, on the same samples."""
     run = tmp_path / "run"
@@ -197,9 +211,13 @@ def test_validation_changes_no_training_loss(clean, tmp_path):
 def test_validation_on_training_samples_does_not_advance_training(tiny_data, tiny_checkpoint, tmp_path):
     """`tiny_checkpoint` is the same run without validation."""
     run = tiny_run.train(
-        tiny_data, tmp_path / "run", "train.eval_interval=1", "train.eval_iters=1", "dataset.use_train_split_for_val=true",
+        tiny_data,
+        tmp_path / "run",
+        "train.eval_interval=1",
+        "train.eval_iters=1",
+        "dataset.use_train_split_for_val=true",
         "validation.prompts=[]",
-    )  # fmt: skip
+    )
     rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
     assert [r["iteration"] for r in rounds] == [1, 2, 3] and len({r["val_loss"] for r in rounds}) == 3
     assert losses(run) == losses(tiny_checkpoint)
@@ -232,12 +250,33 @@ def test_two_nodes_give_the_losses_of_one(clean, tmp_path):
     run = tmp_path / "run"
     agents = [
         subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1",
-             "--master-addr", "127.0.0.1", "--master-port", str(port), "-m", "dfm_nb.train", *SMALL, "--run-dir", str(run)],
-            env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(rank),
+                "--nproc-per-node",
+                "1",
+                "--master-addr",
+                "127.0.0.1",
+                "--master-port",
+                str(port),
+                "-m",
+                "dfm_nb.train",
+                *SMALL,
+                "--run-dir",
+                str(run),
+            ],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     outputs = [a.communicate(timeout=240)[0] for a in agents]
     assert [a.returncode for a in agents] == [0, 0], outputs
     assert losses(run) == losses(clean[0])

@@ -7,9 +7,16 @@ from pathlib import Path
 from tests.conftest import run_ranks
 
 SIZE = [
-    "model.num_layers=2", "model.hidden_size=48", "model.num_attention_heads=4", "train.train_iters=3", "train.global_batch_size=1",
-    "dataset.task_encoder_seq_length=160", "scheduler.lr_warmup_iters=1", "optimizer.lr=0.02", "train.eval_interval=0",
-]  # fmt: skip
+    "model.num_layers=2",
+    "model.hidden_size=48",
+    "model.num_attention_heads=4",
+    "train.train_iters=3",
+    "train.global_batch_size=1",
+    "dataset.task_encoder_seq_length=160",
+    "scheduler.lr_warmup_iters=1",
+    "optimizer.lr=0.02",
+    "train.eval_interval=0",
+]
 
 
 def prepare(folder: Path) -> Path:

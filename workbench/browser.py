@@ -54,9 +54,10 @@ class DatasetBrowser:
         """Positions of the samples whose caption or key has all these words, in any order and case."""
         wanted = words.lower().split()
         return [
-            i for i, e in enumerate(self.entries)
+            i
+            for i, e in enumerate(self.entries)
             if all(w in f"{e.meta.get('caption', '')} {e.key}".lower() for w in wanted)
-        ]  # fmt: skip
+        ]
 
     def figure(self, index: int) -> str:
         """One sample as HTML: clip or picture, caption, sizes; or why it cannot be read."""

@@ -42,9 +42,12 @@ class ConfigForm:
     """
 
     def __init__(
-        self, groups: Sequence[str] = GROUPS, defaults: Mapping[str, Any] | str | None = None, recipe: str = "default",
+        self,
+        groups: Sequence[str] = GROUPS,
+        defaults: Mapping[str, Any] | str | None = None,
+        recipe: str = "default",
         nproc: int | None = None,
-    ):  # fmt: skip
+    ):
         if isinstance(defaults, str):
             recipe, defaults = defaults, None
         self.recipe, self.nproc = recipe, nproc

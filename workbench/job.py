@@ -51,10 +51,16 @@ class Job:
 
     @classmethod
     def start(
-        cls, folder: str | Path, command: Sequence[str], *, about: Mapping[str, Any] | None = None,
-        grace_s: float = GRACE_S, die_with_parent: bool = False, env: Mapping[str, str] | None = None,
+        cls,
+        folder: str | Path,
+        command: Sequence[str],
+        *,
+        about: Mapping[str, Any] | None = None,
+        grace_s: float = GRACE_S,
+        die_with_parent: bool = False,
+        env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         """Start a command; its output is appended to `launch.log`.
 
         Parameters
@@ -77,16 +83,25 @@ class Job:
         offset = log.stat().st_size if log.exists() else 0
         request = folder / f".launch-request-{os.getpid()}-{time.monotonic_ns()}.json"
         wanted = {
-            "folder": str(folder), "command": list(map(str, command)), "cwd": str(cwd or Path.cwd()), "parent": os.getpid(),
-            "grace_s": grace_s, "die_with_parent": die_with_parent, "log_offset_bytes": offset, "about": dict(about or {}),
-        }  # fmt: skip
+            "folder": str(folder),
+            "command": list(map(str, command)),
+            "cwd": str(cwd or Path.cwd()),
+            "parent": os.getpid(),
+            "grace_s": grace_s,
+            "die_with_parent": die_with_parent,
+            "log_offset_bytes": offset,
+            "about": dict(about or {}),
+        }
         request.write_text(json.dumps(wanted))
         with log.open("ab") as out:
             popen = subprocess.Popen(
                 [sys.executable, "-P", str(SUPERVISOR), str(request)],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-            )  # fmt: skip
+            )
         job = cls(folder, popen)
         job._wait_for_record(request)
         return job

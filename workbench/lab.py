@@ -64,11 +64,19 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
     if importlib.util.find_spec("jupyterlab") is None:
         raise ValueError("JupyterLab is not installed; pip install 'dfm_nb[notebook]'")
     return [
-        sys.executable, "-m", "jupyterlab", f"--ServerApp.ip={HOST}", f"--ServerApp.port={port}", "--ServerApp.port_retries=0",
-        "--ServerApp.root_dir=.", f"--LabApp.default_url=/lab/tree/{notebook}", "--LabApp.news_url=None",
-        f"--ServerApp.open_browser={browser}", "--ServerApp.log_level=WARN",
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        f"--ServerApp.ip={HOST}",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        "--ServerApp.root_dir=.",
+        f"--LabApp.default_url=/lab/tree/{notebook}",
+        "--LabApp.news_url=None",
+        f"--ServerApp.open_browser={browser}",
+        "--ServerApp.log_level=WARN",
         f"--KernelManager.transport_encryption={kernel_encryption()}",
-    ] + (["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else [])  # fmt: skip
+    ] + (["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else [])
 
 
 def free_port(wanted: int | None) -> int:

@@ -53,9 +53,15 @@ class Launcher:
     """
 
     def __init__(
-        self, run_dir: str | Path, argv: Sequence[object] = (), nproc: int = 1, *, program: str = TRAINER,
-        grace_s: float = GRACE_S, cwd: str | Path | None = None,
-    ):  # fmt: skip
+        self,
+        run_dir: str | Path,
+        argv: Sequence[object] = (),
+        nproc: int = 1,
+        *,
+        program: str = TRAINER,
+        grace_s: float = GRACE_S,
+        cwd: str | Path | None = None,
+    ):
         if not isinstance(nproc, int) or nproc < 1:
             raise ValueError(f"nproc must be a positive whole number; got {nproc!r}")
         if isinstance(argv, str):
@@ -82,9 +88,13 @@ class Launcher:
             raise FileNotFoundError(f"nothing was started in {folder}; Launcher(run_dir, argv=[...]).start() does")
         in_terminal = ["--config-file", str(config)]  # dfm pretrain by hand: its settings are in the run folder
         out = cls(
-            folder, record.get("argv", in_terminal), int(record.get("nproc", 1)), program=record.get("program", TRAINER),
-            grace_s=float(record.get("grace_s", GRACE_S)), cwd=record.get("cwd"),
-        )  # fmt: skip
+            folder,
+            record.get("argv", in_terminal),
+            int(record.get("nproc", 1)),
+            program=record.get("program", TRAINER),
+            grace_s=float(record.get("grace_s", GRACE_S)),
+            cwd=record.get("cwd"),
+        )
         out.job = job
         return out
 
@@ -119,9 +129,14 @@ class Launcher:
         )
         about = {"argv": self.argv, "nproc": self.nproc, "program": self.program, "grace_s": self.grace_s}
         self.job = Job.start(
-            self.run_dir, self.command, about=about, grace_s=self.grace_s, die_with_parent=is_headless(), env=env,
+            self.run_dir,
+            self.command,
+            about=about,
+            grace_s=self.grace_s,
+            die_with_parent=is_headless(),
+            env=env,
             cwd=self.cwd,
-        )  # fmt: skip
+        )
         self._watch()
         return self
 

@@ -80,15 +80,20 @@ class Panel:
         if self.stop.description != wanted:
             self.stop.description = wanted
         for button, usable in (
-            (self.start, not running), (self.stop, running), (self.resume, self.launcher.can_resume),
-        ):  # fmt: skip
+            (self.start, not running),
+            (self.stop, running),
+            (self.resume, self.launcher.can_resume),
+        ):
             if button.disabled == usable:
                 button.disabled = not usable
         pid = f" · process {job.pid}" if running else ""
         pid += " · saving, then ending" if self.stopping else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
-        put(self.status, f'<span role="status" aria-live="polite" style="padding-left:8px">'
-                          f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>')  # fmt: skip
+        put(
+            self.status,
+            f'<span role="status" aria-live="polite" style="padding-left:8px">'
+            f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>',
+        )
         cause = self.message or job.cause()
         put(self.alert, _alert(cause) if cause else "")
         tail = html.escape(job.tail(14))

@@ -114,9 +114,11 @@ class Monitor:
         of = f"/{self.train_iters}" if self.train_iters else ""
         parts = [f"{state}", f"iteration {self.iteration}{of}"]
         for name, key, form in (
-            ("loss", "loss", "{:.4f}"), ("validation", "val_loss", "{:.4f}"), ("lr", "lr", "{:.2e}"),
+            ("loss", "loss", "{:.4f}"),
+            ("validation", "val_loss", "{:.4f}"),
+            ("lr", "lr", "{:.2e}"),
             ("tokens/s", "tokens_per_s", "{:,.0f}"),
-        ):  # fmt: skip
+        ):
             value = last(key)
             if isinstance(value, (int, float)):
                 parts.append(f"{name} {form.format(value)}")

@@ -30,8 +30,15 @@ def parser(command: str) -> ArgumentParser:
     p.add_argument("notebook", help="the .ipynb; it is not changed")
     if command == "parameters":
         return p
-    p.add_argument("-p", "--parameter", nargs=2, action="append", default=argparse.SUPPRESS, metavar=("NAME", "VALUE"),
-                   help="a value for the parameters cell; repeat for several")  # fmt: skip
+    p.add_argument(
+        "-p",
+        "--parameter",
+        nargs=2,
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar=("NAME", "VALUE"),
+        help="a value for the parameters cell; repeat for several",
+    )
     p.add_argument("--no-report", action="store_true", help="leave out the HTML page")
     if command == "run":
         p.add_argument(

@@ -20,9 +20,13 @@ from typing import Any
 from workbench.place import RESULT_TYPE, kernel_encryption
 
 _WORDS = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "list": "a list",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "list": "a list",
     "dict": "a mapping",
-}  # fmt: skip
+}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -137,9 +141,14 @@ def _converted(p: Parameter, text: str) -> Any:
 
 
 def execute(
-    notebook: str | Path, output: str | Path, values: Mapping[str, Any], *, progress: bool = True, report: bool = True,
+    notebook: str | Path,
+    output: str | Path,
+    values: Mapping[str, Any],
+    *,
+    progress: bool = True,
+    report: bool = True,
     cwd: str | Path | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Run a notebook; the executed copy is kept whether or not a cell fails.
 
     Parameters
@@ -164,9 +173,15 @@ def execute(
     with Narrator(source, progress):
         try:
             papermill.execute_notebook(
-                str(source), str(target), dict(values), progress_bar=False, log_output=progress, cwd=cwd,
-                autosave_cell_every=30, config=config,
-            )  # fmt: skip
+                str(source),
+                str(target),
+                dict(values),
+                progress_bar=False,
+                log_output=progress,
+                cwd=cwd,
+                autosave_cell_every=30,
+                config=config,
+            )
         except PapermillExecutionError as failed:
             error = _one_line(failed)
         except PapermillException as failed:

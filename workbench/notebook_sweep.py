@@ -94,9 +94,14 @@ def points(
 
 
 def sweep(
-    notebook: str | Path, grid: Mapping[str, Sequence[str]], output_dir: str | Path, *, fixed: Mapping[str, str] | None = None,
-    jobs: int = 1, report: bool = True,
-) -> list[Point]:  # fmt: skip
+    notebook: str | Path,
+    grid: Mapping[str, Sequence[str]],
+    output_dir: str | Path,
+    *,
+    fixed: Mapping[str, str] | None = None,
+    jobs: int = 1,
+    report: bool = True,
+) -> list[Point]:
     """Run the grid; prints a line when a run starts and ends, and leaves `results.csv`."""
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1; got {jobs}")
@@ -144,8 +149,12 @@ def _start(notebook: Path, point: Point, folder: Path, report: bool, jobs: int) 
     env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)), **os.environ}
     with (folder / f"{point.name}.log").open("wb") as log:
         return subprocess.Popen(
-            command + ([] if report else ["--no-report"]), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env
-        )  # fmt: skip
+            command + ([] if report else ["--no-report"]),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+        )
 
 
 def _collect(point: Point, code: int, folder: Path) -> None:
@@ -168,9 +177,16 @@ def columns(rows: Sequence[Point], names: Sequence[str]) -> tuple[list[str], lis
     told = list(dict.fromkeys(k for r in rows for k in r.results))
     header = ["run", *names, "state", "duration_s", *told, "error"]
     cells = [
-        [r.name, *(r.values[n] for n in names), r.state, round(r.duration_s, 1), *(r.results.get(k, "") for k in told), r.error]
+        [
+            r.name,
+            *(r.values[n] for n in names),
+            r.state,
+            round(r.duration_s, 1),
+            *(r.results.get(k, "") for k in told),
+            r.error,
+        ]
         for r in rows
-    ]  # fmt: skip
+    ]
     return header, cells
 
 

@@ -15,8 +15,15 @@ _EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exceptio
 _REPORT = re.compile(
     r"^[EWI]\d{4} \S+ \d+ torch/distributed/.*(?:failed \(exitcode|closing signal|Received|death signal)"
 )
-_SECOND_HAND = ("ChildFailedError", "SignalException", "Connection closed by peer", "Connection reset by peer",
-                "DistBackendError", "Broken pipe", "ProcessRaisedException")  # fmt: skip
+_SECOND_HAND = (
+    "ChildFailedError",
+    "SignalException",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "DistBackendError",
+    "Broken pipe",
+    "ProcessRaisedException",
+)
 _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
 
 

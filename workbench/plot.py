@@ -36,9 +36,13 @@ class Series:
     def sent(self) -> dict[str, Any]:
         x, y = downsample(self.x, self.y)
         return {
-            "name": self.name, "x": x, "y": [float(f"{v:.6g}") for v in y], "style": self.style,
-            "color": PALETTE[self.colour % len(PALETTE)], "dash": self.dash,
-        }  # fmt: skip
+            "name": self.name,
+            "x": x,
+            "y": [float(f"{v:.6g}") for v in y],
+            "style": self.style,
+            "color": PALETTE[self.colour % len(PALETTE)],
+            "dash": self.dash,
+        }
 
 
 def downsample(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
@@ -125,8 +129,15 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
             else:
                 faint = s.style == "faint"
                 line = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
-                axes.plot(s.x, s.y, color=colour, linewidth=0.8 if faint else 1.8, alpha=0.3 if faint else 1,
-                          linestyle=line, label=None if faint else s.name)  # fmt: skip
+                axes.plot(
+                    s.x,
+                    s.y,
+                    color=colour,
+                    linewidth=0.8 if faint else 1.8,
+                    alpha=0.3 if faint else 1,
+                    linestyle=line,
+                    label=None if faint else s.name,
+                )
         axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
         if plot.log_x:
             axes.set_xscale("log")

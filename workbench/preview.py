@@ -126,11 +126,17 @@ class SamplerPreview:
         wide, label = w.Layout(width="100%"), {"description_width": "6em"}
         self._prompt = w.Text(value=self.prompt, description="prompt", layout=wide, style=label)
         self._inputs = {
-            "num_steps": w.IntSlider(value=start["num_steps"], min=2, max=100, description="steps", layout=wide, style=label),
-            "guidance": w.FloatSlider(value=start["guidance"], min=0, max=10, step=0.25, description="guidance", layout=wide, style=label),
-            "sampler": w.Dropdown(options=list(samplers.SAMPLERS), value=start["sampler"], description="sampler", layout=wide, style=label),
+            "num_steps": w.IntSlider(
+                value=start["num_steps"], min=2, max=100, description="steps", layout=wide, style=label
+            ),
+            "guidance": w.FloatSlider(
+                value=start["guidance"], min=0, max=10, step=0.25, description="guidance", layout=wide, style=label
+            ),
+            "sampler": w.Dropdown(
+                options=list(samplers.SAMPLERS), value=start["sampler"], description="sampler", layout=wide, style=label
+            ),
             "seed": w.IntText(value=start["seed"], description="seed", layout=wide, style=label),
-        }  # fmt: skip
+        }
         self._draw = w.Button(
             description="Draw", icon="play", button_style="primary", tooltip="Draw a sample with these settings"
         )

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 AXES = ("tp", "cp", "dp", "pp")
 MEANING = {
-    "tp": "tensor: share each weight matrix", "cp": "context: share each sequence",
-    "dp": "data: different samples, same weights", "pp": "pipeline: share the layers",
-}  # fmt: skip
+    "tp": "tensor: share each weight matrix",
+    "cp": "context: share each sequence",
+    "dp": "data: different samples, same weights",
+    "pp": "pipeline: share the layers",
+}
 TINTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 

@@ -66,10 +66,16 @@ class Supervisor:
         self.folder = Path(request["folder"])
         me = psutil.Process()
         self.record = {
-            "pid": me.pid, "host": socket.gethostname(), "started_s": me.create_time(), "command": request["command"],
-            "cwd": request["cwd"], "log_offset_bytes": request["log_offset_bytes"], "exit_code": None, "stopped": False,
+            "pid": me.pid,
+            "host": socket.gethostname(),
+            "started_s": me.create_time(),
+            "command": request["command"],
+            "cwd": request["cwd"],
+            "log_offset_bytes": request["log_offset_bytes"],
+            "exit_code": None,
+            "stopped": False,
             **request["about"],
-        }  # fmt: skip
+        }
 
     def note(self, _number: int, _frame: object) -> None:
         self.asked += 1

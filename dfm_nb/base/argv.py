@@ -80,7 +80,9 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(megatron|torch\.distributed).*")
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
     warnings.filterwarnings("ignore", message="full scope is deprecated", category=UserWarning)
-    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)
+    warnings.filterwarnings(
+        "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning
+    )
 
 
 def torchrun_argv(module: str, argv: list[str], nproc_per_node: int, extra: list[str] | None = None) -> list[str]:

@@ -7,6 +7,8 @@ import logging
 from dfm_nb.base.run import Run
 
 log = logging.getLogger("dfm_nb")
+
+
 class _Console(logging.StreamHandler):
     """Writes above a progress bar instead of through it."""
 

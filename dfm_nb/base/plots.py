@@ -46,8 +46,17 @@ def plot_loss(
         x_val, y_val = series(records, val_key)
         if x_val:
             label = f"{name} (validation)" if name else "validation loss"
-            axes.plot(x_val, y_val, "o", color=PALETTE[1] if not name else colour, markersize=4.5, label=label,
-                      markeredgecolor="white", markeredgewidth=0.6, zorder=3)  # fmt: skip
+            axes.plot(
+                x_val,
+                y_val,
+                "o",
+                color=PALETTE[1] if not name else colour,
+                markersize=4.5,
+                label=label,
+                markeredgecolor="white",
+                markeredgewidth=0.6,
+                zorder=3,
+            )
     axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
     _limit_height(axes, [v for records in named.values() for v in series(records, "loss")[1]])
     axes.spines[["top", "right"]].set_visible(False)

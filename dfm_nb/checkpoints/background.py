@@ -101,11 +101,19 @@ def _as_boxes(kind: str, values: torch.Tensor, start: int, whole: ShardedTensor)
     for offset, size in boxes(start, start + flat.numel(), whole.local_shape):
         count = prod(size)
         place = [o + d for o, d in zip(whole.global_offset[lead:], offset)]
-        out.append(replace(
-            whole, key=f"optimizer.state.{kind}.{whole.key}", data=flat[at : at + count].view((1,) * lead + size), dtype=flat.dtype,
-            local_shape=(1,) * lead + size, global_offset=(*whole.global_offset[:lead], *place), axis_fragmentations=None, prepend_axis_num=0,
-            replica_id=(*whole.replica_id[:-1], 0),
-        ))  # fmt: skip
+        out.append(
+            replace(
+                whole,
+                key=f"optimizer.state.{kind}.{whole.key}",
+                data=flat[at : at + count].view((1,) * lead + size),
+                dtype=flat.dtype,
+                local_shape=(1,) * lead + size,
+                global_offset=(*whole.global_offset[:lead], *place),
+                axis_fragmentations=None,
+                prepend_axis_num=0,
+                replica_id=(*whole.replica_id[:-1], 0),
+            )
+        )
         at += count
     return out
 

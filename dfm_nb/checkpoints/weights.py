@@ -72,8 +72,14 @@ class _NamesOnly(pickle.Unpickler):
 
     ALLOWED = {
         "torch.distributed.checkpoint.metadata": {
-            "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-            "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
         },
         "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
         "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -81,7 +87,7 @@ class _NamesOnly(pickle.Unpickler):
         "torch": {"Size", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool"},
         "collections": {"OrderedDict"},
         "pathlib": {"PosixPath", "Path"},
-    }  # fmt: skip
+    }
 
     def find_class(self, module, name):
         if name not in self.ALLOWED.get(module, ()):
@@ -306,9 +312,18 @@ def load_pretrained(trainer, path: Path) -> None:
 
 
 SHAPES = (
-    "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "in_channels", "text_dim", "patch_spatial",
-    "patch_temporal", "adaln_lora_dim", "pooled_text", "rope",
-)  # fmt: skip
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "ffn_hidden_size",
+    "in_channels",
+    "text_dim",
+    "patch_spatial",
+    "patch_temporal",
+    "adaln_lora_dim",
+    "pooled_text",
+    "rope",
+)
 _LORA = ("lora.rank", "lora.alpha")
 SHAPE_KEYS = (*SHAPES, *_LORA)
 """Settings of config.model that fix the shapes of the weights and how they are used, and the scale of low-rank updates."""

@@ -40,7 +40,7 @@ __all__ = [
     "recipes",
     "resolve",
     "to_yaml",
-]  # fmt: skip
+]
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"

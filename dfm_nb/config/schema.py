@@ -55,7 +55,8 @@ class ModelConfig:
     adaln_lora_dim: int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
     rope: bool = option(
-        False, "rotary position embedding on the queries and keys of self attention, beside the sine-cosine embedding that is added"
+        False,
+        "rotary position embedding on the queries and keys of self attention, beside the sine-cosine embedding that is added",
     )
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation", gt=0, lt=1)
     sigma_data: float | None = option(
@@ -105,12 +106,16 @@ class TrainConfig:
 @dataclass
 class OptimizerConfig:
     optimizer: str = option(
-        "adam", "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest", choices=("adam", "muon")
+        "adam",
+        "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest",
+        choices=("adam", "muon"),
     )
     lr: float = option(1e-4, "peak learning rate", gt=0)
     min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = option(
-        0.01, "weight decay of AdamW and Muon, in units of the learning rate: weights fade over 1 / (lr * weight_decay) steps", ge=0
+        0.01,
+        "weight decay of AdamW and Muon, in units of the learning rate: weights fade over 1 / (lr * weight_decay) steps",
+        ge=0,
     )
     adam_beta1: float = option(0.9, "AdamW beta 1", ge=0, lt=1)
     adam_beta2: float = option(0.99, "AdamW beta 2", ge=0, lt=1)

@@ -138,9 +138,10 @@ class ReadAhead:
         with self._turn:
             if isinstance(result, Fitted):
                 self._turn.wait_for(
-                    lambda: self._stopped or self._held_bytes < AHEAD_BYTES
-                    or (self._lines[0] is line and not line.waiting)
-                )  # fmt: skip
+                    lambda: (
+                        self._stopped or self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
+                    )
+                )
                 self._held_bytes += result.clip.video.nbytes
             line.waiting.append(result)
             self._turn.notify_all()
@@ -235,10 +236,17 @@ def describe(fitted: Fitted) -> dict:
     clip = fitted.clip
     t, h, w, _ = clip.video.shape
     return {
-        "key": clip.key, "caption": clip.caption, "image_height": h, "image_width": w, "num_frames": t, "fps": clip.fps,
-        "source": clip.source, "attributes": clip.attributes,
-        "original_height": fitted.original_height, "original_width": fitted.original_width,
-    }  # fmt: skip
+        "key": clip.key,
+        "caption": clip.caption,
+        "image_height": h,
+        "image_width": w,
+        "num_frames": t,
+        "fps": clip.fps,
+        "source": clip.source,
+        "attributes": clip.attributes,
+        "original_height": fitted.original_height,
+        "original_width": fitted.original_width,
+    }
 
 
 def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher) -> Iterator[Chunk]:
@@ -338,9 +346,15 @@ class WriteStage:
         samples = self._writer.samples if self._writer else 0
         digest, size = self._writer.close() if self._writer else (None, 0)
         record = {
-            "name": plan.name, "split": plan.split, "samples": samples, "bytes": size, "sha256": digest,
-            "drops": self._drops, "latent_sums": self._sums.tolist(), "text_tokens": self._tokens,
-        }  # fmt: skip
+            "name": plan.name,
+            "split": plan.split,
+            "samples": samples,
+            "bytes": size,
+            "sha256": digest,
+            "drops": self._drops,
+            "latent_sums": self._sums.tolist(),
+            "text_tokens": self._tokens,
+        }
         write_atomically(record_path(self.folder, plan.name), json.dumps(record).encode())
         self.__init__(self.folder)
 
@@ -350,9 +364,17 @@ class WriteStage:
 
 
 def encode_shards(
-    plans: list[ShardPlan], source: Source, geometry: Geometry, tokenizer, text_encoder, folder: Path,
-    device: str = "cpu", workers: int = 2, pad_text_tokens: int | None = None, on_item: Callable = lambda: None,
-) -> None:  # fmt: skip
+    plans: list[ShardPlan],
+    source: Source,
+    geometry: Geometry,
+    tokenizer,
+    text_encoder,
+    folder: Path,
+    device: str = "cpu",
+    workers: int = 2,
+    pad_text_tokens: int | None = None,
+    on_item: Callable = lambda: None,
+) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
     ahead = ReadAhead(source, geometry, [i for plan in plans for i in plan.items], workers)
     batcher, text, write = Batcher(tokenizer, device), TextStage(text_encoder, pad_text_tokens), WriteStage(folder)

@@ -28,8 +28,11 @@ class ClipSample(Sample):
 def cook_clip(raw: dict) -> ClipSample:
     """Bytes by part -> sample; runs no code from the data (the encoder's `decoder` is off)."""
     return ClipSample(
-        __key__=raw["__key__"], __restore_key__=raw["__restore_key__"], __subflavors__=raw.get("__subflavors__"), clip=cook(raw)
-    )  # fmt: skip
+        __key__=raw["__key__"],
+        __restore_key__=raw["__restore_key__"],
+        __subflavors__=raw.get("__subflavors__"),
+        clip=cook(raw),
+    )
 
 
 class DiffusionTaskEncoder(DefaultTaskEncoder):

@@ -75,9 +75,14 @@ class PackPlan:
         """JSON-able; `restore` of it continues with the next pack."""
         waiting = [[e, i] for (e, i), _ in self.packer.waiting]
         return {
-            "fingerprint": self.store.fingerprint, "capacity": self.capacity, "epoch": self.epoch, "cursor": self.cursor,
-            "waiting": waiting, "samples": self.samples, "tokens": self.tokens,
-        }  # fmt: skip
+            "fingerprint": self.store.fingerprint,
+            "capacity": self.capacity,
+            "epoch": self.epoch,
+            "cursor": self.cursor,
+            "waiting": waiting,
+            "samples": self.samples,
+            "tokens": self.tokens,
+        }
 
     def restore(self, state: dict) -> None:
         if state["fingerprint"] != self.store.fingerprint:

@@ -49,8 +49,14 @@ def settings_of(request: Request) -> dict:
 
 
 def save(
-    result: Generated, path: Path, checkpoint_identity: dict, ema, elapsed_s: float, latents: bool = False, about: dict | None = None
-) -> None:  # fmt: skip
+    result: Generated,
+    path: Path,
+    checkpoint_identity: dict,
+    ema,
+    elapsed_s: float,
+    latents: bool = False,
+    about: dict | None = None,
+) -> None:
     """The clip and, beside it, NAME.json with what it takes to make it again (and its latent, float32 [C, T, H, W]).
 
     The sidecar is written last: a clip that has one is whole. about : more entries for it.
@@ -64,11 +70,15 @@ def save(
     else:
         video.write_mp4(path, result.frames, result.request.fps)
     record = {
-        **settings_of(result.request), "checkpoint": checkpoint_identity, "ema": ema, **(about or {}), "elapsed_s": round(elapsed_s, 3),
+        **settings_of(result.request),
+        "checkpoint": checkpoint_identity,
+        "ema": ema,
+        **(about or {}),
+        "elapsed_s": round(elapsed_s, 3),
         "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "latent_sha256": hashlib.sha256(result.latent.numpy().tobytes()).hexdigest(),
         "frames_sha256": hashlib.sha256(result.frames.tobytes()).hexdigest(),
-    }  # fmt: skip
+    }
     write_atomically(beside, json.dumps(record, indent=1).encode())
 
 

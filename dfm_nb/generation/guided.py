@@ -28,8 +28,12 @@ class GuidedDenoiser:
     """The guided denoiser of a batch: x [N, C, T, H, W] float64, sigma -> D; one packed forward per call."""
 
     def __init__(
-        self, pipe: Pipeline, requests: Sequence[Request], given: torch.Tensor | None, cond: list[torch.Tensor] | None = None
-    ):  # fmt: skip
+        self,
+        pipe: Pipeline,
+        requests: Sequence[Request],
+        given: torch.Tensor | None,
+        cond: list[torch.Tensor] | None = None,
+    ):
         self.pipe, self.requests, self.first, self.given = pipe, requests, requests[0], given
         self.cond = pipe.encode_text([r.prompt for r in requests]) if cond is None else cond
         self.free, self.auto = self.first.weights(pipe.guide is not None)
@@ -52,9 +56,12 @@ class GuidedDenoiser:
             draws = [Draw(f"{i:06d}", blank, t, self.first.fps, 1.0, blank, given) for i, t in enumerate(texts)]
             layout = layout_of(self.pipe.config.model)
             settings = PackSettings(
-                0, *self.patch, sigma_data=self.pipe.config.model.sigma_data,
-                token_multiple=layout.token_multiple(), text_multiple=layout.text_multiple(),
-            )  # fmt: skip
+                0,
+                *self.patch,
+                sigma_data=self.pipe.config.model.sigma_data,
+                token_multiple=layout.token_multiple(),
+                text_multiple=layout.text_multiple(),
+            )
             pack: Pack = pack_draws(draws, settings)
             assert abs(float(pack.sigma[0]) - (CLEAN_SIGMA if given else 1.0)) < 1e-6
             denoiser = PackDenoiser(self.pipe.chunks, pack, self.pipe.config.model.sigma_data, self.pipe.device)

@@ -85,10 +85,15 @@ class Pipeline:
 
     @classmethod
     def from_checkpoint(
-        cls, path: str | Path, ema: float | str | None = "auto", layout: Layout | None = None,
-        tokenizer_path: str | None = None, text_encoder_path: str | None = None, guide: str | Path | None = None,
+        cls,
+        path: str | Path,
+        ema: float | str | None = "auto",
+        layout: Layout | None = None,
+        tokenizer_path: str | None = None,
+        text_encoder_path: str | None = None,
+        guide: str | Path | None = None,
         mixed_precision: str | None = None,
-    ) -> Pipeline:  # fmt: skip
+    ) -> Pipeline:
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
 
         Parameters
@@ -151,9 +156,14 @@ class Pipeline:
         return [self._texts[t] if t else self.empty_text for t in texts]
 
     def __call__(
-        self, prompts: Sequence[str] | str, batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
-        preview_every: int = 1, **settings,
-    ) -> Clips:  # fmt: skip
+        self,
+        prompts: Sequence[str] | str,
+        batch_size: int = 16,
+        callback: StepCallback | None = None,
+        progress: bool = False,
+        preview_every: int = 1,
+        **settings,
+    ) -> Clips:
         """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts.
 
         After an interrupt `finished` holds the clips that were done.
@@ -164,9 +174,13 @@ class Pipeline:
         return Clips(done[i] for i in range(len(requests)))
 
     def run(
-        self, requests: Sequence[Request], batch_size: int = 16, callback: StepCallback | None = None, progress: bool = False,
+        self,
+        requests: Sequence[Request],
+        batch_size: int = 16,
+        callback: StepCallback | None = None,
+        progress: bool = False,
         preview_every: int = 1,
-    ) -> Iterator[tuple[int, Generated]]:  # fmt: skip
+    ) -> Iterator[tuple[int, Generated]]:
         """Yield (position in `requests`, `Generated`), in batches of requests that differ in prompts and seed only.
 
         Parameters
@@ -206,9 +220,14 @@ class Pipeline:
         m, first = self.config.model, requests[0]
         weights = sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters())
         sizes = sampling_memory.Sizes(
-            weights, m.num_layers // m.pipeline_model_parallel_size, m.hidden_size, m.ffn_hidden_size or 4 * m.hidden_size,
-            4 if self.config.mixed_precision == "fp32" else 2, m.tensor_model_parallel_size, m.context_parallel_size,
-        )  # fmt: skip
+            weights,
+            m.num_layers // m.pipeline_model_parallel_size,
+            m.hidden_size,
+            m.ffn_hidden_size or 4 * m.hidden_size,
+            4 if self.config.mixed_precision == "fp32" else 2,
+            m.tensor_model_parallel_size,
+            m.context_parallel_size,
+        )
         halves = 1 if first.weights(self.guide is not None)[0] == 1 else 2
         work = sampling_memory.Work(
             len(requests), *first.latent_grid, halves, 32, m.in_channels, m.patch_spatial, m.patch_temporal
@@ -235,9 +254,12 @@ class Pipeline:
     # ---- latents ----------------------------------------------------------------------------------------------
 
     def sample_latents(
-        self, requests: Sequence[Request], callback: StepCallback | None = None, preview_every: int = 1,
+        self,
+        requests: Sequence[Request],
+        callback: StepCallback | None = None,
+        preview_every: int = 1,
         step_callback: Callable[[int, int], None] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
         with self._explaining_memory(requests):
             return self._sample(requests, callback, preview_every, step_callback)

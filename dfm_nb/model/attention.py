@@ -91,8 +91,12 @@ class SegmentLayout:
         cu = [min(max(c - start, 0), share) for c in self.cu_q]
         keep = [i for i in range(len(cu) - 1) if cu[i + 1] > cu[i]]
         # segments without a query here drop out; K/V bounds of those left stay absolute
-        return _Slice(cumulative([cu[i + 1] - cu[i] for i in keep]), [self.cu_kv[i] for i in keep],
-                      [self.cu_kv[i + 1] for i in keep], self.device)  # fmt: skip
+        return _Slice(
+            cumulative([cu[i + 1] - cu[i] for i in keep]),
+            [self.cu_kv[i] for i in keep],
+            [self.cu_kv[i + 1] for i in keep],
+            self.device,
+        )
 
     def bounds(self) -> list[tuple[int, int, int, int]]:
         """(q start, q stop, kv start, kv stop) of each segment that has queries."""
@@ -269,9 +273,16 @@ class PackedAttention(MegatronModule):
     """
 
     def __init__(
-        self, config, layer_number, attn_mask_type, attention_type,
-        cp_comm_type=None, softmax_scale=None, pg_collection=None, **kwargs,
-    ):  # fmt: skip
+        self,
+        config,
+        layer_number,
+        attn_mask_type,
+        attention_type,
+        cp_comm_type=None,
+        softmax_scale=None,
+        pg_collection=None,
+        **kwargs,
+    ):
         super().__init__(config)
         self.cp_group = pg_collection.cp
         self.self_attention = attention_type == "self"

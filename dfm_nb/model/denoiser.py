@@ -55,9 +55,16 @@ def slice_pack(pack: Pack, device: torch.device) -> Slice:
         self_layout, cross_layout = self_layout.local(rank, size), cross_layout.local(rank, size)
     to = lambda t: t.to(device, non_blocking=True)  # noqa: E731
     return Slice(
-        tokens, to(pack.row[tokens]), to(pack.positions[tokens]), to(pack.text), to(pack.pool), to(pack.fps),
-        PackedLayout(self_layout), PackedLayout(cross_layout), device,
-    )  # fmt: skip
+        tokens,
+        to(pack.row[tokens]),
+        to(pack.positions[tokens]),
+        to(pack.text),
+        to(pack.pool),
+        to(pack.fps),
+        PackedLayout(self_layout),
+        PackedLayout(cross_layout),
+        device,
+    )
 
 
 @dataclass

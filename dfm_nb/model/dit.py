@@ -230,10 +230,22 @@ class DiTLayer(TransformerLayer):
         rows, norm = step.rows, self.adaln.norm
         self.self_attention.rotary = step.rotary
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
-        x = add_gated(x, gate1, _with_bias(self.self_attention(
-            norm(x, shift1, scale1, rows), None, packed_seq_params=step.self_layout)), rows)  # fmt: skip
-        x = add_gated(x, gate2, _with_bias(self.cross_attention(
-            norm(x, shift2, scale2, rows), None, key_value_states=context, packed_seq_params=step.cross_layout)), rows)  # fmt: skip
+        x = add_gated(
+            x,
+            gate1,
+            _with_bias(self.self_attention(norm(x, shift1, scale1, rows), None, packed_seq_params=step.self_layout)),
+            rows,
+        )
+        x = add_gated(
+            x,
+            gate2,
+            _with_bias(
+                self.cross_attention(
+                    norm(x, shift2, scale2, rows), None, key_value_states=context, packed_seq_params=step.cross_layout
+                )
+            ),
+            rows,
+        )
         x = add_gated(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
         return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
 
@@ -264,10 +276,7 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
                 module=TextCrossAttention,
                 params={"attn_mask_type": AttnMaskType.padding},
                 submodules=CrossAttentionSubmodules(
-                    linear_q=ColumnLinear,
-                    linear_kv=ColumnLinear,
-                    core_attention=PackedAttention,
-                    linear_proj=RowLinear,
+                    linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=PackedAttention, linear_proj=RowLinear
                 ),
             ),
             mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),

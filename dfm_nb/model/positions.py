@@ -31,6 +31,8 @@ def rotary_angles(positions: torch.Tensor, head_dim: int, theta: float = 100.0) 
     per_side = pairs * 3 // 8
     angles = []
     for axis, count in ((0, pairs - 2 * per_side), (1, per_side), (2, per_side)):
-        omega = math.pi / 2 * theta ** (-torch.arange(count, device=positions.device, dtype=torch.float32) / max(count, 1))
+        omega = (
+            math.pi / 2 * theta ** (-torch.arange(count, device=positions.device, dtype=torch.float32) / max(count, 1))
+        )
         angles.append(positions[:, axis : axis + 1].float() * omega)
     return torch.cat(angles, 1)

@@ -196,7 +196,17 @@ def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None =
     for r, segment in enumerate(row_text):
         pool[r, cu_kv[segment] : cu_kv[segment + 1]] = 1 / text_lengths[segment]
     return Pack(
-        x0=torch.cat(x0), noise=torch.cat(noise), sigma=torch.tensor(sigma), fps=torch.tensor(fps), row=torch.cat(rows),
-        positions=torch.cat(positions), loss_mask=torch.cat(mask), text=torch.cat(texts), pool=pool,
-        cu_q=cu_q, cu_kv=cu_kv, keys=[d.key for d in draws], grids=grids,
-    )  # fmt: skip
+        x0=torch.cat(x0),
+        noise=torch.cat(noise),
+        sigma=torch.tensor(sigma),
+        fps=torch.tensor(fps),
+        row=torch.cat(rows),
+        positions=torch.cat(positions),
+        loss_mask=torch.cat(mask),
+        text=torch.cat(texts),
+        pool=pool,
+        cu_q=cu_q,
+        cu_kv=cu_kv,
+        keys=[d.key for d in draws],
+        grids=grids,
+    )

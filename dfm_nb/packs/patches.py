@@ -27,8 +27,13 @@ def unpatchify(
     return rearrange(
         tokens,
         "(t h w) (c pt ph pw) -> c (t pt) (h ph) (w pw)",
-        t=t, h=h, w=w, pt=patch_temporal, ph=patch_spatial, pw=patch_spatial,
-    )  # fmt: skip
+        t=t,
+        h=h,
+        w=w,
+        pt=patch_temporal,
+        ph=patch_spatial,
+        pw=patch_spatial,
+    )
 
 
 def grid_positions(grid: tuple[int, int, int]) -> torch.Tensor:

@@ -32,8 +32,6 @@ def layout_of(model) -> Layout:
     )
 
 
-
-
 @dataclass(frozen=True)
 class Layout:
     """Degrees of the axes; dp = world / (tp * pp * cp). Ranks are ordered tp-cp-dp-pp, as megatron-core does."""

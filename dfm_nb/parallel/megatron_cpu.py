@@ -30,15 +30,28 @@ import torch
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 
 MODULES = (
-    "utils", "timers", "rerun_state_machine", "parallel_state",
-    "tensor_parallel.layers", "tensor_parallel.mappings", "tensor_parallel.utils", "tensor_parallel.random",
-    "pipeline_parallel.p2p_communication", "pipeline_parallel.schedules",
-    "distributed.param_and_grad_buffer", "distributed.distributed_data_parallel",
-    "optimizer.optimizer", "optimizer.distrib_optimizer", "optimizer.clip_grads", "optimizer.grad_scaler",
-    "dist_checkpointing.exchange_utils", "dist_checkpointing.strategies.async_utils",
-    "dist_checkpointing.strategies.filesystem_async", "dist_checkpointing.strategies.fully_parallel",
+    "utils",
+    "timers",
+    "rerun_state_machine",
+    "parallel_state",
+    "tensor_parallel.layers",
+    "tensor_parallel.mappings",
+    "tensor_parallel.utils",
+    "tensor_parallel.random",
+    "pipeline_parallel.p2p_communication",
+    "pipeline_parallel.schedules",
+    "distributed.param_and_grad_buffer",
+    "distributed.distributed_data_parallel",
+    "optimizer.optimizer",
+    "optimizer.distrib_optimizer",
+    "optimizer.clip_grads",
+    "optimizer.grad_scaler",
+    "dist_checkpointing.exchange_utils",
+    "dist_checkpointing.strategies.async_utils",
+    "dist_checkpointing.strategies.filesystem_async",
+    "dist_checkpointing.strategies.fully_parallel",
     "dist_checkpointing.strategies.state_dict_saver",
-)  # fmt: skip
+)
 """Modules of megatron.core that hard-code CUDA and must see the stand-in."""
 
 _CPU = torch.device("cpu")

@@ -80,9 +80,11 @@ def loss_of(model: GPTModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def train(
-    blend: Blend, config: TextTrainConfig, tokenizer: TokenizerIds | None = None,
+    blend: Blend,
+    config: TextTrainConfig,
+    tokenizer: TokenizerIds | None = None,
     on_step: Callable[[int, float, float], None] | None = None,
-) -> TextTrainResult:  # fmt: skip
+) -> TextTrainResult:
     """Train for `config.steps` with AdamW, linear warm-up over a tenth and cosine decay to a tenth.
 
     on_step : called after each step with its number (from 1), its loss and its learning rate.

@@ -59,7 +59,9 @@ def read_blend(args) -> tw.Blend:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.hidden_size % args.num_attention_heads:
-        raise ValueError(f"--num-attention-heads must divide --hidden-size {args.hidden_size}; got {args.num_attention_heads}")
+        raise ValueError(
+            f"--num-attention-heads must divide --hidden-size {args.hidden_size}; got {args.num_attention_heads}"
+        )
     blend = read_blend(args)
     from dfm_nb import parallel
     from dfm_nb.text.train import TextTrainConfig, train
@@ -79,8 +81,16 @@ def main(argv: list[str] | None = None) -> int:
         def note(step: int, loss: float, lr: float) -> None:
             elapsed = time.monotonic() - started
             tokens = args.micro_batch_size * args.seq_length
-            metrics.write({"iteration": step, "loss": loss, "lr": lr, "tokens": tokens,
-                           "tokens_per_s": step * tokens / elapsed, "elapsed_s": elapsed})  # fmt: skip
+            metrics.write(
+                {
+                    "iteration": step,
+                    "loss": loss,
+                    "lr": lr,
+                    "tokens": tokens,
+                    "tokens_per_s": step * tokens / elapsed,
+                    "elapsed_s": elapsed,
+                }
+            )
             if step == 1 or step % args.log_interval == 0 or step == args.steps:
                 log.info("Step %d/%d, loss %.4f nats a token", step, args.steps, loss)
 

@@ -47,9 +47,14 @@ class Loggers:
             import wandb
 
             self._wandb = wandb.init(
-                project=config.wandb_project, name=config.wandb_exp_name or run.name, mode=config.wandb_mode,
-                dir=str(run.path), config=dict(settings), id=_wandb_id(run), resume="allow",
-            )  # fmt: skip
+                project=config.wandb_project,
+                name=config.wandb_exp_name or run.name,
+                mode=config.wandb_mode,
+                dir=str(run.path),
+                config=dict(settings),
+                id=_wandb_id(run),
+                resume="allow",
+            )
 
     def scalars(self, iteration: int, record: Mapping[str, object]) -> None:
         """Every finite number of a metrics record; validation losses by noise level as one series for each."""

@@ -67,11 +67,18 @@ class StopRequest:
 def pack_settings(config: cfg.Config) -> PackSettings:
     layout = layout_of(config.model)
     return PackSettings(
-        seed=config.rng.seed, patch_spatial=config.model.patch_spatial, patch_temporal=config.model.patch_temporal,
-        sigma_data=config.model.sigma_data, P_mean=config.model.P_mean, P_std=config.model.P_std,
-        caption_dropout=config.train.caption_dropout, condition_frames_prob=config.dataset.condition_frames_prob,
-        token_multiple=layout.token_multiple(), text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE), row_multiple=ROW_MULTIPLE,
-    )  # fmt: skip
+        seed=config.rng.seed,
+        patch_spatial=config.model.patch_spatial,
+        patch_temporal=config.model.patch_temporal,
+        sigma_data=config.model.sigma_data,
+        P_mean=config.model.P_mean,
+        P_std=config.model.P_std,
+        caption_dropout=config.train.caption_dropout,
+        condition_frames_prob=config.dataset.condition_frames_prob,
+        token_multiple=layout.token_multiple(),
+        text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE),
+        row_multiple=ROW_MULTIPLE,
+    )
 
 
 def open_store(config: cfg.Config, split: str = "train"):
@@ -179,10 +186,13 @@ class Training:
 
     def save(self) -> None:
         state = {
-            "iteration": self.iteration, "steps_taken": self.trainer.steps_taken, "skipped": self.skipped,
-            "data": self.loader.state(), "consumed_samples": self.loader.state()["samples"],
+            "iteration": self.iteration,
+            "steps_taken": self.trainer.steps_taken,
+            "skipped": self.skipped,
+            "data": self.loader.state(),
+            "consumed_samples": self.loader.state()["samples"],
             "consumed_tokens": self.loader.state()["tokens"],
-        }  # fmt: skip
+        }
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, self.assets)
 
     def validate(self, val_store) -> dict[str, object]:
@@ -201,9 +211,16 @@ class Training:
             self._pipeline = Pipeline(self.config, t.chunks, folder, tokenizer_path=self.config.model.vae_cache_folder)
         prompt = v.prompts[t.dp_rank % len(v.prompts)]
         request = Request(
-            prompt, index=t.dp_rank, height=v.height, width=v.width, num_video_frames=v.frames, fps=v.fps,
-            num_steps=v.num_steps, guidance=v.guidance, seed=self.config.rng.seed,
-        )  # fmt: skip
+            prompt,
+            index=t.dp_rank,
+            height=v.height,
+            width=v.width,
+            num_video_frames=v.frames,
+            fps=v.fps,
+            num_steps=v.num_steps,
+            guidance=v.guidance,
+            seed=self.config.rng.seed,
+        )
         with t.ema.applied(max(t.ema.sigma_rels)) if t.ema.sigma_rels else contextlib.nullcontext():
             ((_, result),) = self._pipeline.run([request])
         done = None
@@ -226,8 +243,13 @@ class Training:
         """Train to `train.train_iters`; returns the exit code."""
         t, every = self.config.train, self.config.checkpoint.save_interval
         begun = time.monotonic()
-        bar = tqdm(total=t.train_iters, initial=self.iteration, desc="train", unit="it",
-                   disable=self.rank != 0 or not sys.stderr.isatty())  # fmt: skip
+        bar = tqdm(
+            total=t.train_iters,
+            initial=self.iteration,
+            desc="train",
+            unit="it",
+            disable=self.rank != 0 or not sys.stderr.isatty(),
+        )
         first, last_saved = self.iteration, self._saved
         signalled = 0
         while self.iteration < t.train_iters and not signalled:
@@ -274,10 +296,15 @@ class Training:
     def _note(self, result: StepResult, packs, duration_s: float, elapsed_s: float) -> None:
         tokens_per_s = result.tokens / duration_s
         record = {
-            "loss": result.loss, "lr": self.trainer.lr, "grad_norm": result.grad_norm, "tokens": result.tokens,
-            "tokens_per_s": tokens_per_s, "elapsed_s": elapsed_s,
-            "samples": self.loader.state()["samples"], **self._speed(packs, duration_s),
-        }  # fmt: skip
+            "loss": result.loss,
+            "lr": self.trainer.lr,
+            "grad_norm": result.grad_norm,
+            "tokens": result.tokens,
+            "tokens_per_s": tokens_per_s,
+            "elapsed_s": elapsed_s,
+            "samples": self.loader.state()["samples"],
+            **self._speed(packs, duration_s),
+        }
         dropped = [d for p in packs for d in p.dropped]
         for reason, detail in dropped:
             log.warning("sample left out (%s): %s", reason, detail)
@@ -355,9 +382,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
 
 def _train(resolved: cfg.Resolved, run: Run) -> int:
     store = open_store(resolved.config)
-    derived = {
-        "model.in_channels": store.channels, "model.text_dim": store.text_dim, "model.sigma_data": SIGMA_DATA,
-    }  # fmt: skip
+    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, "model.sigma_data": SIGMA_DATA}
     resolved = resolved.with_derived(derived, "the data set")
     config = resolved.config
     if parallel.rank() == 0:
@@ -365,9 +390,13 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     training = Training(resolved, run, store)
     total = sizes.parameter_count(config)
     log.info(
-        "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples", total / 1e6, layout_of(config.model),
-        dist.get_world_size(), config.mixed_precision, len(store),
-    )  # fmt: skip
+        "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples",
+        total / 1e6,
+        layout_of(config.model),
+        dist.get_world_size(),
+        config.mixed_precision,
+        len(store),
+    )
     if config.model.lora.rank:
         trained = lora_parameter_count(config.model)
         log.info("Low-rank updates (rank %d): %.3f M parameters are trained", config.model.lora.rank, trained / 1e6)

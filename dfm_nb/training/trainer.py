@@ -82,11 +82,18 @@ class Trainer:
 
         c, o, s = self.config, self.config.optimizer, self.config.scheduler
         settings = OptimizerConfig(
-            optimizer="adam", lr=o.lr, min_lr=o.min_lr, weight_decay=o.weight_decay,
-            adam_beta1=o.adam_beta1, adam_beta2=o.adam_beta2, adam_eps=o.adam_eps, clip_grad=o.clip_grad,
-            bf16=c.mixed_precision == "bf16", params_dtype=self.model_config.params_dtype,
+            optimizer="adam",
+            lr=o.lr,
+            min_lr=o.min_lr,
+            weight_decay=o.weight_decay,
+            adam_beta1=o.adam_beta1,
+            adam_beta2=o.adam_beta2,
+            adam_eps=o.adam_eps,
+            clip_grad=o.clip_grad,
+            bf16=c.mixed_precision == "bf16",
+            params_dtype=self.model_config.params_dtype,
             use_distributed_optimizer=o.use_distributed_optimizer,
-        )  # fmt: skip
+        )
         parameters = [p for chunk in self.ddp for p in chunk.parameters()]
         if self.device.type == "cuda":
             self.optimizer = get_megatron_optimizer(settings, self.ddp)
@@ -108,10 +115,18 @@ class Trainer:
                 )
         decay = s.lr_decay_iters or c.train.train_iters
         self.scheduler = OptimizerParamScheduler(
-            self.optimizer, init_lr=0.0, max_lr=o.lr, min_lr=o.min_lr,
-            lr_warmup_steps=min(s.lr_warmup_iters, decay - 1), lr_decay_steps=decay, lr_decay_style=s.lr_decay_style,
-            start_wd=o.weight_decay, end_wd=o.weight_decay, wd_incr_steps=decay, wd_incr_style="constant",
-        )  # fmt: skip
+            self.optimizer,
+            init_lr=0.0,
+            max_lr=o.lr,
+            min_lr=o.min_lr,
+            lr_warmup_steps=min(s.lr_warmup_iters, decay - 1),
+            lr_decay_steps=decay,
+            lr_decay_style=s.lr_decay_style,
+            start_wd=o.weight_decay,
+            end_wd=o.weight_decay,
+            wd_incr_steps=decay,
+            wd_incr_style="constant",
+        )
 
     @property
     def lr(self) -> float:

@@ -73,10 +73,20 @@ class Watchdog:
         stack = main_thread_stack()
         where = next((f"{Path(f).name}:{line} in {name}" for f, line, name in stack if "threading.py" not in f), "?")
         self._told += 1
-        self.store.set(f"watchdog/{self.rank}", json.dumps({
-            "told": self._told, "host": socket.gethostname(), "pid": os.getpid(), "phase": self._phase, "iteration": self._iteration,
-            "waits": any(f.endswith(_COLLECTIVES) for f, _, _ in stack), "where": where,
-        }))  # fmt: skip
+        self.store.set(
+            f"watchdog/{self.rank}",
+            json.dumps(
+                {
+                    "told": self._told,
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                    "phase": self._phase,
+                    "iteration": self._iteration,
+                    "waits": any(f.endswith(_COLLECTIVES) for f, _, _ in stack),
+                    "where": where,
+                }
+            ),
+        )
 
     def _watch(self) -> None:
         woke = heard = time.monotonic()
@@ -136,8 +146,12 @@ class Watchdog:
         elif busy and len(busy) < self.world:
             what = "; ".join(f"{name(r)}, in {states[r]['where']}" for r in busy[:4])
         else:
-            what = "all ranks " + ("wait for each other" if not busy else "are busy") + "; " + "; ".join(
-                f"rank {r} in {states[r]['where']}" for r in range(min(self.world, 4)))  # fmt: skip
+            what = (
+                "all ranks "
+                + ("wait for each other" if not busy else "are busy")
+                + "; "
+                + "; ".join(f"rank {r} in {states[r]['where']}" for r in range(min(self.world, 4)))
+            )
         return (
             f"error: the run hangs, for {self.limit_s:g} s or more: {what}. The job ends; the same command goes on from the last "
             "checkpoint (dist.hang_timeout_s sets the limit, 0 turns this off)"

@@ -20,9 +20,15 @@ from workbench import lab
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--autoplay-policy=no-user-gesture-required",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--autoplay-policy=no-user-gesture-required",
+]
 LAB = {"LabApp": {"expose_app_in_browser": True}}
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
@@ -56,11 +62,14 @@ class LabServer:
             file.write_text(json.dumps(values))
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "DFM_HEADLESS"))}
         env |= {
-            "JUPYTER_CONFIG_DIR": str(config), "JUPYTER_DATA_DIR": str(self.private / "data"),
-            "JUPYTER_RUNTIME_DIR": str(self.private / "runtime"), "JUPYTER_TOKEN": self.token,
-            "JUPYTERLAB_SETTINGS_DIR": str(settings), "JUPYTERLAB_WORKSPACES_DIR": str(self.private / "workspaces"),
+            "JUPYTER_CONFIG_DIR": str(config),
+            "JUPYTER_DATA_DIR": str(self.private / "data"),
+            "JUPYTER_RUNTIME_DIR": str(self.private / "runtime"),
+            "JUPYTER_TOKEN": self.token,
+            "JUPYTERLAB_SETTINGS_DIR": str(settings),
+            "JUPYTERLAB_WORKSPACES_DIR": str(self.private / "workspaces"),
             "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+        }
         command = [
             sys.executable,
             "-m",

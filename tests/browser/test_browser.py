@@ -52,9 +52,12 @@ def browser(tmp_path_factory):
         )
     with sync_api.sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("profile")), executable_path=path, headless=True, args=FLAGS,
+            str(tmp_path_factory.mktemp("profile")),
+            executable_path=path,
+            headless=True,
+            args=FLAGS,
             viewport={"width": 1280, "height": 1000},
-        )  # fmt: skip
+        )
         context.set_default_timeout(60_000)
         yield context
         context.close()
@@ -144,8 +147,10 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     assert lab.errors() == []
     video = clips.last
     video.scroll_into_view_if_needed()
-    size = video.evaluate("v => new Promise(done => v.readyState ? done([v.videoWidth, v.videoHeight]) : "
-                          "v.addEventListener('loadedmetadata', () => done([v.videoWidth, v.videoHeight])))")  # fmt: skip
+    size = video.evaluate(
+        "v => new Promise(done => v.readyState ? done([v.videoWidth, v.videoHeight]) : "
+        "v.addEventListener('loadedmetadata', () => done([v.videoWidth, v.videoHeight])))"
+    )
     assert size == [64, 64]
     video.evaluate("async v => { v.muted = true; await v.play(); }")
     seen = set()

@@ -32,7 +32,9 @@ def records(tmp_path_factory):
     return expected, read_metrics(folder / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "lr", "samples", "val_loss", "val_loss_by_sigma", "val_loss_ema_0.05"])
+@pytest.mark.parametrize(
+    "name", ["loss", "grad_norm", "lr", "samples", "val_loss", "val_loss_by_sigma", "val_loss_ema_0.05"]
+)
 def test_resumed_run_continues_as_it_did(records, name):
     expected, found = ([r[name] for r in rs if r["iteration"] > 3 and name in r] for rs in records)
     assert len(expected) == (3 if name in ("loss", "grad_norm", "lr", "samples") else 1)

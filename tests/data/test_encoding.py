@@ -152,7 +152,9 @@ def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
     keys += [r.clip.key for _, r in taken]
     ahead.close()
     assert held <= 5 + 4 + 64  # the budget, one clip a thread, and the marks of ended items
-    assert sum(isinstance(k, str) for k in keys) == 90 and keys == [f"item-{i}-{j}" for i in range(30) for j in range(3)]
+    assert sum(isinstance(k, str) for k in keys) == 90 and keys == [
+        f"item-{i}-{j}" for i in range(30) for j in range(3)
+    ]
 
 
 def test_fault_of_an_encoder_ends_the_run_and_leaves_no_shard(tmp_path):
@@ -181,12 +183,19 @@ def test_batch_that_does_not_fit_the_device_is_halved(tmp_path):
 
 @pytest.mark.parametrize(
     "shape, short, upscale, want",
-    [((1, 600, 800, 3), 512, False, (512, 672)), ((1, 100, 90, 3), 64, False, (64, 64)), ((7, 40, 40, 3), 64, False, (32, 32)),
-     ((7, 40, 48, 3), 64, True, (64, 64)), ((1, 64, 96, 3), None, False, (64, 96))],
-)  # fmt: skip
+    [
+        ((1, 600, 800, 3), 512, False, (512, 672)),
+        ((1, 100, 90, 3), 64, False, (64, 64)),
+        ((7, 40, 40, 3), 64, False, (32, 32)),
+        ((7, 40, 48, 3), 64, True, (64, 64)),
+        ((1, 64, 96, 3), None, False, (64, 96)),
+    ],
+)
 def test_geometry_resizes_once_to_multiples_of_16_without_enlarging(shape, short, upscale, want, monkeypatch):
     calls = []
-    monkeypatch.setattr(encoding.video, "resize", lambda v, h, w: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1])
+    monkeypatch.setattr(
+        encoding.video, "resize", lambda v, h, w: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1]
+    )
     fitted = encoding.Geometry(short, upscale).fit(Clip("k", np.zeros(shape, np.uint8), "c", 1.0, "s"))
     t, h, w, _ = fitted.clip.video.shape
     assert (h, w) == want and h % 16 == w % 16 == 0 and (t - 1) % 4 == 0 and len(calls) <= 1

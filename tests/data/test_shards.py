@@ -30,8 +30,7 @@ def test_shard_gives_back_what_was_written(tmp_path):
         assert torch.equal(got.latent, want.latent) and torch.equal(got.text_emb, want.text_emb)
         assert got.latent.dtype == torch.bfloat16 and got.meta == want.meta
     assert (
-        files.sha256(tmp_path / "rank0-000000.tar") == digest
-        and (tmp_path / "rank0-000000.tar").stat().st_size == size
+        files.sha256(tmp_path / "rank0-000000.tar") == digest and (tmp_path / "rank0-000000.tar").stat().st_size == size
     )
 
 

@@ -6,12 +6,28 @@ import torch
 import torch.distributed as dist
 
 BASE = [
-    "dataset.mock=true", "dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]]", "dataset.task_encoder_seq_length=96",
-    "dataset.packing_buffer_size=12", "dataset.num_workers=0", "model.num_layers=4", "model.hidden_size=48",
-    "model.num_attention_heads=4", "model.adaln_lora_dim=16", "model.in_channels=4", "model.text_dim=24", "train.global_batch_size=4",
-    "train.train_iters=5", "train.micro_batch_size=1", "optimizer.lr=1e-3", "scheduler.lr_warmup_iters=1", "mixed_precision=fp32",
-    "model.rope=true", "ema.sigma_rels=[0.1]", "optimizer.use_distributed_optimizer=true", "rng.seed=7",
-]  # fmt: skip
+    "dataset.mock=true",
+    "dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]]",
+    "dataset.task_encoder_seq_length=96",
+    "dataset.packing_buffer_size=12",
+    "dataset.num_workers=0",
+    "model.num_layers=4",
+    "model.hidden_size=48",
+    "model.num_attention_heads=4",
+    "model.adaln_lora_dim=16",
+    "model.in_channels=4",
+    "model.text_dim=24",
+    "train.global_batch_size=4",
+    "train.train_iters=5",
+    "train.micro_batch_size=1",
+    "optimizer.lr=1e-3",
+    "scheduler.lr_warmup_iters=1",
+    "mixed_precision=fp32",
+    "model.rope=true",
+    "ema.sigma_rels=[0.1]",
+    "optimizer.use_distributed_optimizer=true",
+    "rng.seed=7",
+]
 
 MUON = ["optimizer.optimizer=muon", "optimizer.use_distributed_optimizer=false"]
 

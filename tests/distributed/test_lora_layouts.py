@@ -17,10 +17,15 @@ def alone():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
-    [["model.tensor_model_parallel_size=2"], ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
-     ["model.pipeline_model_parallel_size=2"], ["model.context_parallel_size=2"], []],
+    [
+        ["model.tensor_model_parallel_size=2"],
+        ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
+        ["model.pipeline_model_parallel_size=2"],
+        ["model.context_parallel_size=2"],
+        [],
+    ],
     ids=["TP2", "TP2+SP", "PP2", "CP2", "DP2"],
-)  # fmt: skip
+)
 def test_updates_are_the_same_in_every_layout(alone, layout):
     got = run_ranks(2, losses_and_gradients, [*LORA, *layout])[0]
     assert all(is_lora(n) for n in got["gradients"]) and got["gradients"].keys() == alone["gradients"].keys()

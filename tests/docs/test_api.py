@@ -30,7 +30,9 @@ def page(place, module):
 @pytest.mark.slow
 def test_every_public_module_has_a_page_with_its_header(pages):
     public = [m for m in api_reference.all_modules() if api_reference.is_public(m)]
-    assert len(public) > 80 and {"dfm_nb.diffusion.samplers", "dfm_nb.data.tokenizers.pca", "workbench.form"} <= set(public)
+    assert len(public) > 80 and {"dfm_nb.diffusion.samplers", "dfm_nb.data.tokenizers.pca", "workbench.form"} <= set(
+        public
+    )
     assert [m for m in public if not (pages / (m.replace(".", "/") + ".html")).is_file()] == []
     empty = [m for m in public if not re.search(r'class="docstring"><p>.{20}', page(pages, m), re.S)]
     assert empty == []

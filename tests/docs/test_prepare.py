@@ -46,9 +46,14 @@ def make_inputs(folder):
     """photos/, photos.csv, videos/ of the page."""
     (folder / "photos" / "more").mkdir(parents=True)
     (folder / "videos").mkdir()
-    for seed, (name, size) in enumerate({
-        "morpho.jpg": (90, 130), "monarch.png": (100, 80), "swallowtail.jpg": (70, 70), "more/red_admiral.webp": (66, 99),
-    }.items()):  # fmt: skip
+    for seed, (name, size) in enumerate(
+        {
+            "morpho.jpg": (90, 130),
+            "monarch.png": (100, 80),
+            "swallowtail.jpg": (70, 70),
+            "more/red_admiral.webp": (66, 99),
+        }.items()
+    ):
         Image.fromarray(picture(*size, seed)).save(folder / "photos" / name)
     rows = [f'photos/morpho.jpg,"blue, on a leaf",{i}' for i in range(5)]
     (folder / "photos.csv").write_text("\n".join(["picture,description,number", *rows]) + "\n")
@@ -79,7 +84,14 @@ def make_hub(folder):
 def test_every_block_of_the_page_runs(tmp_path):
     make_inputs(tmp_path)
     hub = make_hub(tmp_path / "hub")
-    preload = ("dfm_nb.prepare", "dfm_nb.inspect", "transformers", "webdataset", "dfm_nb.data.energon_encoder", "pandas")
+    preload = (
+        "dfm_nb.prepare",
+        "dfm_nb.inspect",
+        "transformers",
+        "webdataset",
+        "dfm_nb.data.energon_encoder",
+        "pandas",
+    )
     with desk(tmp_path, preload, hf=HF, HUB=str(hub)) as here:
         said = here.run_page(PAGE)
 
@@ -89,9 +101,11 @@ def test_every_block_of_the_page_runs(tmp_path):
     clips = {e.key.rpartition("-")[0]: e.read() for e in shards.scan_shard(data / "photos" / "rank0-000000.tar")}
     captions = {k: c.meta["caption"] for k, c in clips.items()}
     assert captions == {
-        "monarch": "a monarch, wings spread", "more_red_admiral": "red admiral", "morpho": "a blue morpho on a leaf",
+        "monarch": "a monarch, wings spread",
+        "more_red_admiral": "red admiral",
+        "morpho": "a blue morpho on a leaf",
         "swallowtail": "a yellow swallowtail over a meadow",
-    }  # fmt: skip
+    }
     # 90 x 130 px at a short side of 64 are 64 x 92, cut down to 64 x 80
     assert tuple(clips["morpho"].latent.shape) == (1, 16, 1, 8, 10)
     assert read("data/videos")["counts"]["samples"] == 2 * 2  # 17 frames at 12 a second: clips from frames 0 and 8

@@ -83,8 +83,23 @@ def test_save_and_load_keep_every_answer(judge, tmp_path):
 
 def test_training_is_deterministic_and_reaches_the_file(tmp_path, monkeypatch):
     def train(name, seed):
-        argv = ["train_classifier.py", "--stills", "32", "--clips", "16", "--epochs", "1", "--seed", seed, "--held-out", "2",
-                "--output", str(tmp_path / name), "--result", str(tmp_path / f"{name}.json")]  # fmt: skip
+        argv = [
+            "train_classifier.py",
+            "--stills",
+            "32",
+            "--clips",
+            "16",
+            "--epochs",
+            "1",
+            "--seed",
+            seed,
+            "--held-out",
+            "2",
+            "--output",
+            str(tmp_path / name),
+            "--result",
+            str(tmp_path / f"{name}.json"),
+        ]
         monkeypatch.setattr("sys.argv", argv)
         script.main()
         return attributes.AttributeClassifier.load(tmp_path / name)
@@ -121,8 +136,12 @@ def test_chance_is_one_over_the_number_of_names():
 def test_wing_motion_separates_clips_from_stills():
     rng = np.random.default_rng(0)
     for i in range(12):
-        look = {"colour": synthetic.COLOURS[i % 8], "background": synthetic.BACKGROUNDS[i % 4],
-                "species": synthetic.SPECIES[i % 6], "posture": synthetic.POSTURES[i // 3]}  # fmt: skip
+        look = {
+            "colour": synthetic.COLOURS[i % 8],
+            "background": synthetic.BACKGROUNDS[i % 4],
+            "species": synthetic.SPECIES[i % 6],
+            "posture": synthetic.POSTURES[i // 3],
+        }
         clip = synthetic.render(look, i, 64, 64, num_frames=9)
         still = np.repeat(synthetic.render(look, i, 64, 64), 9, axis=0)
         noisy = (still + rng.normal(0, 5, still.shape)).clip(0, 255).astype(np.uint8)

@@ -43,9 +43,28 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     """Every setting away from its default, in a folder that does not exist yet."""
     out = tmp_path / "deep" / "a.mp4"
     flags = [
-        "--prompt", "a blue moth", "--negative-prompt", "night", "--num-video-frames", 5, "--fps", 8, "--guidance-interval", 0.1, 30,
-        "--guidance-rescale", 0.5, "--sampler", "dpmpp_2m_sde", "--schedule", "exponential", "--sigma-max", 60, "--seed", 11,
-    ]  # fmt: skip
+        "--prompt",
+        "a blue moth",
+        "--negative-prompt",
+        "night",
+        "--num-video-frames",
+        5,
+        "--fps",
+        8,
+        "--guidance-interval",
+        0.1,
+        30,
+        "--guidance-rescale",
+        0.5,
+        "--sampler",
+        "dpmpp_2m_sde",
+        "--schedule",
+        "exponential",
+        "--sigma-max",
+        60,
+        "--seed",
+        11,
+    ]
     assert generate(tiny_checkpoint, out, *flags) == 0
     sidecar = json.loads((tmp_path / "deep" / "a.mp4.json").read_text())
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
@@ -171,8 +190,10 @@ def test_per_line_settings_reach_the_files(tiny_checkpoint, tmp_path):
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", "--prompts-file", tmp_path / "p.jsonl") == 0
     assert sorted(p.name for p in tmp_path.glob("idx*") if p.suffix != ".json") == [
-        "idx=0_rank=0_o.png", "idx=1_rank=0_o.mp4", "idx=7_rank=0_o.png",
-    ]  # fmt: skip
+        "idx=0_rank=0_o.png",
+        "idx=1_rank=0_o.mp4",
+        "idx=7_rank=0_o.png",
+    ]
     frames, fps = read_video(tmp_path / "idx=1_rank=0_o.mp4")
     assert frames.shape == (5, 32, 48, 3) and fps == 6
     assert read_image(tmp_path / "idx=7_rank=0_o.png").shape[-3:] == (64, 48, 3)
@@ -187,8 +208,10 @@ def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
     done = subprocess.run(torchrun_argv("dfm_nb.generate", argv, 2), env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(p.name for p in tmp_path.glob("*.png")) == [
-        "idx=0_rank=0_o.png", "idx=1_rank=1_o.png", "idx=2_rank=0_o.png",
-    ]  # fmt: skip
+        "idx=0_rank=0_o.png",
+        "idx=1_rank=1_o.png",
+        "idx=2_rank=0_o.png",
+    ]
 
 
 def drawing(argv, log):
@@ -203,8 +226,19 @@ def drawing(argv, log):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path, number):
-    argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL, "--num-steps", "40",
-            "--num-video-frames", "5", "--batch-size", "1"]  # fmt: skip
+    argv = [
+        "--checkpoint-path",
+        str(tiny_checkpoint),
+        "--video-save-path",
+        str(tmp_path / "o.mp4"),
+        *SMALL,
+        "--num-steps",
+        "40",
+        "--num-video-frames",
+        "5",
+        "--batch-size",
+        "1",
+    ]
     for i in range(200):
         argv += ["--prompt", f"moth {i}"]
     log = tmp_path / "log.txt"
@@ -269,8 +303,15 @@ def test_checkpoint_of_an_unknown_tokenizer_lists_those_there_are(tiny_pipe, mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(),
-                                   RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=["cuda", "python", "cpu"])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["cuda", "python", "cpu"],
+)
 def test_out_of_memory_says_what_to_change(tiny_pipe, monkeypatch, error):
     def full(*_args, **_kwargs):
         raise error
@@ -280,9 +321,13 @@ def test_out_of_memory_says_what_to_change(tiny_pipe, monkeypatch, error):
         tiny_pipe(["a", "b"], height=64, width=64, num_video_frames=49, num_steps=2, guidance=3.0)
     message = str(caught.value)
     for word in (
-        "out of memory for 2 clip(s) of 49 frames at 64x64 (208 tokens each, cp-size 1)", "GiB per process (weights",
-        "--batch-size from 2 to 1", "--num-video-frames from 49 to ", "--height and --width from 64 and 64 to ", "--cp-size 8 alone would",
-    ):  # fmt: skip
+        "out of memory for 2 clip(s) of 49 frames at 64x64 (208 tokens each, cp-size 1)",
+        "GiB per process (weights",
+        "--batch-size from 2 to 1",
+        "--num-video-frames from 49 to ",
+        "--height and --width from 64 and 64 to ",
+        "--cp-size 8 alone would",
+    ):
         assert word in message, message
 
 

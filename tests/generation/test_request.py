@@ -48,8 +48,10 @@ def test_prompts_file_lines_may_set_fields(tmp_path):
     )
     r = requests_of(arguments("--prompt", "first", "--prompts-file", str(file), "--guidance", "2"))
     assert [(q.prompt, q.seed, q.num_video_frames, q.guidance, q.index) for q in r] == [
-        ("first", 1, 1, 2.0, 0), ("a", 5, 1, 2.0, 1), ("b", 1, 9, 2.0, 2),
-    ]  # fmt: skip
+        ("first", 1, 1, 2.0, 0),
+        ("a", 5, 1, 2.0, 1),
+        ("b", 1, 9, 2.0, 2),
+    ]
     assert r[2].guidance_interval == (0.2, 3.0) and r[1].guidance_interval is None
 
 
@@ -89,11 +91,48 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "v.mp4").touch()
     flags = [
-        "--negative-prompt", "n", "--height", "32", "--width", "48", "--num-video-frames", "5", "--fps", "8", "--num-steps", "9",
-        "--guidance", "3", "--guidance-interval", "0.1", "2", "--guidance-rescale", "0.5", "--autoguidance", "2", "--sampler", "euler",
-        "--schedule", "exponential", "--sigma-min", "0.01", "--sigma-max", "70", "--rho", "5", "--sigmas", "3", "1", "0", "--seed", "4",
-        "--init-video", "v.mp4", "--strength", "0.3",
-    ]  # fmt: skip
+        "--negative-prompt",
+        "n",
+        "--height",
+        "32",
+        "--width",
+        "48",
+        "--num-video-frames",
+        "5",
+        "--fps",
+        "8",
+        "--num-steps",
+        "9",
+        "--guidance",
+        "3",
+        "--guidance-interval",
+        "0.1",
+        "2",
+        "--guidance-rescale",
+        "0.5",
+        "--autoguidance",
+        "2",
+        "--sampler",
+        "euler",
+        "--schedule",
+        "exponential",
+        "--sigma-min",
+        "0.01",
+        "--sigma-max",
+        "70",
+        "--rho",
+        "5",
+        "--sigmas",
+        "3",
+        "1",
+        "0",
+        "--seed",
+        "4",
+        "--init-video",
+        "v.mp4",
+        "--strength",
+        "0.3",
+    ]
     (r,) = requests_of(arguments("--prompt", "p", *flags))
     default = Request("p")
     same = [name for name in Request.__dataclass_fields__ if getattr(r, name) == getattr(default, name)]
@@ -110,7 +149,9 @@ def test_nothing_to_draw_is_said():
         requests_of(arguments("--prompts-file", "nowhere.txt"))
 
 
-@pytest.mark.parametrize("flags, message", [(["--height", "100"], "use 96 or 112"), (["--num-video-frames", "10"], "use 9 or 13")])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags, message", [(["--height", "100"], "use 96 or 112"), (["--num-video-frames", "10"], "use 9 or 13")]
+)
 def test_bad_sizes_end_the_command_at_once(capsys, tmp_path, flags, message):
     """Before the checkpoint is looked for: this one does not exist."""
     from dfm_nb.generate import main

@@ -87,9 +87,11 @@ def test_conditioning_reaches_its_own_sample_only(one_rank, change):
     before = outputs(chunk, pack_draws(some, SETTINGS))
     d = some[1]
     some[1] = replace(
-        d, sigma=d.sigma * 3 if change == "sigma" else d.sigma, fps=7.0 if change == "fps" else d.fps,
+        d,
+        sigma=d.sigma * 3 if change == "sigma" else d.sigma,
+        fps=7.0 if change == "fps" else d.fps,
         text=-d.text if change == "text" else d.text,
-    )  # fmt: skip
+    )
     after = outputs(chunk, pack_draws(some, SETTINGS))
     assert not torch.allclose(before[d.key], after[d.key], atol=1e-3)
     for other in (some[0].key, some[2].key):

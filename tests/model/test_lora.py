@@ -97,9 +97,12 @@ def tuned(tmp_path_factory):
     base, run = folder / "base", folder / "run"
     pretrain(base, "train.train_iters=4", processes=1)
     argv = [
-        f"checkpoint.pretrained={base}", "model.lora.rank=4", "model.tensor_model_parallel_size=2", "scheduler.lr_decay_iters=6",
+        f"checkpoint.pretrained={base}",
+        "model.lora.rank=4",
+        "model.tensor_model_parallel_size=2",
+        "scheduler.lr_decay_iters=6",
         "checkpoint.save_interval=2",
-    ]  # fmt: skip
+    ]
     first = pretrain(run, *argv, "train.train_iters=4")
     second = pretrain(run, *argv, "train.train_iters=6")
     return base, run, first, second
@@ -156,9 +159,11 @@ def test_weights_of_another_model_are_refused(one_rank, tuned, source, change, s
 
 @pytest.mark.parametrize(
     "change, said",
-    [(["model.lora.rank=4"], "model.lora.rank needs weights to adapt; got 4; give checkpoint.pretrained=PATH"),
-     (["model.lora.alpha=4"], "model.lora.alpha needs model.lora.rank; got 4.0; set model.lora.rank=16")],
-)  # fmt: skip
+    [
+        (["model.lora.rank=4"], "model.lora.rank needs weights to adapt; got 4; give checkpoint.pretrained=PATH"),
+        (["model.lora.alpha=4"], "model.lora.alpha needs model.lora.rank; got 4.0; set model.lora.rank=16"),
+    ],
+)
 def test_updates_of_nothing_are_refused(change, said):
     with pytest.raises(cfg.ConfigError, match=re.escape(said)):
         cfg.resolve(None, overrides=["dataset.mock=true", *change], training=True)

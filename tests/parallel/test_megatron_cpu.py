@@ -41,7 +41,9 @@ def test_names_that_the_optimizer_patch_replaces_exist():
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     for owner, name in (
-        (clip_grads, "clip_grad_by_total_norm_fp32"), (optimizer, "clip_grad_by_total_norm_fp32"),
-        (DistributedOptimizer, "_set_main_param_and_optimizer_states"), (DistributedOptimizer, "load_state_dict"),
-    ):  # fmt: skip
+        (clip_grads, "clip_grad_by_total_norm_fp32"),
+        (optimizer, "clip_grad_by_total_norm_fp32"),
+        (DistributedOptimizer, "_set_main_param_and_optimizer_states"),
+        (DistributedOptimizer, "load_state_dict"),
+    ):
         assert hasattr(owner, name), f"{owner.__name__}.{name} is gone: {HELP}"

@@ -122,13 +122,7 @@ def test_curriculum_weights_average_over_its_phases(folder):
         (("docs_text", "news_text"), "may stand once in a split"),
         (("  dataset_weight: 0.3\n", ""), "need a weight, or none"),
         (("dataset_split: train", "dataset_split: test"), "dataset_split train; got none"),
-        (
-            (
-                "- dataset_prefix",
-                "- {",
-            ),
-            "must be YAML",
-        ),
+        (("- dataset_prefix", "- {"), "must be YAML"),
     ],
 )
 def test_yaml_faults_are_named(folder, change, message):

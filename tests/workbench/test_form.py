@@ -30,11 +30,17 @@ def test_every_control_has_its_help_and_limits():
 @pytest.mark.parametrize(
     "key, kind",
     [
-        ("train.caption_dropout", w.FloatSlider), ("train.train_iters", w.IntText), ("model.size", w.Dropdown),
-        ("model.attention_backend", w.Dropdown), ("model.qk_layernorm", w.Checkbox), ("validation.prompts", w.Text),
-        ("optimizer.lr", w.Text), ("mixed_precision", w.Dropdown), ("dataset.path", w.Text),
+        ("train.caption_dropout", w.FloatSlider),
+        ("train.train_iters", w.IntText),
+        ("model.size", w.Dropdown),
+        ("model.attention_backend", w.Dropdown),
+        ("model.qk_layernorm", w.Checkbox),
+        ("validation.prompts", w.Text),
+        ("optimizer.lr", w.Text),
+        ("mixed_precision", w.Dropdown),
+        ("dataset.path", w.Text),
     ],
-)  # fmt: skip
+)
 def test_control_fits_the_type(key, kind):
     assert type(ConfigForm([key]).controls[key].widget) is kind
 
@@ -48,10 +54,16 @@ def test_menus_hold_the_legal_values():
 def test_overrides_round_trip_through_the_resolver():
     form = ConfigForm(ALL, recipe="demo")
     values = {
-        "train.train_iters": 40, "optimizer.lr": 3e-4, "model.qk_layernorm": False, "train.caption_dropout": 0.25,
-        "validation.prompts": ["a blue, small one", "x: y"], "dataset.mock_latent_sizes": [[1, 4, 4]],
-        "dataset.path": "data/with space", "checkpoint.keep_every": 50, "model.attention_backend": "sdpa",
-    }  # fmt: skip
+        "train.train_iters": 40,
+        "optimizer.lr": 3e-4,
+        "model.qk_layernorm": False,
+        "train.caption_dropout": 0.25,
+        "validation.prompts": ["a blue, small one", "x: y"],
+        "dataset.mock_latent_sizes": [[1, 4, 4]],
+        "dataset.path": "data/with space",
+        "checkpoint.keep_every": 50,
+        "model.attention_backend": "sdpa",
+    }
     for key, value in values.items():
         form[key] = value
     assert form.valid, form.faults

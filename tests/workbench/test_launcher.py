@@ -265,9 +265,12 @@ def start_elsewhere(tmp_path: Path, program: Path, headless: str) -> subprocess.
         time.sleep(600)
     """
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
         env={**os.environ, "DFM_HEADLESS": headless},
-    )  # fmt: skip
+    )
 
 
 def test_run_survives_its_kernel_and_is_found_again(tmp_path, program):

@@ -90,8 +90,10 @@ def test_status_of_an_empty_folder_has_no_numbers(tmp_path):
 
 
 def test_lines_hold_validation_by_sigma_of_first_and_last_round(tmp_path):
-    rounds = [{"iteration": i, "val_loss": v, "val_loss_by_sigma": [v, None, 2 * v], "val_sigmas": [0.1, 1.0, 10.0]}
-              for i, v in ((1, 0.9), (2, 0.8), (3, 0.7))]  # fmt: skip
+    rounds = [
+        {"iteration": i, "val_loss": v, "val_loss_by_sigma": [v, None, 2 * v], "val_sigmas": [0.1, 1.0, 10.0]}
+        for i, v in ((1, 0.9), (2, 0.8), (3, 0.7))
+    ]
     write(tmp_path, record(1), record(2), record(3), *rounds)
     monitor = Monitor(tmp_path)
     monitor.read()

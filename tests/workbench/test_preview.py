@@ -85,8 +85,13 @@ def test_widget_draws_in_a_thread_and_steps_back():
     wait_for(lambda: preview.message.startswith("done") and not preview._draw.disabled)
     prompts, settings = pipe.calls[0]
     assert prompts == ["a moth"] and settings == {
-        "guidance": 3.5, "num_steps": 10, "seed": 1, "sampler": "heun", "height": 32, "width": 32
-    }  # fmt: skip
+        "guidance": 3.5,
+        "num_steps": 10,
+        "seed": 1,
+        "sampler": "heun",
+        "height": 32,
+        "width": 32,
+    }
     last = preview._image.value
     preview._back.value = 0
     assert preview._image.value != last and "after step 1 of 10" in preview._image.value

@@ -31,13 +31,24 @@ def run(data):
     form = workbench.ConfigForm(
         ["model", "train", "validation"],
         {
-            "model.num_layers": 2, "model.hidden_size": 48, "model.num_attention_heads": 4, "train.train_iters": STEPS,
-            "train.global_batch_size": 1, "train.eval_interval": 20, "train.eval_iters": 1, "dataset.num_workers": 0,
-            "dataset.task_encoder_seq_length": 160, "validation.prompts": ["a blue moth"], "validation.height": 32,
-            "validation.width": 32, "validation.num_steps": 2, "logger.log_interval": 5, "logger.tensorboard": False,
+            "model.num_layers": 2,
+            "model.hidden_size": 48,
+            "model.num_attention_heads": 4,
+            "train.train_iters": STEPS,
+            "train.global_batch_size": 1,
+            "train.eval_interval": 20,
+            "train.eval_iters": 1,
+            "dataset.num_workers": 0,
+            "dataset.task_encoder_seq_length": 160,
+            "validation.prompts": ["a blue moth"],
+            "validation.height": 32,
+            "validation.width": 32,
+            "validation.num_steps": 2,
+            "logger.log_interval": 5,
+            "logger.tensorboard": False,
         },
         recipe="demo",
-    )  # fmt: skip
+    )
     argv = ["--recipe", "demo", "--dataset-path", str(data), *form.check().overrides()]
     launcher = workbench.Launcher(data.parent / "run", argv)
     launcher.start()

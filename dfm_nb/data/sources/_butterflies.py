@@ -39,8 +39,18 @@ WINGS: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float]]]] = 
     ),
     "swallowtail": (
         [(0.34, -0.50), (0.80, -0.80), (0.98, -0.74), (0.88, -0.36), (0.74, 0.00), (0.40, 0.06)],
-        [(0.42, 0.02), (0.66, 0.14), (0.70, 0.42), (0.64, 0.64), (0.66, 0.86), (0.60, 1.02), (0.50, 0.96), (0.48, 0.72),
-         (0.28, 0.66), (0.08, 0.40)],
+        [
+            (0.42, 0.02),
+            (0.66, 0.14),
+            (0.70, 0.42),
+            (0.64, 0.64),
+            (0.66, 0.86),
+            (0.60, 1.02),
+            (0.50, 0.96),
+            (0.48, 0.72),
+            (0.28, 0.66),
+            (0.08, 0.40),
+        ],
     ),
     "birdwing": (
         [(0.42, -0.48), (0.92, -0.78), (1.14, -0.76), (1.06, -0.46), (0.72, -0.10), (0.38, 0.02)],
@@ -51,16 +61,32 @@ WINGS: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float]]]] = 
         [(0.40, 0.00), (0.74, 0.08), (0.84, 0.28), (0.64, 0.50), (0.30, 0.50), (0.06, 0.28)],
     ),
     "comma": (
-        [(0.30, -0.54), (0.68, -0.84), (0.90, -0.78), (0.76, -0.54), (0.88, -0.34), (0.72, -0.20), (0.78, 0.00),
-         (0.40, 0.05)],
-        [(0.42, 0.01), (0.76, 0.08), (0.66, 0.26), (0.80, 0.44), (0.58, 0.48), (0.56, 0.74), (0.34, 0.58),
-         (0.08, 0.36)],
+        [
+            (0.30, -0.54),
+            (0.68, -0.84),
+            (0.90, -0.78),
+            (0.76, -0.54),
+            (0.88, -0.34),
+            (0.72, -0.20),
+            (0.78, 0.00),
+            (0.40, 0.05),
+        ],
+        [
+            (0.42, 0.01),
+            (0.76, 0.08),
+            (0.66, 0.26),
+            (0.80, 0.44),
+            (0.58, 0.48),
+            (0.56, 0.74),
+            (0.34, 0.58),
+            (0.08, 0.36),
+        ],
     ),
     "morpho": (
         [(0.30, -0.54), (0.68, -0.86), (0.98, -0.78), (1.04, -0.44), (0.94, -0.02), (0.45, 0.07)],
         [(0.50, 0.02), (0.90, 0.10), (0.96, 0.46), (0.72, 0.74), (0.34, 0.70), (0.08, 0.40)],
     ),
-}  # fmt: skip
+}
 
 TILT_DEGREES = {"open": 0.0, "tilted left": -30.0, "tilted right": 30.0, "folded": 0.0}
 
@@ -84,9 +110,13 @@ def _fill(rgb: RGB, alpha: float = 1.0) -> skia.Paint:
 
 def _line(rgb: RGB, width: float, alpha: float = 1.0) -> skia.Paint:
     return skia.Paint(
-        Color=_argb(rgb, alpha), AntiAlias=True, Style=skia.Paint.kStroke_Style, StrokeWidth=width,
-        StrokeCap=skia.Paint.kRound_Cap, StrokeJoin=skia.Paint.kRound_Join,
-    )  # fmt: skip
+        Color=_argb(rgb, alpha),
+        AntiAlias=True,
+        Style=skia.Paint.kStroke_Style,
+        StrokeWidth=width,
+        StrokeCap=skia.Paint.kRound_Cap,
+        StrokeJoin=skia.Paint.kRound_Join,
+    )
 
 
 def _blurred(paint: skia.Paint, sigma: float) -> skia.Paint:

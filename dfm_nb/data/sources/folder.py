@@ -63,9 +63,13 @@ class Folder:
             size = path.stat().st_size if path.is_file() else -1
             listing.update(f"{name} {size} {self.captions.get(name, '')}\n".encode("utf-8", "surrogateescape"))
         return {
-            "name": self.name, "folder": self.root.resolve().name, "files": len(self.files),
-            "listing_sha256": listing.hexdigest(), "background": list(self.background), **self.clips.identity(),
-        }  # fmt: skip
+            "name": self.name,
+            "folder": self.root.resolve().name,
+            "files": len(self.files),
+            "listing_sha256": listing.hexdigest(),
+            "background": list(self.background),
+            **self.clips.identity(),
+        }
 
     def caption(self, index: int) -> str:
         """The caption of a file; SampleError when what should hold it does not."""
@@ -136,9 +140,12 @@ def _caption_file(path: Path) -> str:
 
 
 def build(
-    spec: str | None = None, background: str = "white", clip_frames: int | None = None, fps: float | None = None,
+    spec: str | None = None,
+    background: str = "white",
+    clip_frames: int | None = None,
+    fps: float | None = None,
     stride: int | None = None,
-) -> Folder:  # fmt: skip
+) -> Folder:
     """The source of `folder:DIR`.
 
     Parameters

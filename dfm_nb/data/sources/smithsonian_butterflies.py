@@ -43,10 +43,15 @@ def _how_to_fetch() -> str:
 
 
 def build(
-    spec: str | None = None, image_column: str | None = None, caption_column: str | None = None,
-    background: str = "white", timeout_s: float = 20.0, retries: int = 3, backoff_s: float = 1.0,
+    spec: str | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    background: str = "white",
+    timeout_s: float = 20.0,
+    retries: int = 3,
+    backoff_s: float = 1.0,
     max_bytes: int = 64 << 20,
-) -> Table:  # fmt: skip
+) -> Table:
     """The source.
 
     Parameters

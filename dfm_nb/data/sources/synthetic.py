@@ -29,8 +29,13 @@ CLIP_FRAMES = ((9, 0.65), (17, 0.35))
 CLIP_FPS = (8.0, 12.0)
 # (height, width) in units of the base size
 IMAGE_SHAPES = (
-    ((1, 1), 0.56), ((1, 1.25), 0.11), ((1.25, 1), 0.11), ((1, 1.5), 0.08), ((1.5, 1), 0.08), ((0.75, 0.75), 0.06),
-)  # fmt: skip
+    ((1, 1), 0.56),
+    ((1, 1.25), 0.11),
+    ((1.25, 1), 0.11),
+    ((1, 1.5), 0.08),
+    ((1.5, 1), 0.08),
+    ((0.75, 0.75), 0.06),
+)
 CLIP_SHAPES = (((1, 1), 0.8), ((1, 1.25), 0.1), ((1.25, 1), 0.1))
 
 WINGS_WORDS = {
@@ -42,14 +47,18 @@ WINGS_WORDS = {
 PLACE_WORDS = {"sky": "in the sky", "meadow": "over a meadow", "sand": "over sand", "night": "at night"}
 POSTURE_WORDS = {
     "still": {
-        "open": "wings wide open", "tilted left": "tilted to the left", "tilted right": "tilted to the right",
+        "open": "wings wide open",
+        "tilted left": "tilted to the left",
+        "tilted right": "tilted to the right",
         "folded": "wings folded, seen from the side",
     },
     "flapping": {
-        "open": "seen from above", "tilted left": "tilted to the left", "tilted right": "tilted to the right",
+        "open": "seen from above",
+        "tilted left": "tilted to the left",
+        "tilted right": "tilted to the right",
         "folded": "seen from the side",
     },
-}  # fmt: skip
+}
 TEMPLATES = {
     "still": (
         "A {colour} {species} butterfly with {wings}, {posture}, {place}.",
@@ -89,9 +98,13 @@ def seen_combinations() -> list[dict[str, str]]:
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
     """All attributes, the missing ones by default, each a known name."""
     known = {
-        "colour": COLOURS, "pattern": PATTERNS, "background": BACKGROUNDS, "species": SPECIES, "posture": POSTURES,
+        "colour": COLOURS,
+        "pattern": PATTERNS,
+        "background": BACKGROUNDS,
+        "species": SPECIES,
+        "posture": POSTURES,
         "motion": MOTIONS,
-    }  # fmt: skip
+    }
     for name, value in attributes.items():
         if name not in known or value not in known[name]:
             options = ", ".join(known.get(name, known))
@@ -112,9 +125,14 @@ def caption_for(attributes: dict[str, str], template: int = 0) -> str:
     place = PLACE_WORDS[a["background"]]
     templates = TEMPLATES[a["motion"]]
     text = templates[template % len(templates)].format(
-        colour=a["colour"], species=a["species"], pattern=adjective, wings=wings, place=place,
-        Place=place[0].upper() + place[1:], posture=POSTURE_WORDS[a["motion"]][a["posture"]],
-    )  # fmt: skip
+        colour=a["colour"],
+        species=a["species"],
+        pattern=adjective,
+        wings=wings,
+        place=place,
+        Place=place[0].upper() + place[1:],
+        posture=POSTURE_WORDS[a["motion"]][a["posture"]],
+    )
     return with_articles(text)
 
 
@@ -202,15 +220,26 @@ class Synthetic:
 
     def identity(self) -> dict:
         return {
-            "name": self.name, "num_images": self.num_images, "num_clips": self.num_clips, "size_px": self.size_px,
-            "seed": self.seed, "unseen": self.unseen, "square": self.square, "drawing": DRAWING,
-        }  # fmt: skip
+            "name": self.name,
+            "num_images": self.num_images,
+            "num_clips": self.num_clips,
+            "size_px": self.size_px,
+            "seed": self.seed,
+            "unseen": self.unseen,
+            "square": self.square,
+            "drawing": DRAWING,
+        }
 
 
 def build(
-    spec: str | None = None, num_images: int = 1200, num_clips: int = 300, size_px: int = 64, seed: int = 0,
-    unseen: bool = False, square: bool = False,
-) -> Synthetic:  # fmt: skip
+    spec: str | None = None,
+    num_images: int = 1200,
+    num_clips: int = 300,
+    size_px: int = 64,
+    seed: int = 0,
+    unseen: bool = False,
+    square: bool = False,
+) -> Synthetic:
     """The source.
 
     Parameters

@@ -24,9 +24,18 @@ from dfm_nb.data.sources._media import VIDEO_SUFFIXES, ClipOptions, key_of, read
 from dfm_nb.data.sources._rows import ParquetRows, TextRows, open_rows
 
 MEDIA_COLUMNS = (
-    "image", "video", "image_path", "video_path", "path", "file", "file_name", "filename",
-    "image_url", "video_url", "url",
-)  # fmt: skip
+    "image",
+    "video",
+    "image_path",
+    "video_path",
+    "path",
+    "file",
+    "file_name",
+    "filename",
+    "image_url",
+    "video_url",
+    "url",
+)
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 VIDEO_TYPES = {"video/webm": ".webm", "video/quicktime": ".mov", "video/x-matroska": ".mkv"}
 
@@ -35,9 +44,17 @@ class Table:
     """Items are rows."""
 
     def __init__(
-        self, name: str, rows: TextRows | ParquetRows, label: str, folder: Path, media: Sequence[str], caption: str,
-        background: video.RGB, clips: ClipOptions, limits: _fetch.Limits,
-    ):  # fmt: skip
+        self,
+        name: str,
+        rows: TextRows | ParquetRows,
+        label: str,
+        folder: Path,
+        media: Sequence[str],
+        caption: str,
+        background: video.RGB,
+        clips: ClipOptions,
+        limits: _fetch.Limits,
+    ):
         self.name, self.label, self.folder = name, label, folder
         self._rows, self._media, self._caption_column = rows, tuple(media), caption
         self._captions = rows.column(caption)
@@ -57,10 +74,15 @@ class Table:
             if not (isinstance(self._rows, ParquetRows) and self._rows.is_heavy(column)):
                 listing.update(repr((column, self._rows.column(column))).encode("utf-8", "surrogatepass"))
         return {
-            "name": self.name, "table": self.label, "rows": len(self), "media_columns": list(self._media),
-            "caption_column": self._caption_column, "listing_sha256": listing.hexdigest(),
-            "background": list(self._background), **self._clips.identity(),
-        }  # fmt: skip
+            "name": self.name,
+            "table": self.label,
+            "rows": len(self),
+            "media_columns": list(self._media),
+            "caption_column": self._caption_column,
+            "listing_sha256": listing.hexdigest(),
+            "background": list(self._background),
+            **self._clips.identity(),
+        }
 
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
@@ -177,10 +199,18 @@ def local_table(spec: str, limits: _fetch.Limits) -> tuple[TextRows | ParquetRow
 
 
 def build(
-    spec: str | None = None, image_column: str | None = None, caption_column: str | None = None,
-    background: str = "white", clip_frames: int | None = None, fps: float | None = None, stride: int | None = None,
-    timeout_s: float = 20.0, retries: int = 3, backoff_s: float = 1.0, max_bytes: int = 512 << 20,
-) -> Table:  # fmt: skip
+    spec: str | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    background: str = "white",
+    clip_frames: int | None = None,
+    fps: float | None = None,
+    stride: int | None = None,
+    timeout_s: float = 20.0,
+    retries: int = 3,
+    backoff_s: float = 1.0,
+    max_bytes: int = 512 << 20,
+) -> Table:
     """The source of `table:FILE`.
 
     Parameters

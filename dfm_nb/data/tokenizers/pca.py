@@ -134,8 +134,12 @@ class PCATokenizer:
         for start in range(1, z.shape[1], size):
             yield rearrange(
                 lift("video", z[:, start : start + size]),
-                "b t h w (c s p q) -> b c (t s) (h p) (w q)", c=3, s=TEMPORAL, p=SPATIAL, q=SPATIAL,
-            )  # fmt: skip
+                "b t h w (c s p q) -> b c (t s) (h p) (w q)",
+                c=3,
+                s=TEMPORAL,
+                p=SPATIAL,
+                q=SPATIAL,
+            )
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer's file; `path` may be a folder."""

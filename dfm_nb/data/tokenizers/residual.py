@@ -256,8 +256,9 @@ def _windows(shape: torch.Size, depth: int) -> list[tuple[slice, int, int, int]]
     size = max(1, room - depth)
     return [
         (slice(i, i + 1), start, min(start + size, steps), max(0, start - depth))
-        for i in range(batch) for start in range(0, steps, size)
-    ]  # fmt: skip
+        for i in range(batch)
+        for start in range(0, steps, size)
+    ]
 
 
 def build(path: str | Path | None = None, device: str = "cpu", dtype: torch.dtype | None = None) -> ResidualTokenizer:

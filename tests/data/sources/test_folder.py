@@ -52,8 +52,12 @@ def test_captions_come_from_csv_then_txt_then_json_then_name(tmp_path):
     (tmp_path / "d.json").write_text('"a plain string"')
     source = folder.build(str(tmp_path))
     assert [read(source, i)[0].caption for i in range(len(source))] == [
-        "from csv", "from txt", "from json", "a plain string", "my blue butterfly",
-    ]  # fmt: skip
+        "from csv",
+        "from txt",
+        "from json",
+        "a plain string",
+        "my blue butterfly",
+    ]
 
 
 def test_captions_csv_takes_paths_in_subfolders_and_a_byte_order_mark(tmp_path):

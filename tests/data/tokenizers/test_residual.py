@@ -161,9 +161,7 @@ def test_wrong_files_and_shapes_are_named(tokenizer, tmp_path):
 
 # ---- the script that trains it ------------------------------------------------------------------------------------
 
-TINY = json.dumps(
-    {"width": 8, "fine_width": 8, "encoder_blocks": 1, "decoder_blocks": 1, "decoder_fine_blocks": 1}
-)  # fmt: skip
+TINY = json.dumps({"width": 8, "fine_width": 8, "encoder_blocks": 1, "decoder_blocks": 1, "decoder_fine_blocks": 1})
 
 
 def test_training_batches_are_pure_and_leave_out_what_is_measured():
@@ -184,8 +182,14 @@ def test_orthogonal_update_has_singular_values_near_1():
 def settings(**changed):
     """Of `step_loss`, with strong noise on no sample."""
     defaults = {
-        "seed": 0, "noise": 0.05, "spread": 0.0, "stay": 0.0, "strong_noise": 3.0, "strong_share": 0.0, "clips_weight": 1.0,
-    }  # fmt: skip
+        "seed": 0,
+        "noise": 0.05,
+        "spread": 0.0,
+        "stay": 0.0,
+        "strong_noise": 3.0,
+        "strong_share": 0.0,
+        "clips_weight": 1.0,
+    }
     return argparse.Namespace(**defaults | changed)
 
 
@@ -221,8 +225,21 @@ def test_training_goes_on_from_a_tokenizer(tmp_path, monkeypatch):
     first.save(tmp_path / "first.safetensors")
 
     def train(start, steps):
-        argv = ["train_tokenizer.py", "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "second.safetensors"), "--steps", str(steps),
-                "--start-from", str(start), "--strong-noise", "1.5", "--strong-share", "0.6"]  # fmt: skip
+        argv = [
+            "train_tokenizer.py",
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--output",
+            str(tmp_path / "second.safetensors"),
+            "--steps",
+            str(steps),
+            "--start-from",
+            str(start),
+            "--strong-noise",
+            "1.5",
+            "--strong-share",
+            "0.6",
+        ]
         monkeypatch.setattr(sys, "argv", argv)
         script.main()
 
@@ -246,10 +263,23 @@ def test_stopped_training_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
         for limit in limits:
             stop = [] if limit is None else ["--max-minutes", limit]
             monkeypatch.setattr(
-                sys, "argv",
-                ["train_tokenizer.py", "--run-dir", str(tmp_path / name), "--output", str(tmp_path / f"{name}.safetensors"),
-                 "--steps", "3", "--shape", TINY, "--log-every", "1", *stop],
-            )  # fmt: skip
+                sys,
+                "argv",
+                [
+                    "train_tokenizer.py",
+                    "--run-dir",
+                    str(tmp_path / name),
+                    "--output",
+                    str(tmp_path / f"{name}.safetensors"),
+                    "--steps",
+                    "3",
+                    "--shape",
+                    TINY,
+                    "--log-every",
+                    "1",
+                    *stop,
+                ],
+            )
             script.main()
         made[name] = load_file(tmp_path / f"{name}.safetensors")
         rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -266,11 +296,27 @@ def test_data_carry_the_tokenizer_that_made_them(tmp_path):
     other = residual.build()
     other.encoder.head.bias += 0.1
     other.save(tmp_path / "other.safetensors")
-    argv = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--tokenizer", "residual", "--tokenizer-path",
-            str(tmp_path / "other.safetensors"), "--output-dir", str(tmp_path / "d")]  # fmt: skip
+    argv = [
+        "--source",
+        "synthetic",
+        "--num-images",
+        "36",
+        "--num-clips",
+        "4",
+        "--tokenizer",
+        "residual",
+        "--tokenizer-path",
+        str(tmp_path / "other.safetensors"),
+        "--output-dir",
+        str(tmp_path / "d"),
+    ]
     subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", *argv], check=True)
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert manifest["tokenizer"] == residual.build(tmp_path / "other.safetensors").identity() != residual.build().identity()
+    assert (
+        manifest["tokenizer"]
+        == residual.build(tmp_path / "other.safetensors").identity()
+        != residual.build().identity()
+    )
     assert residual.build(tmp_path / "d").identity() == manifest["tokenizer"]
     assert inspect.build_tokenizer(tmp_path / "d", manifest, None, None).identity() == manifest["tokenizer"]
     assert checkpoint.read_assets(tmp_path / "d").keys() == set(checkpoint.ASSETS)
@@ -279,7 +325,18 @@ def test_data_carry_the_tokenizer_that_made_them(tmp_path):
 
 @pytest.mark.slow
 def test_prepare_records_the_tokenizer_and_its_psnr(tmp_path, tokenizer):
-    argv = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--tokenizer", "residual", "--output-dir", str(tmp_path / "d")]
+    argv = [
+        "--source",
+        "synthetic",
+        "--num-images",
+        "36",
+        "--num-clips",
+        "4",
+        "--tokenizer",
+        "residual",
+        "--output-dir",
+        str(tmp_path / "d"),
+    ]
     subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", *argv], check=True)
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
     assert manifest["tokenizer"]["sha256"] == tokenizer.identity()["sha256"]
