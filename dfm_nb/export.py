@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.model import ema
@@ -69,14 +69,13 @@ def averaged(source: checkpoint.Weights, chunks, sigma_rel: float) -> None:
 
 def write_tensors(tensors: dict[str, torch.Tensor], output: Path) -> None:
     """One file, whole or absent."""
-    temporary = output.with_name(output.name + ".tmp")
-    if output.suffix == ".safetensors":
-        from safetensors.torch import save_file
+    with replacing(output) as temporary:
+        if output.suffix == ".safetensors":
+            from safetensors.torch import save_file
 
-        save_file(tensors, temporary)
-    else:
-        torch.save(tensors, temporary)
-    temporary.replace(output)
+            save_file(tensors, temporary)
+        else:
+            torch.save(tensors, temporary)
     count = sum(t.numel() for t in tensors.values())
     print(f"[INFO] wrote {output}: {len(tensors)} tensors, {count / 1e6:.2f} M parameters")
 

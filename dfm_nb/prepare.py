@@ -35,7 +35,7 @@ from tqdm import tqdm
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import USER_ERRORS, ArgumentParser, end_with_parent, guard
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.records import SampleError, Source
 from dfm_nb.data import shards
@@ -530,9 +530,8 @@ def complete_folder(args, ranks: Ranks, source, keys, folder: Path, tokenizer, t
         raise ValueError(f"no sample of {args.source} could be used ({len(drops)} dropped); the first: {first}")
     splits = {part: [r["name"] for r in full if r["split"] == part] for part in ("train", "val", "test")}
     mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
-    empty = folder / "text_empty.safetensors.tmp"
-    save_file({"text_emb": text_encoder.encode([""])[0][None].contiguous()}, empty)
-    empty.replace(folder / "text_empty.safetensors")
+    with replacing(folder / "text_empty.safetensors") as temporary:
+        save_file({"text_emb": text_encoder.encode([""])[0][None].contiguous()}, temporary)
     shards.write_energon_metadata(folder, splits)
     of_item = splits_of(keys, args.val_fraction, args.test_fraction)
     held_out = next(s for s in ("val", "test", "train") if s in of_item)

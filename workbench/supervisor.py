@@ -1,4 +1,4 @@
-"""The process between a kernel and torchrun: `python supervisor.py REQUEST.json`; std-lib and psutil only.
+"""The process between a kernel and torchrun: `python supervisor.py REQUEST.json`; starts in a tenth of a second, without torch.
 
 What enters: a JSON file with `folder`, `command`, `cwd`, `grace_s`, `die_with_parent`, `about`. What leaves:
 `launch.json` in the folder, with this process's pid and start time at once, and the exit code at the end; the
@@ -22,6 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from dfm_nb.base.files import write_atomically
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POLL_S = 0.1
 AGENT_GRACE_S = 5.0
@@ -35,9 +37,7 @@ def _prctl(option: int, value: int) -> None:
 
 def write_json(path: Path, value: dict) -> None:
     """Whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(value, indent=1))
-    os.replace(part, path)
+    write_atomically(path, json.dumps(value, indent=1).encode())
 
 
 def descendants() -> list[psutil.Process]:

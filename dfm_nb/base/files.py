@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
-import tempfile
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that readers see whole or not at all: a temporary file in the same folder, synced, then renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A temporary path in the same folder, which becomes `path` when the block ends well: `with replacing(path) as temporary:`.
+
+    Readers see the old content or the whole new one, also after a crash: the bytes are on disk before the rename. A block that fails
+    leaves `path` as it was and no temporary. The file gets the mode that the umask gives, whatever the writer in the block does.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # made here to learn the umask's mode without setting the umask, which threads share
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    mode = os.fstat(descriptor).st_mode & 0o777
+    os.close(descriptor)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        mode = os.stat(path).st_mode & 0o777 if path.exists() else 0o644
-        os.chmod(name, mode)
-        os.replace(name, path)
+        yield temporary
+        os.chmod(temporary, mode)  # safetensors puts a file of mode 0600 in its place
+        fsync_replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Write a file that readers see whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def fsync_replace(source: Path, target: Path) -> None:
+    """Bring `source` to disk, then give it its final name in one step."""
+    sync(source)
+    os.replace(source, target)
 
 
 def sync(path: Path) -> None:
     """Make a file's content, or the renames in a folder, durable."""
-    fd = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        os.fsync(descriptor)
     finally:
-        os.close(fd)
+        os.close(descriptor)
 
 
 def sha256(path: Path) -> str:
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None when there is no such file, or something else in it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
+from dfm_nb.base.files import replacing
 from dfm_nb.base.metrics import series, smooth
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -64,8 +64,8 @@ def plot_loss(
     axes.set_axisbelow(True)
     axes.legend(frameon=False)
     output = Path(output)
-    figure.savefig(output.with_name(f".{output.name}"), format="png")
-    os.replace(output.with_name(f".{output.name}"), output)
+    with replacing(output) as temporary:
+        figure.savefig(temporary, format="png")
     return output
 
 

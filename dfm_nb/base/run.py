@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -12,11 +11,9 @@ from typing import Any
 
 import orjson
 
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import read_json, write_atomically
 
 MEDIA = (".mp4", ".png", ".gif", ".webp")
-
-
 _ITERATION = re.compile(r"iter_(\d+)")
 
 
@@ -127,7 +124,7 @@ class Run:
 
     def release(self) -> None:
         """Remove `run.pid` if it is ours."""
-        record = _read_json(self.pid_file)
+        record = read_json(self.pid_file)
         if record and record.get("pid") == os.getpid() and record.get("host") == socket.gethostname():
             self.pid_file.unlink(missing_ok=True)
 
@@ -137,7 +134,7 @@ class Run:
         Only processes of this host can be seen; a claim from another host counts as gone. A reused pid is told apart
         by its start time.
         """
-        record = _read_json(self.pid_file)
+        record = read_json(self.pid_file)
         if not record or record.get("host") != socket.gethostname():
             return None
         started = _started_s(int(record["pid"]))
@@ -150,14 +147,6 @@ def iteration_folders(parent: Path) -> list[tuple[int, Path]]:
         return []
     found = [(_ITERATION.fullmatch(p.name), p) for p in parent.iterdir() if p.is_dir()]
     return sorted((int(m[1]), p) for m, p in found if m)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _started_s(pid: int) -> float | None:

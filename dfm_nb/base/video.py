@@ -13,7 +13,6 @@ import base64
 import html
 import io
 import math
-import os
 import tempfile
 from contextlib import contextmanager
 from fractions import Fraction
@@ -24,6 +23,7 @@ import av
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
+from dfm_nb.base.files import replacing
 from dfm_nb.base.records import SampleError
 
 MIN_SIDE_PX = 16
@@ -305,19 +305,6 @@ def _check(video: np.ndarray) -> None:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _replacing(path: str | Path) -> Iterator[str]:
-    """A temporary name beside `path`, moved onto it when the block ends well and removed when it does not."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        yield str(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) -> None:
     """Write H.264 (yuv420p, BT.709) that browsers play at once; odd sides gain one repeated row or column.
 
@@ -331,8 +318,9 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
         raise ValueError(f"fps must be a positive number; got {fps}")
     _, h, w, _ = video.shape
     video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")
-    with _replacing(path) as temporary:
-        with av.open(temporary, "w", format="mp4", options={"movflags": "+faststart"}) as container:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as container:
             stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
             stream.height, stream.width, stream.pix_fmt = *video.shape[1:3], "yuv420p"
             stream.options = {"crf": str(crf), "preset": "medium"}
@@ -349,7 +337,8 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
 def write_png(path: str | Path, image: np.ndarray) -> None:
     """Write uint8 [H, W, 3]."""
     _check(image[None] if isinstance(image, np.ndarray) and image.ndim == 3 else image)
-    with _replacing(path) as temporary:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
         Image.fromarray(image).save(temporary, format="PNG")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterable, Mapping
 
+from dfm_nb.base import geometry
 from dfm_nb.config.schema import Config
 
 
@@ -196,11 +197,11 @@ def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
         ("train.micro_batch_size",),
     )
     need(
-        config.validation.frames % 4 == 1,
+        geometry.is_frame_count(config.validation.frames),
         "validation.frames",
         "must be 1 + 4 k",
         str(config.validation.frames),
-        f"nearest: {_nearest_frames(config.validation.frames)}",
+        f"nearest: {geometry.nearest_frames(config.validation.frames)}",
     )
     need(
         len(set(config.ema.sigma_rels)) == len(config.ema.sigma_rels),
@@ -244,11 +245,6 @@ def _last_touched(keys: Iterable[str], origin: Mapping[str, str]) -> str:
         return 1 if "recipe" in layer else 3 if "command line" in layer else 2
 
     return max((origin.get(key, "") for key in keys), key=rank, default="")
-
-
-def _nearest_frames(frames: int) -> str:
-    down = max(0, (frames - 1) // 4) * 4 + 1
-    return f"{down} or {down + 4}"
 
 
 def check_training(config: Config, origin: Mapping[str, str]) -> list[Fault]:

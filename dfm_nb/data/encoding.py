@@ -27,6 +27,7 @@ import torch
 
 from dfm_nb.base import video
 from dfm_nb.base.files import write_atomically
+from dfm_nb.base.geometry import floor_frames, latent_size
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import ShardPlan
@@ -65,7 +66,7 @@ class Geometry:
             size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), multiple=16, upscale=self.upscale)
         except SampleError as error:
             raise SampleError(error.reason, f"{clip.key}: {error.detail}") from None
-        frames = clip.video[: 1 + (t - 1) // 4 * 4]
+        frames = clip.video[: floor_frames(t)]
         if size != (h, w):
             frames = video.resize(frames, *size)
         return Fitted(replace(clip, video=frames), h, w)
@@ -262,7 +263,7 @@ def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher
         t, h, w, _ = result.clip.video.shape
         batcher.add(len(chunk.metas), result.clip.video, chunk.latents)
         chunk.metas.append(describe(result))
-        chunk.latent_bytes += 2 * CHANNELS * (1 + t // 4) * (h // 8) * (w // 8)
+        chunk.latent_bytes += 2 * CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
         if chunk.latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
             batcher.flush(chunk.latents)
             yield chunk

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dfm_nb.base import plugins, video
+from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.stores import EnergonStore
 
@@ -79,7 +79,7 @@ class RawSource:
         clip = next(iter(self.source.read(index)), None)
         if clip is None:
             raise SampleError("empty", f"item {self.source.item_key(index)} gave nothing")
-        frames = clip.video[: len(clip.video) - (len(clip.video) - 1) % 4]
+        frames = clip.video[: geometry.floor_frames(len(clip.video))]
         height, width = video.fit_size(*frames.shape[1:3], self.short_side, upscale=True)
         return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes)
 
@@ -120,7 +120,7 @@ def draw(
             continue
         is_clip = len(real.frames) > 1
         if len(found[is_clip]) < wanted[is_clip]:
-            real.frames = real.frames[: max_frames - (max_frames - 1) % 4]
+            real.frames = real.frames[: geometry.floor_frames(max_frames)]
             found[is_clip].append(real)
             bar.update()
     bar.close()

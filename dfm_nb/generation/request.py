@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from dfm_nb.base import geometry
 from dfm_nb.diffusion import samplers
 
 
@@ -54,15 +55,13 @@ class Request:
         """ValueError with what must hold and, where there are such, the nearest legal values."""
         for name in ("height", "width"):
             px = getattr(self, name)
-            if px < 16 or px % 16:
-                low = max(16, px // 16 * 16)
-                raise ValueError(f"--{name} must be divisible by 16; got {px}; use {low} or {low + 16}")
+            if not geometry.is_side(px):
+                raise ValueError(f"--{name} must be divisible by 16; got {px}; use {geometry.nearest_sides(px)}")
         n = self.num_video_frames
-        if n < 1 or (n - 1) % 4:
-            low = max(0, (n - 1) // 4) * 4 + 1
+        if not geometry.is_frame_count(n):
             raise ValueError(
                 f"--num-video-frames must be 1 + 4k (pixel frames; the tokenizer codes 1 and then groups of 4); got {n}; "
-                f"use {low} or {low + 4}"
+                f"use {geometry.nearest_frames(n)}"
             )
         samplers.get_sampler(self.sampler)
         if self.schedule not in samplers.SCHEDULES:
@@ -89,7 +88,7 @@ class Request:
     @property
     def latent_grid(self) -> tuple[int, int, int]:
         """Latent T, H, W."""
-        return 1 + (self.num_video_frames - 1) // 4, self.height // 8, self.width // 8
+        return geometry.latent_size(self.num_video_frames, self.height, self.width)
 
     def weights(self, guide: bool) -> tuple[float, float]:
         """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is none.

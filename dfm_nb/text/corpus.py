@@ -27,9 +27,10 @@ from typing import Iterator
 import numpy as np
 from tqdm import tqdm
 
+from dfm_nb.base.files import fsync_replace
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.chunk import BadLine, ChunkEncoder, ChunkSettings, Encoded, encode_in_worker, start_worker
-from dfm_nb.text.index import Index, bin_path, fsync_replace, idx_path, meta_path, optimal_dtype, write_index
+from dfm_nb.text.index import Index, bin_path, idx_path, meta_path, optimal_dtype, write_index
 from dfm_nb.text.input import (
     CHUNK_BYTES,
     STDIN,

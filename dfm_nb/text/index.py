@@ -11,13 +11,14 @@ document index length D u64 (documents + 1), sequence lengths int32 [S], byte po
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Iterable, Iterator
 
 import numpy as np
+
+from dfm_nb.base.files import fsync_replace
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -175,16 +176,6 @@ class Index:
 def _near(prefix: Path) -> str:
     found = sorted({p.with_suffix("").name for p in prefix.parent.glob("*.idx")}) if prefix.parent.is_dir() else []
     return f"; in {prefix.parent} there are {', '.join(found[:5])}" if found else ""
-
-
-def fsync_replace(source: Path, target: Path) -> None:
-    """Bring `source` to disk, then give it its final name in one step."""
-    fd = os.open(source, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(source, target)
 
 
 def write_pair(prefix: str | Path, documents: Iterable[Iterable[np.ndarray]], dtype: np.dtype | type) -> Index:

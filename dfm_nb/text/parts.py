@@ -17,8 +17,9 @@ from typing import BinaryIO, Iterator
 
 import numpy as np
 
+from dfm_nb.base.files import fsync_replace
 from dfm_nb.text.chunk import Encoded
-from dfm_nb.text.index import bin_path, fsync_replace, idx_path, meta_path, write_index
+from dfm_nb.text.index import bin_path, idx_path, meta_path, write_index
 from dfm_nb.text.input import STDIN, Chunk
 
 _NAMES = ("bin", "lengths", "counts")

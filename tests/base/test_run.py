@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import iteration_line, start_logging, stop_logging
 from dfm_nb.base.metrics import Metrics, read_metrics, series, smooth, tail_metrics
 from dfm_nb.base.plots import plot_loss
@@ -62,14 +61,6 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
     iteration, media = run.newest_samples()
     assert iteration == 1000 and [p.name for p in media] == ["a.png", "b.mp4"]
     assert iteration_name(100) == "iter_0000100"
-
-
-def test_write_atomically_keeps_the_old_file_when_writing_fails(tmp_path):
-    path = tmp_path / "config.yaml"
-    write_atomically(path, b"old")
-    with pytest.raises(TypeError):
-        write_atomically(path, None)
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["config.yaml"]
 
 
 # ---- owner

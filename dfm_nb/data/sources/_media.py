@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_nb.base import video
+from dfm_nb.base import geometry, video
 from dfm_nb.base.records import SampleError
 
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
@@ -38,9 +38,8 @@ class ClipOptions:
 
     def __post_init__(self) -> None:
         n = self.clip_frames
-        if n is not None and (n < 1 or (n - 1) % 4):
-            low = max(0, (n - 1) // 4) * 4 + 1
-            raise ValueError(f"--clip-frames must be 1 + 4k; got {n}; use {low} or {low + 4}")
+        if n is not None and not geometry.is_frame_count(n):
+            raise ValueError(f"--clip-frames must be 1 + 4k; got {n}; use {geometry.nearest_frames(n)}")
         if self.fps is not None and not self.fps > 0:
             raise ValueError(f"--fps must be positive; got {self.fps}")
         if self.stride is not None and self.stride < 1:
@@ -104,5 +103,5 @@ def _cut(frames: Iterator[np.ndarray], fps: float, options: ClipOptions, key: st
             yield f"{key}-{given:04d}", np.stack(window), fps
             given += 1
     if not given:
-        whole = list(window)[: 1 + (len(window) - 1) // 4 * 4]
+        whole = list(window)[: geometry.floor_frames(len(window))]
         yield key, np.stack(whole), fps

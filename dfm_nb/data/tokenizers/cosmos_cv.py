@@ -8,17 +8,20 @@ is kept, what it did not see is thrown away. Only the half that is used is loade
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from dfm_nb.base.files import sha256
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable, latent_size
+
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
-CHANNELS, SPATIAL, TEMPORAL = 16, 8, 4
+CHANNELS, SPATIAL, TEMPORAL = 16, PX_PER_LATENT, FRAMES_PER_LATENT
 WINDOW_LATENTS = 13  # 49 frames, the length the tokenizer was trained with
 OVERLAP_LATENTS = 3
 TILE_OVERLAP = 8  # latent pixels
+_checksum = functools.cache(sha256)
 
 
 def _find(name: str, path: str | Path | None) -> Path:
@@ -90,13 +93,9 @@ class CosmosCV:
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
-        _, c, t, h, w = video.shape
-        if c != 3 or (t - 1) % TEMPORAL or h % SPATIAL or w % SPATIAL:
-            raise ValueError(
-                f"the tokenizer needs [B, 3, 1 + 4k, H, W] with H and W divisible by 8; got {list(video.shape)}"
-            )
+        check_codable(video.shape)
         parts = []
-        for start, stop, drop in _windows(1 + (t - 1) // TEMPORAL, WINDOW_LATENTS, OVERLAP_LATENTS):
+        for start, stop, drop in _windows(latent_size(*video.shape[2:])[0], WINDOW_LATENTS, OVERLAP_LATENTS):
             frames = video[:, :, TEMPORAL * start : TEMPORAL * (stop - 1) + 1]
             parts.append(self._tiled("encoder", frames, SPATIAL, 1)[:, :, drop:])
         return torch.cat(parts, 2)
@@ -137,13 +136,11 @@ class CosmosCV:
 
     def identity(self) -> dict:
         """Name, origin and the sha256 of each half that was loaded."""
-        return {"name": self.name, "version": HUB_ID, "files": {n: _sha256(p) for n, p in sorted(self._files.items())}}
-
-
-@functools.cache
-def _sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+        return {
+            "name": self.name,
+            "version": HUB_ID,
+            "files": {n: _checksum(p) for n, p in sorted(self._files.items())},
+        }
 
 
 def _ramp(length: int, overlap: int) -> torch.Tensor:

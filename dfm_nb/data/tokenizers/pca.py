@@ -10,7 +10,6 @@ Files: `tokenizer.safetensors` with, for `image` and `video`, mean [n], basis [1
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,10 @@ import torch
 from einops import rearrange
 from safetensors.torch import load_file, save_file
 
-CHANNELS, SPATIAL, TEMPORAL = 16, 8, 4
+from dfm_nb.base.files import replacing
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable
+
+CHANNELS, SPATIAL, TEMPORAL = 16, PX_PER_LATENT, FRAMES_PER_LATENT
 FILE_NAME = "tokenizer.safetensors"
 _FORMAT = "dfm_nb.pca.1"
 
@@ -102,14 +104,10 @@ class PCATokenizer:
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
-        _, c, t, h, w = video.shape
-        if c != 3 or (t - 1) % TEMPORAL or h % SPATIAL or w % SPATIAL:
-            raise ValueError(
-                f"the tokenizer needs [B, 3, 1 + 4k, H, W] with H and W divisible by 8; got {list(video.shape)}"
-            )
+        check_codable(video.shape)
         video = video.float()
         parts = [self._project("image", _image_blocks(video[:, :, :1]))[:, None]]
-        if t > 1:
+        if video.shape[2] > 1:
             parts.append(self._project("video", _video_blocks(video[:, :, 1:])))
         return rearrange(torch.cat(parts, 1), "b t h w c -> b c t h w").contiguous()
 
@@ -145,11 +143,8 @@ class PCATokenizer:
         """Write the tokenizer's file; `path` may be a folder."""
         path = Path(path)
         path = path / FILE_NAME if path.is_dir() else path
-        temporary = path.with_name(path.name + ".tmp")
-        save_file(self.tensors, temporary, metadata={"format": _FORMAT})
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            save_file(self.tensors, temporary, metadata={"format": _FORMAT})
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""

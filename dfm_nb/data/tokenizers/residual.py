@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dfm_nb.base.files import replacing
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer
 
 ASSET = Path(__file__).with_suffix(".safetensors")
@@ -230,13 +230,11 @@ class ResidualTokenizer(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the file (float16 weights); it is whole or absent."""
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
         about = json.dumps({"format": _FORMAT, "shape": asdict(self.shape)})
-        save_file(self.tensors(), temporary, metadata={"dfm_nb": about})  # one entry: the order of several is random
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            save_file(
+                self.tensors(), temporary, metadata={"dfm_nb": about}
+            )  # one entry: the order of several is random
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""

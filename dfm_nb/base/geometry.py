@@ -1,0 +1,61 @@
+"""Sizes of a clip in pixels and in latents: every rule of the 4x8x8 tokenizers and the network's patch, in one place.
+
+A tokenizer codes the first frame alone and then every group of 4 frames, and 8x8 pixels become one latent pixel. So a clip has 1 + 4k frames, and
+with the network's patch of 2 latent pixels its sides are multiples of 16 px.
+"""
+
+from __future__ import annotations
+
+FRAMES_PER_LATENT = 4
+PX_PER_LATENT = 8
+SIDE_MULTIPLE = 2 * PX_PER_LATENT
+"""Sides in px: one patch of the network is 2 x 2 latent pixels."""
+
+
+def is_frame_count(frames: int) -> bool:
+    """Whether a clip can have so many frames: 1 + 4k."""
+    return frames >= 1 and (frames - 1) % FRAMES_PER_LATENT == 0
+
+
+def floor_frames(frames: int) -> int:
+    """The largest 1 + 4k that is not above `frames`, and at least 1."""
+    return 1 + max(0, frames - 1) // FRAMES_PER_LATENT * FRAMES_PER_LATENT
+
+
+def nearest_frames(frames: int) -> str:
+    """The valid counts around an invalid one, for a message: `9 or 13`."""
+    low = floor_frames(frames)
+    return f"{low} or {low + FRAMES_PER_LATENT}"
+
+
+def is_side(px: int) -> bool:
+    """Whether a clip can be so many pixels high or wide: a positive multiple of 16."""
+    return px >= SIDE_MULTIPLE and px % SIDE_MULTIPLE == 0
+
+
+def floor_side(px: int) -> int:
+    """The largest multiple of 16 px that is not above `px`, and at least 16."""
+    return max(SIDE_MULTIPLE, px // SIDE_MULTIPLE * SIDE_MULTIPLE)
+
+
+def nearest_sides(px: int) -> str:
+    """The valid sides around an invalid one, for a message: `64 or 80`."""
+    low = floor_side(px)
+    return f"{low} or {low + SIDE_MULTIPLE}"
+
+
+def latent_size(frames: int, height_px: int, width_px: int) -> tuple[int, int, int]:
+    """Latent (T, H, W) of a clip of 1 + 4k frames whose sides are multiples of 8 px."""
+    return 1 + (frames - 1) // FRAMES_PER_LATENT, height_px // PX_PER_LATENT, width_px // PX_PER_LATENT
+
+
+def pixel_size(t: int, h: int, w: int) -> tuple[int, int, int]:
+    """(frames, height, width in px) of a latent; the inverse of `latent_size`."""
+    return 1 + (t - 1) * FRAMES_PER_LATENT, h * PX_PER_LATENT, w * PX_PER_LATENT
+
+
+def check_codable(shape: tuple[int, ...]) -> None:
+    """ValueError unless `shape` is [B, 3, 1 + 4k, H, W] with sides that a tokenizer can code."""
+    _, channels, frames, height, width = shape
+    if channels != 3 or not is_frame_count(frames) or height % PX_PER_LATENT or width % PX_PER_LATENT:
+        raise ValueError(f"the tokenizer needs [B, 3, 1 + 4k, H, W] with H and W divisible by 8; got {list(shape)}")

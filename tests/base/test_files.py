@@ -1,0 +1,57 @@
+import os
+import stat
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dfm_nb.base import files
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path):
+    path = tmp_path / "x.json"
+    files.write_atomically(path, b"old")
+    with pytest.raises(TypeError):
+        files.write_atomically(path, None)
+    with pytest.raises(KeyboardInterrupt), files.replacing(path) as temporary:
+        temporary.write_bytes(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_content_stays_until_the_block_ends(tmp_path):
+    path = tmp_path / "x"
+    files.write_atomically(path, b"old")
+    with files.replacing(path) as temporary:
+        temporary.write_bytes(b"new")
+        assert path.read_bytes() == b"old" and temporary.parent == tmp_path
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path):
+    with files.replacing(tmp_path / "x") as first, files.replacing(tmp_path / "x") as second:
+        assert first != second
+        first.write_bytes(b"1")
+        second.write_bytes(b"2")
+    assert (tmp_path / "x").read_bytes() == b"1"  # the last to end
+
+
+def test_the_mode_is_the_umasks_whatever_the_writer_makes(tmp_path):
+    old = os.umask(0o027)
+    try:
+        with files.replacing(tmp_path / "t.safetensors") as temporary:
+            save_file({"x": torch.zeros(1)}, temporary)
+        files.write_atomically(tmp_path / "x", b"")
+    finally:
+        os.umask(old)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {0o640}
+
+
+def test_read_json_gives_objects_only(tmp_path):
+    path = tmp_path / "x.json"
+    assert files.read_json(path) is None
+    for text, value in (("{", None), ("[1]", None), ('{"a": 1}', {"a": 1})):
+        path.write_text(text)
+        assert files.read_json(path) == value

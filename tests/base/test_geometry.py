@@ -1,0 +1,47 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dfm_nb.base import geometry
+
+
+@pytest.mark.parametrize(
+    "frames, floored", [(-3, 1), (0, 1), (1, 1), (4, 1), (5, 5), (8, 5), (9, 9), (49, 49), (52, 49)]
+)
+def test_floor_frames(frames, floored):
+    assert geometry.floor_frames(frames) == floored
+    assert geometry.is_frame_count(frames) == (frames == floored)
+
+
+@pytest.mark.parametrize("px, floored", [(0, 16), (15, 16), (16, 16), (31, 16), (32, 32), (719, 704)])
+def test_floor_side(px, floored):
+    assert geometry.floor_side(px) == floored
+    assert geometry.is_side(px) == (px == floored)
+
+
+def test_messages_name_the_values_on_both_sides():
+    assert geometry.nearest_frames(10) == "9 or 13"
+    assert geometry.nearest_frames(-2) == "1 or 5"
+    assert geometry.nearest_sides(70) == "64 or 80"
+
+
+@given(st.integers(1, 50), st.integers(1, 200), st.integers(1, 200))
+def test_latent_and_pixel_sizes_are_inverse(t, h, w):
+    frames, height, width = geometry.pixel_size(t, h, w)
+    assert geometry.is_frame_count(frames)
+    assert geometry.latent_size(frames, height, width) == (t, h, w)
+
+
+def test_published_size_of_the_cosmos_tokenizer():
+    assert geometry.latent_size(49, 480, 720) == (
+        13,
+        60,
+        90,
+    )  # its model card: 49 frames are 13 latents, sides divided by 8
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 16, 16), (1, 3, 2, 16, 16), (1, 3, 1, 12, 16), (1, 3, 5, 16, 20)])
+def test_what_cannot_be_coded_is_refused(shape):
+    geometry.check_codable((2, 3, 5, 16, 24))
+    with pytest.raises(ValueError, match="1 \\+ 4k"):
+        geometry.check_codable(shape)
