@@ -54,6 +54,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     """On one rank: seconds by size of preparing, opening and planning an epoch."""
     import torch
 
+    from dfm_nb.config import Config
     from dfm_nb.data.loader import PackPlan
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
@@ -84,7 +85,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
         stores = [EnergonStore(f) for f in folders[1:]]
 
         def epoch(store):
-            plan = PackPlan(store, PackSettings(seed=1), 1024, 100)
+            plan = PackPlan(store, PackSettings.of(Config(), seed=1), 1024, 100)
             while plan.epoch == 0:
                 plan.next()
 

@@ -33,6 +33,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import report
+from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader, PackPlan
 from dfm_nb.data.shards import SampleEntry, scan_shard
 from dfm_nb.data.stores import EnergonStore
@@ -231,7 +232,7 @@ def interleaved(work: dict[str, Callable[[], int]], rounds: int) -> dict[str, li
 def compare(folder: Path, rounds: int) -> dict:
     shards, store, cached = shards_of(folder), EnergonStore(folder, cache_bytes=0), EnergonStore(folder)
     energon = energon_samples(folder)
-    settings = PackSettings(seed=1)
+    settings = PackSettings.of(Config(), seed=1)
     entries = [entry for path in shards for entry in scan_shard(Path(path))]
     readers: dict[str, Callable[[], Iterator[Sample]]] = {
         "tarfile, torch.load, pickle": lambda: read_tarfile(shards),

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks import report
 from benchmarks.checkpoint_stall import SETTINGS
 from benchmarks.loader import BUFFER, CAPACITY, energon_packs_loader, prepare
+from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader, PackPlan
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.packs.packs import PackSettings
@@ -56,7 +57,7 @@ def keys(packs) -> list[str]:
 
 def places(folder: Path, steps: list[int], rounds: int) -> tuple[dict[str, dict[int, list[float]]], dict[str, int]]:
     """By way of getting there: seconds to the first batch after a restart at each of `steps`, and restarts with the batch that had to come."""
-    settings, store = PackSettings(seed=1), EnergonStore(folder)
+    settings, store = PackSettings.of(Config(), seed=1), EnergonStore(folder)
     loader, theirs = ours(store, settings), energon_packs_loader(folder, settings)
     stream = iter(theirs)
     marks: dict[int, tuple] = {}

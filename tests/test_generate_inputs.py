@@ -87,7 +87,7 @@ def test_loss_is_not_counted_on_given_frames(conditioned):
     g = torch.Generator().manual_seed(0)
     latent, noise = torch.randn(16, 3, 4, 6, generator=g), torch.randn(16, 3, 4, 6, generator=g)
     text = conditioned.empty_text
-    pack = pack_draws([Draw("a", latent, text, 12.0, 1.0, noise, clean_frames=1)], PackSettings(0))
+    pack = pack_draws([Draw("a", latent, text, 12.0, 1.0, noise, clean_frames=1)], PackSettings.of(conditioned.config))
     with torch.no_grad():
         output, loss_of = forward(conditioned.chunks[0], pack, 0.5, conditioned.device)
     per_frame = 2 * 3

@@ -90,11 +90,12 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
 def test_energons_own_loader_gives_packs_of_the_same_samples(prepared):
     from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
 
+    from dfm_nb.config import Config
     from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
 
-    encoder = DiffusionTaskEncoder(prepared, PackSettings(seed=1), 64)
+    encoder = DiffusionTaskEncoder(prepared, PackSettings.of(Config(), seed=1), 64)
     data = get_train_dataset(
         prepared,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),

@@ -11,7 +11,9 @@ Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -42,6 +44,7 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.model.adaln import RowMap, add_gated, modulate
 from dfm_nb.model.attention import PackedAttention, PackedLayout
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
+from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
 from dfm_nb.parallel.groups import global_name, shard_dim
 
@@ -63,26 +66,6 @@ class DiTConfig(TransformerConfig):
     lora_rank: int | None = None
     lora_alpha: float | None = None
     has_cond_embedder: bool = True  # finalize_model_grads then sums REPLICATED parameters' gradients over stages
-
-
-@dataclass
-class ModelInputs:
-    """What the network sees of one pack; see the legend above.
-
-    x : float [S, p], already scaled by c_in; c_noise, fps : float32 [R]; row : int64 [S], token -> conditioning row;
-    positions : float32 [S, 3]; text : [K, D]; pool : float32 [R, K], each row averages its segment's text tokens;
-    self_layout, cross_layout : attention segments. `row`, `positions`, `x` and the layouts are local to the cp rank.
-    """
-
-    x: torch.Tensor
-    c_noise: torch.Tensor
-    fps: torch.Tensor
-    row: torch.Tensor
-    positions: torch.Tensor
-    text: torch.Tensor
-    pool: torch.Tensor
-    self_layout: PackedLayout
-    cross_layout: PackedLayout
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
@@ -187,7 +170,7 @@ def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.
 
 
 class RotarySelfAttention(SelfAttention):
-    """Self attention whose queries and keys are turned by the `rotary_table` in its attribute `rotary`, unless that is None."""
+    """Self attention with rotary embeddings, if `LayerContext` lends a `rotary_table`."""
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -199,10 +182,12 @@ class RotarySelfAttention(SelfAttention):
 
 
 class TextCrossAttention(CrossAttention):
-    """Cross attention that keeps the text's keys and values in its attribute `kv_cache` when that is a dict (generation)."""
+    """Cross attention that keeps the text's keys and values in `text_cache`, if `LayerContext` lends one (sampling)."""
+
+    text_cache: dict | None = None
 
     def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
-        cache = getattr(self, "kv_cache", None)
+        cache = self.text_cache
         if cache is None:
             return super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
         if self.layer_number not in cache:
@@ -212,6 +197,36 @@ class TextCrossAttention(CrossAttention):
         query, _ = self.linear_q(hidden_states)
         shape = (*query.shape[:-1], self.num_attention_heads_per_partition, self.hidden_size_per_attention_head)
         return query.view(shape), key, value
+
+
+@dataclass
+class LayerContext:
+    """What each `DiTLayer` needs beside hidden states and text, on its way through megatron-core's `TransformerBlock`.
+
+    The block was made for language models and gives its layers a fixed set of arguments. Two of them it hands on unread: `attention_mask` and
+    `packed_seq_params`. The conditioning travels as the first, because with recomputed layers gradients reach only tensors that are arguments;
+    everything else travels as the second, in this object. Inside a layer, megatron-core's attention has no argument for rotary tables or a text
+    cache either, so both are attributes of its modules for the length of one call. No other place knows of this.
+    """
+
+    rows: RowMap
+    self_layout: PackedLayout
+    cross_layout: PackedLayout
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
+    text_cache: dict | None
+    qkv_format: str = "thd"  # as in `PackedSeqParams`
+
+    def arguments(self, cond: torch.Tensor) -> dict:
+        """Arguments of the block that carry this object and the conditioning tables' input [R, h]."""
+        return {"attention_mask": cond, "packed_seq_params": self}
+
+    @contextmanager
+    def lent_to(self, layer: DiTLayer) -> Iterator[None]:
+        layer.self_attention.rotary, layer.cross_attention.text_cache = self.rotary, self.text_cache
+        try:
+            yield
+        finally:
+            layer.self_attention.rotary = layer.cross_attention.text_cache = None
 
 
 class DiTLayer(TransformerLayer):
@@ -226,26 +241,19 @@ class DiTLayer(TransformerLayer):
             p.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
-        cond, step, x = attention_mask, packed_seq_params, hidden_states  # the block hands these three through
+        """Called by the block: the two arguments in the middle are `LayerContext.arguments`."""
+        x, cond, step = hidden_states, attention_mask, packed_seq_params
         rows, norm = step.rows, self.adaln.norm
-        self.self_attention.rotary = step.rotary
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
-        x = add_gated(
-            x,
-            gate1,
-            _with_bias(self.self_attention(norm(x, shift1, scale1, rows), None, packed_seq_params=step.self_layout)),
-            rows,
-        )
-        x = add_gated(
-            x,
-            gate2,
-            _with_bias(
-                self.cross_attention(
-                    norm(x, shift2, scale2, rows), None, key_value_states=context, packed_seq_params=step.cross_layout
-                )
-            ),
-            rows,
-        )
+        with step.lent_to(self):
+            inner = norm(x, shift1, scale1, rows)
+            inner = _with_bias(self.self_attention(inner, None, packed_seq_params=step.self_layout))
+            x = add_gated(x, gate1, inner, rows)
+            inner = norm(x, shift2, scale2, rows)
+            inner = _with_bias(
+                self.cross_attention(inner, None, key_value_states=context, packed_seq_params=step.cross_layout)
+            )
+            x = add_gated(x, gate2, inner, rows)
         x = add_gated(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
         return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
 
@@ -282,17 +290,6 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
             mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
         ),
     )
-
-
-@dataclass
-class _Step:
-    """What the layers need beside hidden states, conditioning and context."""
-
-    rows: RowMap
-    self_layout: PackedLayout
-    cross_layout: PackedLayout
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
-    qkv_format: str = field(default="thd")
 
 
 class DiT(MegatronModule):
@@ -335,24 +332,33 @@ class DiT(MegatronModule):
     def set_input_tensor(self, tensor) -> None:
         self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
 
-    def conditioning(self, inputs: ModelInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
         """Conditioning rows [R, h] and text context [K, h]."""
         dtype = self.text_embedder.weight.dtype
-        context = self.text_norm(self.text_embedder(inputs.text.to(dtype)))
-        cond = self.sigma_embedder(inputs.c_noise) + self.fps_embedder(inputs.fps.log() / 4)
+        context = self.text_norm(self.text_embedder(part.text.to(dtype)))
+        cond = self.sigma_embedder(c_noise) + self.fps_embedder(part.fps.log() / 4)
         if self.config.pooled_text:
-            cond = cond + self.text_pool(inputs.pool.to(dtype) @ context)
+            cond = cond + self.text_pool(part.pool.to(dtype) @ context)
         return cond, context
 
-    def forward(self, inputs: ModelInputs) -> torch.Tensor:
-        """float [S, p] on the last stage, hidden states [S, 1, h] on the others."""
+    def forward(self, x: torch.Tensor, c_noise: torch.Tensor, part: PackSlice) -> torch.Tensor:
+        """F(c_in x; c_noise) of this rank's tokens.
+
+        Parameters
+        ----------
+        x : float [S, p], noisy tokens scaled by c_in; c_noise : float32 [R]; part : the rest of the pack.
+
+        Returns
+        -------
+        float [S, p] on the last pipeline stage, hidden states [S, 1, h] on the others.
+        """
         c = self.config
-        cond, context = self.conditioning(inputs)
-        context, row, layer_cond = context[:, None], inputs.row, cond
+        cond, context = self.conditioning(c_noise, part)
+        context, row, layer_cond = context[:, None], part.row, cond
         hidden = None
         if self.pre_process:
-            position = factorised_sincos(inputs.positions, c.hidden_size).to(c.params_dtype)
-            hidden = (self.x_embedder(inputs.x.to(c.params_dtype)) + position)[:, None]
+            position = factorised_sincos(part.positions, c.hidden_size).to(c.params_dtype)
+            hidden = (self.x_embedder(x.to(c.params_dtype)) + position)[:, None]
         if c.sequence_parallel:
             if hidden is not None:
                 hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
@@ -362,19 +368,15 @@ class DiT(MegatronModule):
             layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
         rotary = None
         if c.rope:
-            angles = rotary_angles(inputs.positions, c.hidden_size // c.num_attention_heads)
+            angles = rotary_angles(part.positions, c.hidden_size // c.num_attention_heads)
             rotary = rotary_table(angles, c.num_attention_heads // c.tensor_model_parallel_size)
-        hidden = self.decoder(
-            hidden_states=hidden,
-            attention_mask=layer_cond,
-            context=context,
-            packed_seq_params=_Step(RowMap(row), inputs.self_layout, inputs.cross_layout, rotary),
-        )
+        step = LayerContext(RowMap(row), part.self_layout, part.cross_layout, rotary, part.text_cache)
+        hidden = self.decoder(hidden_states=hidden, context=context, **step.arguments(layer_cond))
         if not self.post_process:
             return hidden
         if c.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        return self.final(self.final_adaln.norm(hidden, *self.final_adaln(cond), RowMap(inputs.row)))[:, 0]
+        return self.final(self.final_adaln.norm(hidden, *self.final_adaln(cond), RowMap(part.row)))[:, 0]
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""

@@ -1,8 +1,14 @@
-"""How samples become one packed sequence: normalisation, noise level, noise, caption dropout, segment bounds."""
+"""How samples become one packed sequence: normalisation, noise, caption dropout, and the layout of segments, rows and padding.
+
+A pack is one long sequence of tokens. It is divided twice: into *segments*, which attend to themselves and to one text, and into conditioning
+*rows*, which share a noise level and frame rate. A sample is one segment. It has one row, or two if its first frames are given clean.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import torch
 
@@ -11,58 +17,57 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.diffusion import edm
 from dfm_nb.packs.patches import grid_positions, patchify
 
+if TYPE_CHECKING:
+    from dfm_nb.config.schema import Config
+
+SIGMA_DATA = 0.5
+"""Standard deviation that latents are scaled to where the configuration names none (as EDM2 does)."""
+
+CLEAN_SIGMA = 0.002
+"""Noise level announced for given frames: EDM's sigma_min."""
+
+PADDING_FPS = 24.0
+"""Frame rate of rows without a sample; any positive number does."""
+
+
+# ---- settings and normalisation ------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class PackSettings:
-    """How samples become a pack; equal on all ranks.
+    """What of the configuration decides about packs; equal on all ranks. The defaults stand in `config.schema` alone.
 
-    sigma_data : the standard deviation that latents are scaled to (after the data set's mean and std per channel).
-    token_multiple, text_multiple, row_multiple : the packed lengths and the number of conditioning rows are padded to these, for a layout,
-    or so that shapes come again: oneDNN makes a new kernel for every shape of a product in bfloat16.
-    condition_frames_prob : chance that a clip's first latent frame is given clean and left out of the loss.
+    token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to multiples of these. A layout
+    may need it, and repeated shapes are faster: oneDNN makes a new kernel for every shape of a product in bfloat16.
     """
 
     seed: int
-    patch_spatial: int = 2
-    patch_temporal: int = 1
-    sigma_data: float = 0.5
-    P_mean: float = -1.2
-    P_std: float = 1.2
-    caption_dropout: float = 0.1
-    condition_frames_prob: float = 0.0
+    patch_spatial: int
+    patch_temporal: int
+    sigma_data: float
+    P_mean: float
+    P_std: float
+    caption_dropout: float
+    condition_frames_prob: float
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
 
-
-@dataclass
-class Pack:
-    """One packed sequence of S tokens from B samples, R conditioning rows, K text tokens. All tensors on the CPU.
-
-    x0, noise : float32 [S, p]; sigma, fps : float32 [R]; row : int64 [S]; positions : float32 [S, 3]; loss_mask : bool [S];
-    text : bfloat16 [K, D]; pool : float32 [R, K]. A last segment holds the padding, if any: its loss mask is False. Last rows may have no token.
-    cu_q, cu_kv : segment bounds, also for the padding. grids[i] : (T, H, W) in patches of sample i.
-    """
-
-    x0: torch.Tensor
-    noise: torch.Tensor
-    sigma: torch.Tensor
-    fps: torch.Tensor
-    row: torch.Tensor
-    positions: torch.Tensor
-    loss_mask: torch.Tensor
-    text: torch.Tensor
-    pool: torch.Tensor
-    cu_q: list[int]
-    cu_kv: list[int]
-    keys: list[str]
-    grids: list[tuple[int, int, int]]
-    dropped: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of samples, without padding."""
-        return sum(t * h * w for t, h, w in self.grids)
+    @classmethod
+    def of(cls, config: Config, **changes: Any) -> PackSettings:
+        """Those of a configuration; `changes` are fields that differ from it."""
+        m = config.model
+        settings = cls(
+            seed=config.rng.seed,
+            patch_spatial=m.patch_spatial,
+            patch_temporal=m.patch_temporal,
+            sigma_data=m.sigma_data or SIGMA_DATA,
+            P_mean=m.P_mean,
+            P_std=m.P_std,
+            caption_dropout=config.train.caption_dropout,
+            condition_frames_prob=config.dataset.condition_frames_prob,
+        )
+        return replace(settings, **changes)
 
 
 @dataclass(frozen=True)
@@ -86,24 +91,131 @@ class LatentStatistics:
         return (latent.float() - mean) / std * sigma_data
 
     def from_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
+        """Inverse of `to_model`."""
         mean, std = (v[:, None, None, None] for v in (self.mean, self.std))
         return latent.float() / sigma_data * std + mean
 
 
+# ---- the layout of a pack -------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """Consecutive tokens of a segment with one noise level and frame rate."""
+
+    tokens: int
+    sigma: float
+    fps: float
+    noisy: bool = True  # False: given clean, or padding; no loss, and a sampler leaves its sigma alone
+
+
+class Segment(NamedTuple):
+    """Tokens that attend to one another and to `text` [L, D], and to nothing else. positions : float32 [tokens, 3]."""
+
+    positions: torch.Tensor
+    text: torch.Tensor
+    rows: list[Row]
+
+
+def sample_segment(
+    grid: tuple[int, int, int], text: torch.Tensor, sigma: float, fps: float, clean_frames: int = 0
+) -> Segment:
+    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given."""
+    t, h, w = grid
+    rows = [Row((t - clean_frames) * h * w, sigma, fps)]
+    if clean_frames:
+        rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
+    return Segment(grid_positions(grid), text, rows)
+
+
+@dataclass
+class PackLayout:
+    """All of a packed sequence but its latents: S tokens, R conditioning rows, K text tokens. All tensors on the CPU.
+
+    sigma, fps : float32 [R]; row : int64 [S], token -> row; positions : float32 [S, 3]; loss_mask : bool [S];
+    text : bfloat16 [K, D]; pool : float32 [R, K], each row averages its segment's text.
+    cu_q, cu_kv : bounds of the segments among tokens and text tokens; the last segment is the padding, if there is any.
+    """
+
+    sigma: torch.Tensor
+    fps: torch.Tensor
+    row: torch.Tensor
+    positions: torch.Tensor
+    loss_mask: torch.Tensor
+    text: torch.Tensor
+    pool: torch.Tensor
+    cu_q: list[int]
+    cu_kv: list[int]
+
+
+def pack_layout(
+    segments: Sequence[Segment],
+    sigma_data: float,
+    token_multiple: int = 1,
+    text_multiple: int = 1,
+    row_multiple: int = 1,
+    capacity: int | None = None,
+) -> PackLayout:
+    """Put segments after one another, then pad tokens, text and rows.
+
+    Parameters
+    ----------
+    sigma_data : noise level of rows without a sample (any positive number would do).
+    token_multiple, text_multiple, row_multiple : see `PackSettings`.
+    capacity : tokens of the pack; None: those there are, rounded up to `token_multiple`.
+    """
+    segments = list(segments)
+    tokens = sum(len(s.positions) for s in segments)
+    text = sum(len(s.text) for s in segments)
+    padding = (_round_up(tokens, token_multiple) if capacity is None else capacity) - tokens
+    assert padding >= 0, (tokens, capacity)
+    # All padding is one last segment, so that no sample attends to it. Padding tokens must have a text token to attend to, because a softmax
+    # over nothing is NaN. Padding text alone makes a segment without tokens, and thus without a row.
+    text_padding = _round_up(text + 1 if padding else text, text_multiple) - text
+    if padding or text_padding:
+        width = segments[0].text.shape[1]
+        rows = [Row(padding, sigma_data, PADDING_FPS, noisy=False)] if padding else []
+        segments.append(Segment(torch.zeros(padding, 3), segments[0].text.new_zeros(text_padding, width), rows))
+    cu_q = [0, *accumulate(len(s.positions) for s in segments)]
+    cu_kv = [0, *accumulate(len(s.text) for s in segments)]
+    all_rows = [row for s in segments for row in s.rows]
+    # Last come rows without a token; their pooled text stays zero.
+    all_rows += [Row(0, sigma_data, PADDING_FPS, noisy=False)] * (-len(all_rows) % row_multiple)
+    pool = torch.zeros(len(all_rows), cu_kv[-1])
+    segment_of_row = [i for i, s in enumerate(segments) for _ in s.rows]
+    for r, i in enumerate(segment_of_row):
+        pool[r, cu_kv[i] : cu_kv[i + 1]] = 1 / len(segments[i].text)
+    lengths = torch.tensor([row.tokens for row in all_rows])
+    return PackLayout(
+        sigma=torch.tensor([row.sigma for row in all_rows]),
+        fps=torch.tensor([row.fps for row in all_rows]),
+        row=torch.arange(len(all_rows)).repeat_interleave(lengths),
+        positions=torch.cat([s.positions for s in segments]),
+        loss_mask=torch.tensor([row.noisy for row in all_rows]).repeat_interleave(lengths),
+        text=torch.cat([s.text for s in segments]),
+        pool=pool,
+        cu_q=cu_q,
+        cu_kv=cu_kv,
+    )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+# ---- training samples -----------------------------------------------------------------------------------------------
+
+
 @dataclass
 class Draw:
-    """One sample as the network will see it, before packing."""
+    """A training sample with its random numbers, before packing. latent, noise : float32 [C, T, H, W]; text : [L, D]."""
 
     key: str
-    latent: torch.Tensor  # float32 [C, T, H, W], normalised to sigma_data
-    text: torch.Tensor  # [L, D]
+    latent: torch.Tensor  # normalised to sigma_data
+    text: torch.Tensor
     fps: float
     sigma: float
-    noise: torch.Tensor  # float32 [C, T, H, W]
+    noise: torch.Tensor
     clean_frames: int = 0
-
-
-CLEAN_SIGMA = 0.002  # noise level announced for given frames: EDM's sigma_min
 
 
 def draw_sample(
@@ -111,10 +223,10 @@ def draw_sample(
 ) -> Draw:
     """Normalise a stored latent and draw its sigma, noise and caption dropout from (seed, epoch, key)."""
     g = generator_for(settings.seed, "draw", epoch, clip.key)
+    # All numbers are drawn in this order whether used or not, so a setting changes nothing but what it names.
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
     latent = statistics.to_model(clip.latent[0], settings.sigma_data)
     frames = latent.shape[1]
-    clean = int(frames > 1 and give < settings.condition_frames_prob)
     return Draw(
         key=clip.key,
         latent=latent,
@@ -122,8 +234,27 @@ def draw_sample(
         fps=float(clip.meta.get("fps") or 24),
         sigma=float(edm.sigma_from_normal(normal, settings.P_mean, settings.P_std)),
         noise=torch.randn(latent.shape, generator=g),
-        clean_frames=clean,
+        clean_frames=int(frames > 1 and give < settings.condition_frames_prob),
     )
+
+
+@dataclass
+class Pack(PackLayout):
+    """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
+
+    keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of unreadable samples.
+    """
+
+    x0: torch.Tensor
+    noise: torch.Tensor
+    keys: list[str]
+    grids: list[tuple[int, int, int]]
+    dropped: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of samples, without padding."""
+        return sum(t * h * w for t, h, w in self.grids)
 
 
 def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None = None) -> Pack:
@@ -133,80 +264,28 @@ def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None =
     """
     s, pt = settings.patch_spatial, settings.patch_temporal
     draws = sorted(draws, key=lambda d: (d.latent[0].numel(), d.latent.shape, len(d.text), d.key))
-    x0, noise, positions, rows, mask, grids = [], [], [], [], [], []
-    sigma, fps, row_text, lengths, text_lengths = [], [], [], [], []
-    for i, d in enumerate(draws):
+    segments, x0, noise, grids = [], [], [], []
+    for d in draws:
         _, t, h, w = d.latent.shape
-        grid = (t // pt, h // s, w // s)
-        tokens, per_frame = grid[0] * grid[1] * grid[2], grid[1] * grid[2]
-        clean = d.clean_frames // pt * per_frame
-        clean_noise = d.noise
-        if clean:
-            clean_noise = d.noise.clone()
-            clean_noise[:, : d.clean_frames] = 0
-            rows.append(torch.full((clean,), len(sigma)))
-            sigma.append(CLEAN_SIGMA)
-            fps.append(d.fps)
-            row_text.append(i)
-        rows.append(torch.full((tokens - clean,), len(sigma)))
-        sigma.append(d.sigma)
-        fps.append(d.fps)
-        row_text.append(i)
+        grid, clean = (t // pt, h // s, w // s), d.clean_frames // pt
+        segments.append(sample_segment(grid, d.text, d.sigma, d.fps, clean))
         x0.append(patchify(d.latent, s, pt))
-        noise.append(patchify(clean_noise, s, pt))
-        positions.append(grid_positions(grid))
-        mask.append(torch.arange(tokens) >= clean)
+        given = clean * grid[1] * grid[2]  # tokens whose noise is zero, so that the network sees them as they are
+        noise += [torch.zeros_like(x0[-1][:given]), patchify(d.noise, s, pt)[given:]]
         grids.append(grid)
-        lengths.append(tokens)
-        text_lengths.append(len(d.text))
-    texts = [d.text for d in draws]
-    total, text_total = sum(lengths), sum(text_lengths)
-    target = capacity if capacity is not None else -(-total // settings.token_multiple) * settings.token_multiple
-    text_target = -(-text_total // settings.text_multiple) * settings.text_multiple
-    padding = target - total
-    assert padding >= 0, (total, capacity)
-    if padding or text_target > text_total:
-        if padding == 0:  # text alone is padded: the surplus text tokens belong to a segment without queries
-            text_padding = text_target - text_total
-        else:
-            text_target = -(-(text_total + 1) // settings.text_multiple) * settings.text_multiple
-            text_padding = text_target - text_total
-            rows.append(torch.full((padding,), len(sigma)))
-            sigma.append(settings.sigma_data)
-            fps.append(24.0)
-            row_text.append(len(draws))
-            p = x0[0].shape[1]
-            x0.append(torch.zeros(padding, p))
-            noise.append(torch.zeros(padding, p))
-            positions.append(torch.zeros(padding, 3))
-            mask.append(torch.zeros(padding, dtype=torch.bool))
-        lengths.append(padding)
-        text_lengths.append(text_padding)
-        texts.append(texts[0].new_zeros(text_padding, texts[0].shape[1]))
-    cu_kv = [0]
-    for n in text_lengths:
-        cu_kv.append(cu_kv[-1] + n)
-    cu_q = [0]
-    for n in lengths:
-        cu_q.append(cu_q[-1] + n)
-    spare = -len(sigma) % settings.row_multiple  # rows without a token
-    sigma += [settings.sigma_data] * spare
-    fps += [24.0] * spare
-    pool = torch.zeros(len(sigma), cu_kv[-1])
-    for r, segment in enumerate(row_text):
-        pool[r, cu_kv[segment] : cu_kv[segment + 1]] = 1 / text_lengths[segment]
+    layout = pack_layout(
+        segments,
+        settings.sigma_data,
+        settings.token_multiple,
+        settings.text_multiple,
+        settings.row_multiple,
+        capacity,
+    )
+    padding = x0[0].new_zeros(layout.cu_q[-1] - sum(map(len, x0)), x0[0].shape[1])
     return Pack(
-        x0=torch.cat(x0),
-        noise=torch.cat(noise),
-        sigma=torch.tensor(sigma),
-        fps=torch.tensor(fps),
-        row=torch.cat(rows),
-        positions=torch.cat(positions),
-        loss_mask=torch.cat(mask),
-        text=torch.cat(texts),
-        pool=pool,
-        cu_q=cu_q,
-        cu_kv=cu_kv,
+        **vars(layout),
+        x0=torch.cat([*x0, padding]),
+        noise=torch.cat([*noise, padding]),
         keys=[d.key for d in draws],
         grids=grids,
     )

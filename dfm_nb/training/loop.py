@@ -31,15 +31,11 @@ from dfm_nb.generation.clip_files import output_path, save
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.model.linear import lora_parameter_count
-from dfm_nb.packs.packs import PackSettings
+from dfm_nb.packs.packs import SIGMA_DATA, PackSettings
 from dfm_nb.parallel.groups import layout_of, mpu
 from dfm_nb.training.loggers import Loggers
 from dfm_nb.training.trainer import StepResult, Trainer
 from dfm_nb.training.watchdog import Watchdog
-
-SIGMA_DATA = 0.5
-"""Latents are scaled to this standard deviation, with the data set's own mean and std per channel (as EDM2 does)."""
-
 
 TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
 """Packs pad text tokens and conditioning rows to these, so that shapes come again (`benchmarks/pack_shapes.py`)."""
@@ -66,15 +62,8 @@ class StopRequest:
 
 def pack_settings(config: cfg.Config) -> PackSettings:
     layout = layout_of(config.model)
-    return PackSettings(
-        seed=config.rng.seed,
-        patch_spatial=config.model.patch_spatial,
-        patch_temporal=config.model.patch_temporal,
-        sigma_data=config.model.sigma_data,
-        P_mean=config.model.P_mean,
-        P_std=config.model.P_std,
-        caption_dropout=config.train.caption_dropout,
-        condition_frames_prob=config.dataset.condition_frames_prob,
+    return PackSettings.of(
+        config,
         token_multiple=layout.token_multiple(),
         text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE),
         row_multiple=ROW_MULTIPLE,

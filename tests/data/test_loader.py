@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dfm_nb.config import Config
 from dfm_nb.data.loader import PackBuilder, PackedLoader, PackPlan
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
 
-SETTINGS = PackSettings(seed=3)
+SETTINGS = PackSettings.of(Config(), seed=3)
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]
 
 

@@ -263,14 +263,14 @@ def test_sampler_state_survives_a_bfloat16_network():
     """The state is float64: only the network's rounding is left, which the preconditioning scales by c_out."""
     from dfm_nb.diffusion import edm
 
-    def rounded(x, sigma):
-        return edm.precondition(lambda z, t: (0.3 * torch.tanh(z)).bfloat16(), x, sigma, SIGMA_DATA)
+    def denoiser(dtype):
+        def denoise(x, sigma):
+            return edm.denoised((0.3 * torch.tanh(edm.c_in(sigma, SIGMA_DATA) * x)).to(dtype), x, sigma, SIGMA_DATA)
 
-    def exact(x, sigma):
-        return edm.precondition(lambda z, t: 0.3 * torch.tanh(z), x, sigma, SIGMA_DATA)
+        return denoise
 
     x = start()
-    a, b = (S.sample_heun(d, x, S.karras_sigmas(18)) for d in (rounded, exact))
+    a, b = (S.sample_heun(denoiser(t), x, S.karras_sigmas(18)) for t in (torch.bfloat16, torch.float64))
     assert ((a - b).norm() / b.norm()).item() < 2e-3
 
 

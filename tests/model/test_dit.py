@@ -7,12 +7,13 @@ from dfm_nb import config as cfg
 from dfm_nb.config import sizes
 from dfm_nb.data.stores import MockStore
 from dfm_nb.model.build import build_chunks
-from dfm_nb.model.denoiser import forward, slice_pack
+from dfm_nb.model.denoiser import forward
 from dfm_nb.model.dit import _Rotate, rotary_table
+from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 
-SETTINGS = PackSettings(seed=5, caption_dropout=0.0)
+SETTINGS = PackSettings.of(cfg.Config(), seed=5, caption_dropout=0.0)
 SMALL = [
     "model.num_layers=2",
     "model.hidden_size=48",
@@ -117,7 +118,7 @@ def test_cached_text_keys_give_the_same_output(one_rank):
     plain = PackDenoiser([chunk], pack, 0.5, torch.device("cpu"), cache_text=False)
     for sigma in (5.0, 0.7):
         torch.testing.assert_close(cached(x, sigma), plain(x, sigma))
-    assert len(cached.cache) == 2
+    assert len(cached.part.text_cache) == 2
 
 
 def test_weights_are_a_function_of_seed_and_name(one_rank):
@@ -130,7 +131,7 @@ def test_weights_are_a_function_of_seed_and_name(one_rank):
 
 def test_slice_keeps_the_whole_pack_without_context_parallelism(one_rank):
     pack = pack_draws(draws(), SETTINGS)
-    part = slice_pack(pack, torch.device("cpu"))
+    part = PackSlice.of(pack, torch.device("cpu"))
     assert torch.equal(part.take(pack.x0), pack.x0)
 
 

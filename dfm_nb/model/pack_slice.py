@@ -1,0 +1,63 @@
+"""What of a pack one context-parallel rank holds, and how its layers attend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state as mpu
+
+from dfm_nb.model.attention import PackedLayout, SegmentLayout
+from dfm_nb.packs.packs import PackLayout
+
+
+@dataclass
+class PackSlice:
+    """All that the network sees of a pack beside its noisy tokens and their noise levels, on this rank's device.
+
+    tokens : which of the pack's tokens this rank has, a contiguous share. Of these S tokens there are row : int64 [S], token -> conditioning
+    row, and positions : float32 [S, 3]. Text and rows are whole on every rank: text : [K, D]; fps : float32 [R]; pool : float32 [R, K],
+    each row averages its segment's text tokens. self_layout, cross_layout : the segments that the S tokens attend by.
+    text_cache : each layer's keys and values of the text, kept from the first call on (sampling); None: computed in every call.
+    """
+
+    tokens: slice
+    row: torch.Tensor
+    positions: torch.Tensor
+    text: torch.Tensor
+    pool: torch.Tensor
+    fps: torch.Tensor
+    self_layout: PackedLayout
+    cross_layout: PackedLayout
+    device: torch.device
+    text_cache: dict | None = None
+
+    @classmethod
+    def of(cls, pack: PackLayout, device: torch.device) -> PackSlice:
+        size, rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
+        length = pack.cu_q[-1]
+        assert length % size == 0, (length, size)
+        tokens = slice(rank * length // size, (rank + 1) * length // size)
+        self_layout = SegmentLayout(pack.cu_q, pack.cu_q, device)
+        cross_layout = SegmentLayout(pack.cu_q, pack.cu_kv, device)
+        if size > 1:
+            self_layout, cross_layout = self_layout.local(rank, size), cross_layout.local(rank, size)
+
+        def to(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return cls(
+            tokens,
+            to(pack.row[tokens]),
+            to(pack.positions[tokens]),
+            to(pack.text),
+            to(pack.pool),
+            to(pack.fps),
+            PackedLayout(self_layout),
+            PackedLayout(cross_layout),
+            device,
+        )
+
+    def take(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's tokens of a [S, ...] CPU tensor of the whole pack, on the device."""
+        return tensor[self.tokens].to(self.device, non_blocking=True)
