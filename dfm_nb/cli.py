@@ -19,7 +19,6 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "notebook": ("workbench.notebook_cli", "main", "run a notebook with parameters, or a grid of them"),
     "lab": ("workbench.lab", "main", "JupyterLab at the first notebook, on loopback, with a token"),
     "plan": ("dfm_nb.plan", "main", "layouts of a model that fit a number of GPUs, with memory and relative time"),
-    "deploy": ("dfm_nb.deploy", "main", "Slurm and Kubernetes job files from one description"),
     "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}

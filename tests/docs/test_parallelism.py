@@ -1,4 +1,4 @@
-"""docs/parallelism.md, cluster.md and workbench.md: every bash and python block runs, in order, on two CPU processes."""
+"""docs/parallelism.md and workbench.md: every bash and python block runs, in order, on two CPU processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shlex
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb.deploy_files import KINDS
 from dfm_nb.model import attention
 from tests.docs.docs_pages import ROOT, Page, desk
 from workbench import notebook_run
@@ -21,21 +20,10 @@ PAGES = [PARALLELISM, CLUSTER, WORKBENCH]
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_block_of_the_pages_runs(tmp_path):
-    for name in ("notebooks", "deploy"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    preload = (
-        "dfm_nb.train",
-        "dfm_nb.plan",
-        "dfm_nb.deploy",
-        "workbench.form",
-        "workbench.notebook_run",
-        "papermill",
-        "nbformat",
-    )
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    preload = ("dfm_nb.train", "dfm_nb.plan", "workbench.form", "workbench.notebook_run", "papermill", "nbformat")
     with desk(tmp_path, preload) as here:
         layouts = here.run_page(PARALLELISM)
-        here.said = ""
-        cluster = here.run_page(CLUSTER)
         here.said = ""
         notebooks = here.run_page(WORKBENCH)
 
@@ -47,12 +35,6 @@ def test_every_block_of_the_pages_runs(tmp_path):
     same = re.findall(r"^(\d) (\d\.\d+) (\d\.\d+)$", layouts, re.M)
     assert [row[0] for row in same] == ["1", "2", "3"]
 
-    assert "#SBATCH --nodes=4" in (tmp_path / "train.sbatch").read_text()
-    written = {path.name for path in (tmp_path / "jobs").iterdir()}
-    assert (
-        written == {name for _, _, name in KINDS.values()}
-        and "TP * PP * CP must divide the number of processes = 24" in cluster
-    )
     assert (
         re.search(r"short_side +int +64 ", notebooks)
         and (tmp_path / "runs" / "parallelism.html").stat().st_size > 10_000
@@ -60,11 +42,10 @@ def test_every_block_of_the_pages_runs(tmp_path):
     assert "'many'" in notebooks and "guidence" in notebooks and "[[0, 1], [2, 3], [4, 5], [6, 7]]" in notebooks
 
 
-def test_the_pages_name_every_layout_setting_every_back_end_and_every_kind_of_job():
+def test_the_pages_name_every_layout_setting_and_every_back_end():
     keys = [k for k in cfg.fields() if k.endswith("parallel_size") or k.endswith("sequence_parallel")]
     assert len(keys) == 5 and [k for k in keys if k not in PARALLELISM.text] == []
     assert [b for b in attention.BACKENDS if f"`{b}`" not in PARALLELISM.text] == []
-    assert [k for k in KINDS if f"`{k}`" not in CLUSTER.text] == []
 
 
 def test_every_setting_that_the_pages_name_exists():

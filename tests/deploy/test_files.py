@@ -1,0 +1,274 @@
+"""The job files: shell and Kubernetes accept them, the commands in them parse, and they do what they promise."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dfm_nb import cli, train
+from tests.text.text_tokenizers import build, save
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+SLURM, KUBERNETES = DEPLOY / "slurm", DEPLOY / "kubernetes"
+VERSIONS = ("1.29", "1.33", "1.37")
+MANIFESTS = sorted(KUBERNETES.glob("*.yaml"))
+
+
+def objects(path: Path) -> list[dict]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def containers(node: object) -> Iterator[dict]:
+    """Every mapping with a command: containers, and the trainer of a TrainJob."""
+    if isinstance(node, dict):
+        if "command" in node:
+            yield node
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from containers(value)
+
+
+def container(name: str) -> dict:
+    (found,) = containers(objects(KUBERNETES / name))
+    return found
+
+
+def environment(container: dict) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container["env"]}
+
+
+def words(container: dict, **changes: str) -> list[str]:
+    """The command as Kubernetes starts it: $(NAME) stands for a variable of the container."""
+    values = {**environment(container), **changes}
+    return [re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], w) for w in container["command"]]
+
+
+def edited(script: Path, **variables: str) -> str:
+    """A batch script with other values of its variables, as a user edits them."""
+    text = script.read_text()
+    for name, value in variables.items():
+        old = re.search(rf"^{name}=(\(.*?^\)|.*?$)", text, re.M | re.S)
+        assert old is not None, name
+        text = text.replace(old[0], f"{name}={value}", 1)
+    return text
+
+
+# ---- formats -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda p: p.name)
+def test_kubernetes_objects_obey_the_strict_schemas(path, version):
+    from kubernetes_validate import validate
+
+    for item in objects(path):
+        if "kubeflow" not in item["apiVersion"]:
+            validate(item, version, strict=True)
+
+
+def test_kubeflow_objects_obey_its_published_types():
+    """Kubeflow's own models drop what they do not know: what comes back must be what went in."""
+    from kubeflow_trainer_api import models
+
+    types = {"TrainJob": models.TrainerV1alpha1TrainJob, "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}
+    for item in objects(KUBERNETES / "trainjob.yaml"):
+        assert types[item["kind"]].from_dict(copy.deepcopy(item)).to_dict() == item
+
+
+OPTIONS = set(
+    "job-name nodes ntasks ntasks-per-node cpus-per-task gpus-per-node mem time partition account qos constraint "
+    "output open-mode signal requeue exclusive".split()
+)
+"""Options of sbatch that Slurm 22.05 was seen to take."""
+
+
+@pytest.mark.parametrize("path", sorted(SLURM.glob("*.sbatch")), ids=lambda p: p.name)
+def test_batch_script_is_shell_and_its_options_are_sbatchs(path):
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    lines = path.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
+    options = [line.removeprefix("#SBATCH --").partition("=")[0] for line in lines if line.startswith("#SBATCH")]
+    assert set(options) <= OPTIONS and len(options) == len(set(options))
+    # sbatch stops reading options at the first command
+    assert all(not line.startswith("#SBATCH") for line in lines[first:])
+
+
+# ---- numbers that stand in several places --------------------------------------------------------------------------
+
+
+def test_numbers_that_belong_together_agree():
+    service, job = objects(KUBERNETES / "train-job.yaml")
+    spec, pod, values = job["spec"], job["spec"]["template"], environment(container("train-job.yaml"))
+    assert spec["completions"] == spec["parallelism"] == int(values["NODES"])
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    first = f"{job['metadata']['name']}-0.{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert f"--rdzv-endpoint={first}" in container("train-job.yaml")["command"]
+    assert container("train-job.yaml")["resources"]["limits"]["nvidia.com/gpu"] == values["GPUS"]
+    assert int(values["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["spec"]["terminationGracePeriodSeconds"]
+
+    (parts,) = objects(KUBERNETES / "text-job.yaml")
+    assert parts["spec"]["completions"] == int(environment(container("text-job.yaml"))["JOB_COMPLETIONS"])
+
+    script = (SLURM / "train.sbatch").read_text()
+    assert re.search(r"--signal=B:USR1@(\d+)", script)[1] == re.search(r"^GRACE=(\d+)", script, re.M)[1]
+    assert re.search(r"--gpus-per-node=(\d+)", script)[1] == re.search(r"^PROCESSES=(\d+)", script, re.M)[1]
+
+
+# ---- commands ------------------------------------------------------------------------------------------------------
+
+SRUN = """#!{python}
+import os, signal, subprocess, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    del words[0]
+if "SRUN_LOG" in os.environ:
+    import shlex
+    with open(os.environ["SRUN_LOG"], "a") as f:
+        sys.exit(print(shlex.join(words), file=f))
+nodes = range(int(os.environ["SLURM_JOB_NUM_NODES"]))
+tasks = [subprocess.Popen(words, env=dict(os.environ, SLURM_NODEID=str(i))) for i in nodes]
+signal.signal(signal.SIGUSR1, lambda *_: [t.send_signal(signal.SIGUSR1) for t in tasks])
+sys.exit(max(t.wait() for t in tasks))
+"""
+"""Starts the command once for every node, on this machine; with SRUN_LOG it only writes the command down."""
+
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$SCONTROL_LOG"; fi
+"""
+
+
+def desk(tmp_path: Path, **more: str) -> dict[str, str]:
+    """An environment with stand-ins for Slurm's commands before all others, and an empty VENV."""
+    folder = tmp_path / "bin"
+    folder.mkdir(exist_ok=True)
+    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL), ("activate", "")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": str(os.getpid())}
+    return {**os.environ, "PATH": path, "SCONTROL_LOG": str(tmp_path / "scontrol.log"), **job, **more}
+
+
+def started(tmp_path: Path, script: str, *arguments: str, **more: str) -> list[str]:
+    """The one command that a batch script hands to srun."""
+    log = tmp_path / "srun.log"
+    log.unlink(missing_ok=True)
+    env = desk(tmp_path, SRUN_LOG=str(log), **more)
+    subprocess.run(["bash", "-s", *arguments], input=script, text=True, env=env, check=True)
+    return shlex.split(log.read_text())
+
+
+def training_commands(tmp_path: Path) -> dict[str, list[str]]:
+    script = edited(SLURM / "train.sbatch", VENV=str(tmp_path))
+    found = {"train.sbatch": started(tmp_path, script)}
+    return found | {name: words(container(name)) for name in ("train-job.yaml", "trainjob.yaml")}
+
+
+def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path, monkeypatch):
+    from torch.distributed.run import get_args_parser
+
+    # Kubeflow hands torchrun its place as PET_* variables: the command must not say otherwise.
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "8")
+    for name, command in training_commands(tmp_path).items():
+        args = get_args_parser().parse_args(command[1:])
+        assert command[0] == "torchrun" and args.module and args.training_script == "dfm_nb.train", name
+        assert (args.nnodes, args.nproc_per_node, args.max_restarts) == ("2", "8", 3), name
+        assert args.rdzv_backend == ("static" if name == "trainjob.yaml" else "c10d")
+        training = train.parse(args.training_script_args)
+        assert (training.dataset_path, training.run_dir) == ("/shared/data/shards", "/shared/runs/dit-xl")
+        training.dataset_path, training.mock = None, True  # the shards are not here
+        settled = train.resolve(training, world_size=16).config
+        assert settled.model.tensor_model_parallel_size == 2 and settled.model.size == "DiT-XL"
+
+
+def test_text_jobs_in_parts_and_merged_give_the_bytes_of_the_single_job(tmp_path, monkeypatch):
+    tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
+    source = tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"text": f"document {i} of the quick brown fox"}) for i in range(50)]
+    source.write_text("\n".join(lines) + "\n")
+
+    def dfm(command: list[str]) -> None:
+        assert command[0] == "dfm" and cli.main([re.sub("^--workers=16$", "--workers=1", w) for w in command[1:]]) == 0
+
+    def kubernetes(name: str, prefix: str) -> list[str]:
+        here = {"INPUT": str(source), "OUTPUT_PREFIX": str(tmp_path / prefix), "TOKENIZER": str(tokenizer)}
+        return words(container(name), **here)
+
+    def slurm(*arguments: str, **more: str) -> list[str]:
+        here = {"VENV": tmp_path, "INPUT": source, "OUTPUT_PREFIX": tmp_path / "array", "TOKENIZER": tokenizer}
+        script = edited(SLURM / "text.sbatch", **{k: str(v) for k, v in here.items()})
+        return started(tmp_path, script, *arguments, **more)
+
+    for prefix, count in (("whole", 1), ("parts", 3)):
+        monkeypatch.setenv("JOB_COMPLETIONS", str(count))
+        for index in range(count):
+            monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+            dfm(kubernetes("text-job.yaml", prefix))
+    dfm(kubernetes("text-merge-job.yaml", "parts"))
+    for index in range(3):
+        dfm(slurm(SLURM_ARRAY_TASK_ID=str(index), SLURM_ARRAY_TASK_COUNT="3"))
+    dfm(slurm("merge"))
+    assert slurm()[-2:] == ["--partition", "0/1"]  # without --array
+    for ending in ("bin", "idx"):
+        whole, parts, array = (tmp_path / f"{n}_text_document.{ending}" for n in ("whole", "parts", "array"))
+        assert whole.read_bytes() == parts.read_bytes() == array.read_bytes() and whole.stat().st_size > 100
+
+
+# ---- the batch script at work --------------------------------------------------------------------------------------
+
+TINY = """(--mock --run-dir {run} model.num_layers=2 model.hidden_size=48 model.num_attention_heads=4
+    model.in_channels=4 model.text_dim=24 mixed_precision=fp32 dataset.task_encoder_seq_length=96 dataset.num_workers=0
+    train.global_batch_size=4 train.train_iters=40 train.eval_interval=0 logger.tensorboard=false logger.log_interval=1
+    checkpoint.save_interval=0 scheduler.lr_decay_style=constant scheduler.lr_warmup_iters=0)"""
+
+
+def losses(run: Path) -> dict[int, float]:
+    from dfm_nb.base.metrics import read_metrics
+
+    file = run / "metrics.jsonl"
+    return {r["iteration"]: r["loss"] for r in read_metrics(file) if "loss" in r} if file.exists() else {}
+
+
+@pytest.mark.slow
+def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
+    """On two stand-in nodes: SIGUSR1 to the batch shell, as Slurm sends it, then the job's second life."""
+    from dfm_nb.checkpoints import saving
+    from dfm_nb.checkpoints import weights as checkpoint
+
+    run, script = tmp_path / "run", tmp_path / "train.sbatch"
+    tiny = {"training": TINY.format(run=run), "VENV": str(tmp_path), "PROCESSES": "1", "GRACE": "60"}
+    script.write_text(edited(SLURM / "train.sbatch", **tiny))
+    env = desk(tmp_path)
+    batch = subprocess.Popen(
+        ["bash", str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 120
+    while len(losses(run)) < 5 and batch.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    batch.send_signal(signal.SIGUSR1)
+    output, _ = batch.communicate(timeout=120)
+    stopped = max(losses(run))
+    assert stopped < 40 and f"Stopped by SIGUSR1 at iteration {stopped}; saved" in output, output
+    assert saving.read_state(checkpoint.find(run))["iteration"] == stopped
+    assert (tmp_path / "scontrol.log").read_text() == f"requeue {os.getpid()}\n"
+
+    again = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=240)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert sorted(losses(run)) == list(range(1, 41))
+    # A job that is done does not queue again.
+    assert (tmp_path / "scontrol.log").read_text().count("requeue") == 1
