@@ -81,7 +81,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.config import sizes
-    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     cuda = case["device"] == "cuda"

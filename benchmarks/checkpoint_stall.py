@@ -54,7 +54,7 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
     from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
     from dfm_nb.config import sizes
-    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)

@@ -58,8 +58,9 @@ def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) ->
     from dfm_nb import parallel
     from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
+    from dfm_nb.packs.packs import SIGMA_DATA
     from dfm_nb.parallel.groups import layout_of
-    from dfm_nb.training.loop import SIGMA_DATA, open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     given = [*SETTINGS, *overrides, f"dataset.path={folder / 'data'}", f"train.train_iters={iterations}"]

@@ -109,7 +109,7 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.config import sizes as model_sizes
-    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)

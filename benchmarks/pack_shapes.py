@@ -27,7 +27,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.data.loader import PackBuilder, PackPlan
 from dfm_nb.data.stores import MockStore
-from dfm_nb.training.loop import pack_settings
+from dfm_nb.training.batches import pack_settings
 from dfm_nb.training.trainer import Trainer
 
 TOKENS = 1024

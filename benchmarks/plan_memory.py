@@ -58,7 +58,7 @@ def take_steps(overrides: list[str], steps: int):
     from dfm_nb import config as cfg
     from dfm_nb.data.loader import PackBuilder, PackPlan
     from dfm_nb.model.attention import SegmentLayout
-    from dfm_nb.training.loop import open_store, pack_settings
+    from dfm_nb.training.batches import open_store, pack_settings
     from dfm_nb.training.trainer import Trainer
 
     config = cfg.resolve(None, overrides=overrides).config

@@ -112,7 +112,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
     from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
     from dfm_nb.config import sizes
-    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     resolved = cfg.resolve(None, overrides=[*SETTINGS, f"model.size={size}", "train.global_batch_size=1"])

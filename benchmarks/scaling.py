@@ -48,7 +48,7 @@ def train_rank(overrides: list[str], steps: int) -> list[float]:
     from dfm_nb import parallel
     from dfm_nb.base.argv import world_size_from_env
     from dfm_nb.parallel.groups import layout_of
-    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     torch.set_num_threads(1)

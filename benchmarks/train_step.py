@@ -26,7 +26,7 @@ from dfm_nb.data.loader import PackBuilder, PackPlan
 from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion import edm
 from dfm_nb.model.positions import factorised_sincos
-from dfm_nb.training.loop import pack_settings
+from dfm_nb.training.batches import pack_settings
 from dfm_nb.training.trainer import Trainer
 
 OUT = Path(__file__).parent / "results" / "train_step"

@@ -1,8 +1,6 @@
-"""Processes and devices: starts and ends the process groups, sets seeds, says who this rank is.
+"""Process groups, devices and seeds: NCCL on CUDA and gloo elsewhere, with torchrun or as one process.
 
-Enters: the parallel degrees; torchrun's environment (or none: one process). Leaves: megatron-core's parallel state, a device.
-Guarantees: on a machine without CUDA the same megatron-core code runs on gloo (see `megatron_cpu`); `shutdown` ends cleanly;
-parameters are initialised from (seed, name), so every layout starts from the same weights.
+A machine without CUDA runs the same megatron-core code (see `megatron_cpu`).
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import tempfile
 import time
 import uuid
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,8 @@ from megatron.core import tensor_parallel
 from torch.distributed.rendezvous import rendezvous
 
 
-def layout_of(model) -> Layout:
+def layout_of(model: Any) -> Layout:
+    """Of a group `model` of the settings."""
     return Layout(
         model.tensor_model_parallel_size,
         model.pipeline_model_parallel_size,
@@ -44,6 +44,7 @@ class Layout:
 
     @property
     def model_size(self) -> int:
+        """Processes that hold one replica of the model."""
         return self.tp * self.pp * self.cp
 
     def token_multiple(self) -> int:
@@ -51,6 +52,7 @@ class Layout:
         return self.cp * (self.tp if self.sequence_parallel else 1)
 
     def text_multiple(self) -> int:
+        """The same of a pack's text tokens, which cp does not slice."""
         return self.tp if self.sequence_parallel else 1
 
     def __str__(self) -> str:
@@ -75,22 +77,8 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
     Works under torchrun and, without its environment, as a group of one. May be called again with another layout.
     """
     layout = layout or Layout()
-    timeout = datetime.timedelta(seconds=timeout_s)
     if not dist.is_initialized():
-        dev = device()
-        if dev.type == "cuda":
-            torch.cuda.set_device(dev)
-        backend = "nccl" if dev.type == "cuda" else "gloo"
-        if "RANK" in os.environ:
-            if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-                shared, rank, world = next(rendezvous("env://", timeout=timeout))
-                store = _store_of_this_life(shared, rank, world, timeout_s)
-                dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-            else:
-                dist.init_process_group(backend, timeout=timeout)
-        else:
-            store = dist.FileStore(os.path.join(tempfile.mkdtemp(), "store"), 1)
-            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        _start_process_group(timeout_s)
     world = dist.get_world_size()
     if world % layout.model_size:
         raise ValueError(
@@ -110,23 +98,41 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
     return layout
 
 
-def _store_of_this_life(shared: dist.Store, rank: int, world: int, timeout_s: float) -> dist.Store:
-    """A part of torchrun's store with nothing of an earlier life in it.
+def _start_process_group(timeout_s: float) -> None:
+    timeout, dev = datetime.timedelta(seconds=timeout_s), device()
+    if dev.type == "cuda":
+        torch.cuda.set_device(dev)
+    backend = "nccl" if dev.type == "cuda" else "gloo"
+    if "RANK" not in os.environ:  # without torchrun: one process
+        store = dist.FileStore(os.path.join(tempfile.mkdtemp(), "store"), 1)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+    elif os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        shared, rank, world = next(rendezvous("env://", timeout=timeout))
+        fresh = _fresh_prefix(shared, rank, world, timeout_s)
+        dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
 
-    torchrun's restarts keep the store, in which a process finds the addresses of those that died. All agree on a new name: rank 0 invents it and
-    lists whoever answered to it; a name of an earlier life has no list with this process in it.
+
+def _fresh_prefix(shared: dist.Store, rank: int, world: int, timeout_s: float) -> dist.Store:
+    """A prefix of torchrun's store that is fresh for this restart.
+
+    torchrun keeps its store over restarts, and gloo would find the addresses of processes that died in it. So the ranks
+    agree on a new prefix: rank 0 invents one, waits until every other rank has signed it with a random name, and
+    publishes the list of names. A rank that read the prefix of an earlier restart does not find itself in that list,
+    and asks again.
     """
-    me, end = uuid.uuid4().hex, time.monotonic() + timeout_s
+    name, end = uuid.uuid4().hex, time.monotonic() + timeout_s
     if rank == 0:
-        shared.set("dfm_nb/life", me)
-        others = [shared.get(f"dfm_nb/{me}/{r}").decode() for r in range(1, world)]
-        shared.set(f"dfm_nb/{me}/all", " ".join(others))
-        return dist.PrefixStore(me, shared)
+        shared.set("dfm_nb/prefix", name)
+        others = [shared.get(f"dfm_nb/{name}/{r}").decode() for r in range(1, world)]  # `get` waits for the key
+        shared.set(f"dfm_nb/{name}/all", " ".join(others))
+        return dist.PrefixStore(name, shared)
     while time.monotonic() < end:
-        life = shared.get("dfm_nb/life").decode()
-        shared.set(f"dfm_nb/{life}/{rank}", me)
-        if shared.check([f"dfm_nb/{life}/all"]) and me in shared.get(f"dfm_nb/{life}/all").decode():
-            return dist.PrefixStore(life, shared)
+        prefix = shared.get("dfm_nb/prefix").decode()
+        shared.set(f"dfm_nb/{prefix}/{rank}", name)
+        if shared.check([f"dfm_nb/{prefix}/all"]) and name in shared.get(f"dfm_nb/{prefix}/all").decode():
+            return dist.PrefixStore(prefix, shared)
         time.sleep(0.05)
     raise TimeoutError(f"rank {rank} found no other process within {timeout_s:g} s (dist.timeout_s)")
 
@@ -142,16 +148,27 @@ def shutdown() -> None:
 
 
 def rank() -> int:
+    """Of this process; 0 without torchrun."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def store() -> dist.Store:
-    """The process group's own key-value store, with keys apart from its."""
+    """The process group's key-value store, under a prefix of ours."""
     return dist.PrefixStore("dfm_nb", dist.distributed_c10d._get_default_store())
 
 
 def is_last_pipeline_stage() -> bool:
     return mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1
+
+
+def is_first_of_model() -> bool:
+    """Whether this is the first of the processes that hold one replica of the model."""
+    ranks = (
+        mpu.get_tensor_model_parallel_rank(),
+        mpu.get_context_parallel_rank(),
+        mpu.get_pipeline_model_parallel_rank(),
+    )
+    return ranks == (0, 0, 0)
 
 
 def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
@@ -167,10 +184,13 @@ def global_name(name: str, module: torch.nn.Module) -> str:
     """A parameter's name with the layer's number in the whole model instead of in this pipeline stage."""
     if name.startswith("decoder.layers."):
         _, _, index, rest = name.split(".", 3)
-        return f"decoder.layers.{module.decoder.layers[int(index)].layer_number - 1}.{rest}"
+        layers: Any = module.get_submodule("decoder.layers")
+        return f"decoder.layers.{layers[int(index)].layer_number - 1}.{rest}"  # numbers begin at 1
     return name
 
 
 def shard_dim(parameter: torch.nn.Parameter) -> int | None:
     """The dim along which tensor parallelism splits a parameter; None when every rank of the tp axis has it whole."""
-    return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    return parameter.partition_dim  # type: ignore[attr-defined]  # megatron-core sets both

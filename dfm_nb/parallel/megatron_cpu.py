@@ -1,17 +1,15 @@
 """What megatron-core needs before we use it, in one call, `prepare()`; every assumption about its insides is here.
 
-Import. Every process of a run imports megatron-core. Some of what it imports serves features that this project does not use, and takes two
-thirds of the time (12 s of CPU time on one core, 4 s without; 3.11, megatron-core 0.16.1):
-- `multistorageclient` (checkpoints and indexed data sets on `msc://` addresses) compiles a grammar of IRIs, by way of jsonschema.
-- `wandb` and `tensorboard` serve megatron's own logging; `training.loggers` imports them where they are configured.
-- `torch.compile` decorates fused operations, which imports Inductor. On CUDA that stays; on a CPU the plain functions are used.
+`prepare()` does three things, in this order.
 
-CPU, only where there is no CUDA device.
-megatron-core names CUDA outright in some modules (`torch.cuda.current_device()`, `device="cuda"`). `apply()` puts a stand-in for the
-name `torch` into those modules only: calls that ask for CUDA get the CPU, everything else goes to the real torch, which stays as it is.
-`fix_native_adam()` mends the distributed optimizer's use of torch's own AdamW, needed on any device without Transformer Engine or Apex.
+1. It imports megatron-core without what this project does not use: 4 s of CPU time instead of 12 (one core, Python
+   3.11, megatron-core 0.16.1), in every process of a run. `LEFT_OUT` says what and why.
+2. Without a CUDA device it gives some modules of megatron-core a stand-in for the name `torch`. They name CUDA outright
+   (`torch.cuda.current_device()`, `device="cuda"`); the stand-in answers for the CPU and passes all else on to torch.
+3. It mends the distributed optimizer's use of torch's own AdamW, on any device without Transformer Engine or Apex.
 
-Tested with megatron-core 0.16.1 on Python 3.11 and 0.19.2 on 3.12 (tests/parallel/test_megatron_cpu.py fails with a sentence when a new version moves something).
+Tested with the versions in `TESTED_VERSIONS`; tests/parallel/test_megatron_cpu.py says when another one moves
+something.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import logging
 import sys
 import types
 import warnings
-from typing import Iterable, Iterator
+from typing import Any, Iterable, Iterator
 
 import torch
 
@@ -107,12 +105,20 @@ class _TorchOnCpu(types.ModuleType):
 STAND_IN = _TorchOnCpu("torch")
 
 
-LEFT_OUT = ("multistorageclient", "wandb", "tensorboard")
+LEFT_OUT = (
+    "multistorageclient",  # storage on `msc://` addresses; compiles a grammar of IRIs, by way of jsonschema
+    "wandb",  # megatron's own logging; `training.loggers` imports these two where they are configured
+    "tensorboard",
+)
 
 
 @contextlib.contextmanager
 def _lean_imports() -> Iterator[None]:
-    """Within: `LEFT_OUT` cannot be imported, and without a CUDA device `torch.compile` gives back what it gets."""
+    """Within: `LEFT_OUT` cannot be imported, and without a CUDA device `torch.compile` gives back what it gets.
+
+    megatron-core decorates fused operations with `torch.compile`, which imports Inductor; a CPU uses the plain
+    functions.
+    """
     absent = [name for name in LEFT_OUT if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: importing it raises ModuleNotFoundError
     compile_ = torch.compile
@@ -127,10 +133,10 @@ def _lean_imports() -> Iterator[None]:
 
 
 def prepare() -> None:
-    """Import megatron-core in a third of the time and, without a CUDA device, make it run on the CPU. Idempotent.
+    """Import megatron-core quickly and, without a CUDA device, make it run on the CPU. Calling it again does nothing.
 
-    Importing `dfm_nb.parallel` calls it, and the rooms that import megatron import `dfm_nb.parallel` first. A megatron.core that was
-    imported before stays as it is, but for the CPU support.
+    Importing `dfm_nb.parallel` calls it, and the rooms that import megatron import `dfm_nb.parallel` first. If
+    megatron.core was imported before, only the import's part is left out.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says at import what this project does without: Transformer Engine, Apex
@@ -143,9 +149,9 @@ def prepare() -> None:
 
 
 def apply() -> None:
-    """Idempotent. Raises ImportError with the module's name when megatron-core no longer has what is patched."""
+    """Make megatron-core run on a CPU. Raises ImportError when a module of it no longer has what is replaced."""
     for name in MODULES:
-        module = importlib.import_module(f"megatron.core.{name}")
+        module: Any = importlib.import_module(f"megatron.core.{name}")
         if getattr(module, "torch", None) not in (torch, STAND_IN):
             raise ImportError(
                 f"megatron.core.{name} no longer has `torch` as a global: CPU support is tested with megatron-core "
@@ -172,8 +178,11 @@ def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_deco
 
 
 def fix_native_adam() -> None:
-    """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore what was saved (upstream: KeyError 'step',
-    and one `step` tensor shared by every parameter, which AdamW then advances once per parameter)."""
+    """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore what was saved.
+
+    Upstream asks for a tensor 'step' (KeyError), and after loading lets all parameters share one `step`, which AdamW
+    then advances once per parameter.
+    """
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     if getattr(DistributedOptimizer, "_native_adam_fixed", False):
@@ -202,11 +211,11 @@ def fix_native_adam() -> None:
 
 @contextlib.contextmanager
 def cuda_type_names(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """The mixed-precision optimizers sort parameters by `param.type()` strings when they are built: answer as CUDA would."""
+    """Within: `param.type()` answers as on CUDA, as the mixed-precision optimizers sort parameters by it."""
     names = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
     parameters = list(parameters)
     for p in parameters:
-        p.type = functools.partial(lambda name: name, names[p.dtype])
+        p.type = functools.partial(lambda name: name, names[p.dtype])  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -1,8 +1,6 @@
 """Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, on rank 0 only.
 
-Enters: metrics records and finished samples. Leaves: tensorboard/ and wandb/ in the run folder.
-Guarantees: a logger that is not configured costs nothing; one that is asked for and missing says so before training starts; a run that goes on
-continues its Weights & Biases run, and two run folders of one name never share one.
+A run that goes on continues its Weights & Biases run; two run folders of one name never share one.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -26,7 +25,11 @@ GIF_PX = 256
 
 
 class Loggers:
-    """Scalars and samples to the configured services.
+    """Scalars and samples to the configured services; nothing happens where none is.
+
+    Parameters
+    ----------
+    settings : shown with the run in Weights & Biases.
 
     Raises
     ------
@@ -72,7 +75,7 @@ class Loggers:
 
             picture = Summary.Image(encoded_image_string=_small_picture(path))
             summary = Summary(value=[Summary.Value(tag=f"samples/{index}", image=picture)])
-            self._tensorboard.file_writer.add_summary(summary, iteration)
+            self._tensorboard._get_file_writer().add_summary(summary, iteration)
             self._tensorboard.add_text(f"samples/{index}", caption, iteration)
         if self._wandb is not None:
             import wandb
@@ -89,12 +92,14 @@ class Loggers:
 
 def _flat(record: Mapping[str, object]) -> dict[str, float]:
     """Numbers by name; `X_by_sigma` lists become X/sigma_0.02, ... with the levels of `val_sigmas`."""
-    out = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "iteration"}
-    levels = record.get("val_sigmas") or []
-    for name, values in record.items():
-        if "_by_sigma" in name:
-            by_level = {f"{name.replace('_by_sigma', '')}/sigma_{s:.3g}": v for s, v in zip(levels, values)}
-            out |= {k: v for k, v in by_level.items() if v is not None}
+    out: dict[str, float] = {}
+    levels: Any = record.get("val_sigmas")
+    for name, value in record.items():
+        if isinstance(value, (int, float)) and name != "iteration":
+            out[name] = value
+        elif isinstance(value, list) and name.endswith("_by_sigma"):
+            title = name.removesuffix("_by_sigma")
+            out |= {f"{title}/sigma_{s:.3g}": v for s, v in zip(levels, value) if v is not None}
     return out
 
 

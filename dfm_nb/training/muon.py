@@ -1,12 +1,11 @@
-"""Muon for the matrices of the transformer's layers, AdamW for all else (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+"""Muon for the matrices of the transformer's layers, AdamW for all else.
 
-Enters: gradients that the data-parallel processes have summed. Leaves: new weights, the same on every process.
-Guarantees: each matrix is orthogonalised whole, in any layout: tensor-parallel parts are put together first, and the queries, keys and values
-of one matrix are three matrices; checkpoints continue in another layout as those of AdamW do.
-Cost: 5 iterations of 2 r^2 (2 c + r) FLOPs for a matrix of r x c, r <= c, shared out over the data-parallel processes; one all-gather of the
-updates over them; one number of state per weight, where AdamW has two.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. Each matrix is orthogonalised whole in any layout:
+tensor-parallel parts are put together first, and the queries, keys and values of one weight are three matrices.
+The data-parallel processes share the work: 5 iterations of 2 r^2 (2 c + r) FLOPs for r x c, r <= c.
 
-Here because torch's own Muon computes in bfloat16 and knows no parts, and megatron-core's needs a package that is not on PyPI.
+Ours stays because torch's own iterates in bfloat16 alone, knows neither tensor-parallel nor fused matrices, and would
+change the digits of the demo; megatron-core's needs a package that is not on PyPI.
 """
 
 from __future__ import annotations
@@ -20,17 +19,35 @@ from torch import Tensor
 
 from dfm_nb.model.linear import is_lora
 from dfm_nb.parallel.groups import mpu, shard_dim
-from dfm_nb.training.orthogonal import orthogonal
 
 PARTS = {"linear_qkv": 3, "linear_kv": 2}
 """How many matrices megatron-core keeps in one, interleaved by head."""
+
+
+def orthogonal(m: Tensor, iterations: int = 5) -> Tensor:
+    """Nearly the orthogonal factors of matrices [n, a, b], in their own precision.
+
+    The quintic Newton-Schulz iteration of Jordan et al. (2024). The singular vectors stay; singular values end
+    between 0.7 and 1.2.
+    """
+    tall = m.shape[1] > m.shape[2]
+    x = m.mT.contiguous() if tall else m  # the Gram matrix of the short side is the smaller one
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # the iteration needs singular values of 1 at most
+    for _ in range(iterations):
+        # x <- a x + (b g + c g^2) x with g = x x^T, and Jordan's coefficients
+        gram = x @ x.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+        x = torch.baddbmm(x, polynomial, x, beta=3.4445)
+    return x.mT if tall else x
 
 
 @dataclass(frozen=True)
 class Matrix:
     """How a weight [out, in] of this rank is a part of whole matrices.
 
-    parts : matrices in it, interleaved by head along `out`. heads : of the whole weight; used where parts > 1. dim : split by tp, or None.
+    parts : matrices in it, interleaved by head along `out`.
+    heads : of the whole weight; used where parts > 1.
+    dim : the one that tensor parallelism splits, or None.
     """
 
     parts: int = 1
@@ -47,10 +64,14 @@ class Matrix:
 
 
 def matrices_of(chunks: Iterable[torch.nn.Module]) -> dict[Tensor, Matrix]:
-    """The trained matrices of the layers' attention and MLP; with mixed precision their float32 copies, which the optimizer has."""
-    out = {}
+    """The trained matrices of the layers' attention and MLP.
+
+    With mixed precision these are the optimizer's float32 copies, which megatron-core hangs on the parameter as
+    `main_param`.
+    """
+    out: dict[Tensor, Matrix] = {}
     for chunk in chunks:
-        heads = chunk.config.num_attention_heads
+        heads: int = chunk.config.num_attention_heads  # type: ignore[union-attr, assignment]
         for name, p in chunk.named_parameters():
             kind = name.split(".")[-2]
             if kind.startswith("linear_") and name.endswith("weight") and p.requires_grad and not is_lora(name):
@@ -60,13 +81,17 @@ def matrices_of(chunks: Iterable[torch.nn.Module]) -> dict[Tensor, Matrix]:
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW whose steps are Muon's for `matrices`: W -= lr * (weight_decay * W + scale * sqrt(max(r, c)) * orthogonal(momentum)).
+    """AdamW whose steps are Muon's for `matrices` (r x c):
+
+    W -= lr * (weight_decay * W + scale * sqrt(max(r, c)) * orthogonal(momentum)).
 
     Parameters
     ----------
     groups : parameter groups of an AdamW, with their learning rates and weight decay.
-    scale : root mean square of an update's entries relative to `lr`; 0.2 is about AdamW's (Liu et al. 2025, arXiv:2502.16982).
-    dtype : of the iteration that orthogonalises, and of the updates that the processes exchange; Jordan et al. use bfloat16.
+    scale : root mean square of an update's entries relative to `lr`; 0.2 is about AdamW's (Liu et al. 2025,
+        arXiv:2502.16982).
+    dtype : of the iteration that orthogonalises, and of the updates that the processes exchange; Jordan et al. use
+        bfloat16.
     """
 
     def __init__(
@@ -81,10 +106,9 @@ class Muon(torch.optim.AdamW):
         super().__init__(groups)
         self.matrices, self.scale, self.momentum, self.ns_steps = matrices, scale, momentum, ns_steps
         self.dtype = dtype
-        self.share, self.tp = (
-            mpu.get_data_parallel_group(with_context_parallel=True),
-            mpu.get_tensor_model_parallel_group(),
-        )
+        self.share = mpu.get_data_parallel_group(with_context_parallel=True)  # those that share the work
+        self.tp = mpu.get_tensor_model_parallel_group()
+        # The longest job goes to the process that has least to do so far.
         load = [0] * self.share.size()
         self.owned: list[list[Tensor]] = [[] for _ in load]  # by data-parallel process
         for p in sorted(matrices, key=self._work, reverse=True):  # a stable sort: the same on every process
@@ -103,10 +127,11 @@ class Muon(torch.optim.AdamW):
             if not state:
                 state.update(step=torch.zeros((), device=p.device), momentum_buffer=torch.zeros_like(p))
             state["step"] += 1
+            assert p.grad is not None
             state["momentum_buffer"].lerp_(p.grad, 1 - self.momentum)
         own = {p: self._update(p) for p in self.owned[self.share.rank()]}
         for p in self.matrices:
-            p.grad = None  # AdamW passes it over
+            p.grad = None  # AdamW's step passes over parameters without a gradient
         loss = super().step(closure)
         updates = self._everyones(own)
         for group in self.param_groups:
@@ -124,6 +149,7 @@ class Muon(torch.optim.AdamW):
     def _update(self, p: Tensor) -> Tensor:
         """This rank's part of the scaled update of a matrix, in `dtype`."""
         m = self.matrices[p]
+        assert p.grad is not None
         direction = p.grad.lerp(self.state[p]["momentum_buffer"], self.momentum)  # Nesterov's
         blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), self.ns_steps)
         whole = m.join(blocks).mul_(self.scale * max(blocks.shape[1:]) ** 0.5)
@@ -142,12 +168,12 @@ class Muon(torch.optim.AdamW):
             return own
         sizes = [sum(p.numel() for p in ps) for ps in self.owned]
         some = next(iter(self.matrices))
-        sent = some.new_zeros(max(sizes), dtype=self.dtype)
+        sent = some.new_zeros(max(sizes), dtype=self.dtype)  # all_gather wants equal lengths: the longest, padded
         if own:
             sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
         received = [torch.empty_like(sent) for _ in self.owned]
         dist.all_gather(received, sent, group=self.share)
-        out = {}
+        out: dict[Tensor, Tensor] = {}
         for flat, ps, size in zip(received, self.owned, sizes):
             pieces = flat[:size].split([p.numel() for p in ps])
             out.update((p, piece.view_as(p)) for p, piece in zip(ps, pieces))

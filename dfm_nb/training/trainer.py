@@ -1,8 +1,7 @@
-"""Model, optimizer and schedule of one rank: what a training step and a validation round are.
+"""Model, optimizer and schedule of one rank: a training step, and the loss on validation packs.
 
-Enters: a resolved configuration, `Pack`s. Leaves: `StepResult`s, validation losses.
-Guarantees: the loss is the mean over the tokens of the whole global batch in every layout; a step with NaN or Inf changes nothing;
-validation draws nothing and changes nothing.
+The loss is the mean over the tokens of the whole global batch in every layout. A step with NaN or Inf changes no
+weights; validation changes nothing and uses no random numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ from dfm_nb.training.muon import Muon, matrices_of
 
 @dataclass
 class StepResult:
-    """What one optimizer step did, over all ranks."""
+    """What one optimizer step did, over all ranks.
+
+    loss : mean per token. tokens : without padding. skipped : NaN or Inf, so the weights stayed as they were.
+    """
 
     loss: float
     tokens: int
@@ -36,7 +38,7 @@ class StepResult:
 
 
 class Trainer:
-    """Model, optimizer and schedule of one rank; knows nothing of files except through `checkpoint`.
+    """Model, optimizer and schedule of one rank; knows nothing of files.
 
     Parameters
     ----------
@@ -51,36 +53,38 @@ class Trainer:
         )
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        self.config, self.device = config, parallel.device()
+        assert config.model.sigma_data is not None
+        self.config, self.device, self.sigma_data = config, parallel.device(), config.model.sigma_data
         self.layout = layout_of(config.model)
         self.dp_rank, self.dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
         self.model_config.finalize_model_grads_func = finalize_model_grads
-        overlap = self.dp_size > 1 and self.device.type == "cuda"
+        # Parameters are not gathered late (overlap_param_gather): the averages and validation read them after the step.
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=config.optimizer.use_distributed_optimizer,
-            overlap_grad_reduce=overlap,
-        )  # parameters are not gathered late: the averages and validation read them right after the step
+            overlap_grad_reduce=self.dp_size > 1 and self.device.type == "cuda",
+        )
         self.ddp = [
             DistributedDataParallel(self.model_config, ddp_config, c, disable_bucketing=i > 0)
             for i, c in enumerate(self.chunks)
         ]
         sync = [d.no_sync for d in self.ddp]
         self.model_config.no_sync_func = sync if len(sync) > 1 else sync[0]
-        self._build_optimizer()
+        self.optimizer = self._build_optimizer()
+        self.scheduler = self._build_scheduler()
         self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
         self.run_schedule = get_forward_backward_func()
         self.capacity = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         self.steps_taken = 0  # optimizer steps that changed the weights
 
-    def _build_optimizer(self) -> None:
+    def _build_optimizer(self):
+        """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
         from dfm_nb.parallel.megatron_cpu import cuda_type_names
 
-        c, o, s = self.config, self.config.optimizer, self.config.scheduler
+        o = self.config.optimizer
         settings = OptimizerConfig(
             optimizer="adam",
             lr=o.lr,
@@ -90,21 +94,20 @@ class Trainer:
             adam_beta2=o.adam_beta2,
             adam_eps=o.adam_eps,
             clip_grad=o.clip_grad,
-            bf16=c.mixed_precision == "bf16",
+            bf16=self.config.mixed_precision == "bf16",
             params_dtype=self.model_config.params_dtype,
             use_distributed_optimizer=o.use_distributed_optimizer,
         )
-        parameters = [p for chunk in self.ddp for p in chunk.parameters()]
         if self.device.type == "cuda":
-            self.optimizer = get_megatron_optimizer(settings, self.ddp)
+            optimizer = get_megatron_optimizer(settings, self.ddp)
         else:
-            with cuda_type_names(parameters):
-                self.optimizer = get_megatron_optimizer(settings, self.ddp)
-        for part in self.optimizer.chained_optimizers:  # one kernel per step instead of ten
+            with cuda_type_names(p for chunk in self.ddp for p in chunk.parameters()):
+                optimizer = get_megatron_optimizer(settings, self.ddp)
+        matrices = matrices_of(self.chunks) if o.optimizer == "muon" else {}
+        for part in optimizer.chained_optimizers:
             for group in part.optimizer.param_groups:
-                group["fused"], group["foreach"] = True, False
-            matrices = matrices_of(self.chunks) if o.optimizer == "muon" else {}
-            if matrices:  # with low-rank updates they are frozen
+                group["fused"], group["foreach"] = True, False  # one kernel per step instead of ten
+            if matrices:  # none with low-rank updates: the matrices are frozen then
                 part.optimizer = Muon(
                     part.optimizer.param_groups,
                     matrices,
@@ -113,13 +116,19 @@ class Trainer:
                     o.muon_num_ns_steps,
                     self.model_config.params_dtype,
                 )
-        decay = s.lr_decay_iters or c.train.train_iters
-        self.scheduler = OptimizerParamScheduler(
+        return optimizer
+
+    def _build_scheduler(self):
+        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+        o, s = self.config.optimizer, self.config.scheduler
+        decay = s.lr_decay_iters or self.config.train.train_iters
+        return OptimizerParamScheduler(
             self.optimizer,
             init_lr=0.0,
             max_lr=o.lr,
             min_lr=o.min_lr,
-            lr_warmup_steps=min(s.lr_warmup_iters, decay - 1),
+            lr_warmup_steps=min(s.lr_warmup_iters or 0, decay - 1),
             lr_decay_steps=decay,
             lr_decay_style=s.lr_decay_style,
             start_wd=o.weight_decay,
@@ -130,13 +139,15 @@ class Trainer:
 
     @property
     def lr(self) -> float:
+        """Learning rate as the schedule has it now."""
         return self.optimizer.param_groups[0]["lr"]
 
     def pieces(self) -> saving.Pieces:
+        """What a checkpoint holds of this."""
         return saving.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
 
     def _forward_step(self, packs: Iterator[Pack], model):
-        output, loss_of = forward(model, next(packs), self.config.model.sigma_data, self.device)
+        output, loss_of = forward(model, next(packs), self.sigma_data, self.device)
 
         def loss_function(network_output):
             losses = loss_of(network_output)
@@ -167,7 +178,7 @@ class Trainer:
     def reduce_sums(self, outputs: list[dict], width: int) -> torch.Tensor:
         """Sum the "sum" entries of micro-batches over ranks, the same float64 [width] on every rank."""
         total = torch.zeros(width, dtype=torch.float64, device=self.device)
-        for out in outputs:  # empty except on the last pipeline stage
+        for out in outputs:  # only the last pipeline stage has any
             total += out["sum"]
         dist.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
         return parallel.broadcast_from_last_stage(total)
@@ -199,15 +210,15 @@ class Trainer:
 
         packs : this rank's validation packs, with their noise levels already set; sigma_index[i] : int64 [R] of pack i.
         """
-        index_of = {id(p): index for p, index in zip(packs, sigma_index)}
+        index_of = {id(p): index for p, index in zip(packs, sigma_index)}  # the schedule passes packs alone on
 
         def forward_step(batches, model):
             pack = next(batches)
-            output, loss_of = forward(model, pack, self.config.model.sigma_data, self.device)
+            output, loss_of = forward(model, pack, self.sigma_data, self.device)
 
             def loss_function(network_output):
                 losses = loss_of(network_output)
-                level = index_of[id(pack)].to(self.device)[losses.row]
+                level = index_of[id(pack)].to(self.device)[losses.row]  # of each token
                 one_hot = (level == torch.arange(num_sigmas, device=self.device)[:, None]) & losses.mask
                 sums = torch.cat((one_hot.float() @ losses.loss, one_hot.float().sum(1)))
                 return losses.loss.sum(), losses.mask.sum().int(), {"sum": sums}

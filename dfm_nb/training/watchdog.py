@@ -1,11 +1,10 @@
-"""Names the process that holds up a distributed run, and ends the run, instead of leaving all the others to wait.
+"""Ends a distributed run that hangs, and names the process that holds it up.
 
-Enters: `beat(phase, iteration)` from the training loop. Leaves: one sentence on stderr that names rank, host, iteration, phase and line of code, and
-an exit that torchrun passes on to all processes.
-How: each process tells the others every second, through the process group's store, whether its main thread waits in a collective, and watches its
-neighbour. A neighbour that tells nothing any more, or an own main thread that has been in one phase for too long, makes a watchdog look at all of them:
-those that tell nothing were stopped or are lost, those that do not wait in a collective are the ones the others wait for.
-Guarantees: a machine that sleeps, or a whole job that is suspended and continued, is no hang. Cost: one small store write a second and process.
+Once a second each process writes a heartbeat to the process group's store: phase, iteration, and whether its main
+thread waits in a collective. If its neighbour's heartbeats stop, or its own main thread exceeds the limit, a watchdog
+inspects all ranks. Those without heartbeats were stopped or are lost; those that do not wait in a collective are the
+ones that the others wait for. It prints one sentence that names them and exits, and torchrun ends the other
+processes. A machine that sleeps, or a whole job that is suspended and continued, is no hang.
 """
 
 from __future__ import annotations
@@ -20,14 +19,18 @@ import time
 from pathlib import Path
 
 PERIOD_S = 1.0
+"""Between two heartbeats."""
 CONFIRM_S = 4.0
+"""A suspected hang must last this much longer before the run is ended."""
 EXIT_CODE = 3
 _COLLECTIVES = ("distributed_c10d.py",)
 
 
 def main_thread_stack() -> list[tuple[str, int, str]]:
     """(file, line, function) of the main thread, innermost first."""
-    frame, out = sys._current_frames().get(threading.main_thread().ident), []
+    ident = threading.main_thread().ident
+    assert ident is not None  # it has started
+    frame, out = sys._current_frames().get(ident), []
     while frame is not None:
         out.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
@@ -40,18 +43,19 @@ class Watchdog:
     Parameters
     ----------
     store : with `set(key, value)` and `get(key)`, shared by all processes.
-    limit_s : longest time in a watched phase; at least five times the longest that was seen.
+    limit_s : longest time in a watched phase. Five times the longest one so far is allowed in any case.
     """
 
     def __init__(self, store, rank: int, world: int, limit_s: float):
         self.store, self.rank, self.world, self.limit_s = store, rank, world, limit_s
         self._phase, self._iteration, self._since, self._watched = "starting", 0, time.monotonic(), False
-        self._longest_s, self._told = 0.0, 0
+        self._longest_s = 0.0  # of the watched phases so far
+        self._beats = 0  # heartbeats sent
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> Watchdog:
-        self._tell()
+        self._send_heartbeat()
         self._thread.start()
         return self
 
@@ -69,15 +73,15 @@ class Watchdog:
     def _allowed_s(self) -> float:
         return max(self.limit_s, 5 * self._longest_s)
 
-    def _tell(self) -> None:
+    def _send_heartbeat(self) -> None:
         stack = main_thread_stack()
         where = next((f"{Path(f).name}:{line} in {name}" for f, line, name in stack if "threading.py" not in f), "?")
-        self._told += 1
+        self._beats += 1
         self.store.set(
             f"watchdog/{self.rank}",
             json.dumps(
                 {
-                    "told": self._told,
+                    "beats": self._beats,
                     "host": socket.gethostname(),
                     "pid": os.getpid(),
                     "phase": self._phase,
@@ -89,21 +93,21 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        woke = heard = time.monotonic()
-        neighbour, told = (self.rank + 1) % self.world, None
+        woke = heard = time.monotonic()  # this thread's last turn; the neighbour's last new heartbeat
+        neighbour, beats = (self.rank + 1) % self.world, None
         while not self._done.wait(PERIOD_S):
             now = time.monotonic()
-            if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while
+            if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while: start counting anew
                 self._since = heard = now
             woke = now
             try:
-                self._tell()
-                latest = self._read(neighbour)["told"]
-                if latest != told:
-                    told, heard = latest, now
+                self._send_heartbeat()
+                latest = self._read(neighbour)["beats"]
+                if latest != beats:
+                    beats, heard = latest, now
                 if self._overdue() or now - heard > self.limit_s:
-                    self._end()
-            except Exception:  # the store goes with its process, and torchrun ends the others
+                    self._end_if_confirmed()
+            except Exception:  # the store ends with the process that serves it, and torchrun then ends all the others
                 if self._done.is_set():
                     return
 
@@ -113,25 +117,25 @@ class Watchdog:
     def _read(self, rank: int) -> dict:
         return json.loads(self.store.get(f"watchdog/{rank}"))
 
-    def _end(self) -> None:
+    def _end_if_confirmed(self) -> None:
         """End the run, unless it moves again in the next seconds."""
         ranks = range(self.world)
-        before = [self._read(r)["told"] for r in ranks]
+        before = [self._read(r)["beats"] for r in ranks]
         end = time.monotonic() + CONFIRM_S
         while time.monotonic() < end:
             if self._done.wait(PERIOD_S):
                 return
-            self._tell()
+            self._send_heartbeat()
         states = [self._read(r) for r in ranks]
-        silent = [r for r in ranks if states[r]["told"] == before[r]]
+        silent = [r for r in ranks if states[r]["beats"] == before[r]]
         if not silent and not self._overdue():
             return
         busy = [r for r in ranks if not states[r]["waits"]]
-        if self.rank == next(r for r in ranks if r not in silent):
+        if self.rank == next(r for r in ranks if r not in silent):  # one of those that live says it
             print(self._sentence(states, silent, busy), file=sys.stderr, flush=True)
         else:
-            time.sleep(PERIOD_S)  # the sentence first
-        for r in silent or busy:  # a stopped process would make torchrun wait for it
+            time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
+        for r in silent or busy:  # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
             if r != self.rank and states[r]["host"] == socket.gethostname():
                 os.kill(states[r]["pid"], signal.SIGKILL)
         os._exit(EXIT_CODE)
@@ -146,13 +150,9 @@ class Watchdog:
         elif busy and len(busy) < self.world:
             what = "; ".join(f"{name(r)}, in {states[r]['where']}" for r in busy[:4])
         else:
-            what = (
-                "all ranks "
-                + ("wait for each other" if not busy else "are busy")
-                + "; "
-                + "; ".join(f"rank {r} in {states[r]['where']}" for r in range(min(self.world, 4)))
-            )
+            places = "; ".join(f"rank {r} in {s['where']}" for r, s in enumerate(states[:4]))
+            what = f"all ranks {'are busy' if busy else 'wait for each other'}; {places}"
         return (
-            f"error: the run hangs, for {self.limit_s:g} s or more: {what}. The job ends; the same command goes on from the last "
-            "checkpoint (dist.hang_timeout_s sets the limit, 0 turns this off)"
+            f"error: the run hangs, for {self.limit_s:g} s or more: {what}. The job ends; the same command goes on "
+            "from the last checkpoint (dist.hang_timeout_s sets the limit, 0 turns this off)"
         )

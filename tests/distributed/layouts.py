@@ -56,7 +56,7 @@ def make_trainer(overrides: list[str]):
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.parallel.groups import layout_of
-    from dfm_nb.training.loop import open_store, packed_loader
+    from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
     config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config

@@ -7,8 +7,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.training.muon import Matrix, Muon, matrices_of
-from dfm_nb.training.orthogonal import orthogonal
+from dfm_nb.training.muon import Matrix, Muon, matrices_of, orthogonal
 from tests.distributed.layouts import MUON, make_trainer, randomise
 
 

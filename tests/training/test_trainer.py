@@ -53,7 +53,8 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
 
     from dfm_nb import config as cfg
     from dfm_nb.base.run import Run
-    from dfm_nb.training.loop import Training, open_store
+    from dfm_nb.training.batches import open_store
+    from dfm_nb.training.loop import Training
     from tests.distributed.layouts import BASE
 
     overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.tensorboard=false"]
@@ -63,6 +64,6 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
     with torch.no_grad():
         training.trainer.chunks[0].x_embedder.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"2 steps in a row.*skipped.jsonl"):
-        training.loop(lambda: None)
+        training.run()
     assert (run.path / "skipped.jsonl").read_text().count("mock") > 2
     assert [r["skipped"] for r in read_metrics(run.metrics_file)] == [1, 2]

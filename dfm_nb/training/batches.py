@@ -1,0 +1,51 @@
+"""From settings to packed batches: the store of samples, how packs are made of them, and the loader."""
+
+from __future__ import annotations
+
+import math
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
+from dfm_nb.data.loader import PackedLoader, PackPlan
+from dfm_nb.data.stores import EnergonStore, MockStore
+from dfm_nb.packs.packs import PackSettings
+from dfm_nb.parallel.groups import layout_of
+
+TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
+"""Packs pad text tokens and conditioning rows to these, so that shapes repeat and oneDNN reuses its kernels
+(`benchmarks/pack_shapes.py`)."""
+
+
+def pack_settings(config: cfg.Config) -> PackSettings:
+    """How training turns samples into packs; lengths are padded to what the parallel layout needs."""
+    layout = layout_of(config.model)
+    return PackSettings.of(
+        config,
+        token_multiple=layout.token_multiple(),
+        text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE),
+        row_multiple=ROW_MULTIPLE,
+    )
+
+
+def open_store(config: cfg.Config, split: str = "train") -> EnergonStore | MockStore:
+    """The samples of `dataset.path`, or random ones with `dataset.mock`."""
+    d = config.dataset
+    if d.mock:
+        channels, text_dim = config.model.in_channels or 16, config.model.text_dim or 384
+        return MockStore(d.mock_latent_sizes, d.mock_text_tokens, channels, text_dim)
+    if split == "val" and d.use_train_split_for_val:
+        split = "train"
+    assert d.path is not None  # the configuration was checked
+    return EnergonStore(d.path, split, progress=parallel.rank() == 0)
+
+
+def pack_capacity(config: cfg.Config) -> int:
+    """Tokens in a pack."""
+    return config.train.micro_batch_size * config.dataset.task_encoder_seq_length
+
+
+def packed_loader(config: cfg.Config, store: EnergonStore | MockStore, dp_rank: int, dp_size: int) -> PackedLoader:
+    """This data-parallel rank's packs of each global batch."""
+    plan = PackPlan(store, pack_settings(config), pack_capacity(config), config.dataset.packing_buffer_size)
+    packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
+    return PackedLoader(plan, packs_per_step, dp_rank, dp_size, config.dataset.num_workers)

@@ -1,0 +1,118 @@
+"""What a run tells: log lines on every rank; `metrics.jsonl`, TensorBoard and Weights & Biases on rank 0."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
+from dfm_nb.base.log import iteration_line, log
+from dfm_nb.base.metrics import Metrics, read_metrics
+from dfm_nb.base.plots import plot_loss
+from dfm_nb.base.run import Run
+from dfm_nb.config import sizes
+from dfm_nb.packs.packs import Pack
+from dfm_nb.parallel.groups import layout_of
+from dfm_nb.training.loggers import Loggers
+from dfm_nb.training.trainer import StepResult
+
+
+class Report:
+    """Everything that a run writes besides checkpoints and samples."""
+
+    def __init__(self, config: cfg.Config, run: Run, config_yaml: str):
+        self.config, self.run, self.rank = config, run, parallel.rank()
+        self.metrics = Metrics(run.metrics_file) if self.rank == 0 else None
+        self.loggers = Loggers(config.logger, run, {"config": config_yaml}) if self.rank == 0 else None
+        self.begun = time.monotonic()
+
+    def resume(self, iteration: int) -> None:
+        """Forget what was recorded after `iteration`, and count the time from there on."""
+        self.begun = time.monotonic()
+        if self.metrics is not None:
+            self.metrics.truncate(iteration)
+            if earlier := read_metrics(self.run.metrics_file):
+                self.begun -= earlier[-1].get("elapsed_s", 0.0)
+
+    def step(
+        self, iteration: int, result: StepResult, packs: Sequence[Pack], duration_s: float, lr: float, counts: dict
+    ) -> None:
+        """A training step. counts : further entries of its record (samples so far, skipped steps so far)."""
+        record = {
+            "loss": result.loss,
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+            "tokens": result.tokens,
+            "tokens_per_s": result.tokens / duration_s,
+            "elapsed_s": time.monotonic() - self.begun,
+            **_speed(self.config, packs, duration_s),
+            **counts,
+        }
+        dropped = [d for p in packs for d in p.dropped]
+        for reason, detail in dropped:
+            log.warning("sample left out (%s): %s", reason, detail)
+        if dropped:
+            record["dropped"] = len(dropped)
+        self._write(iteration, record)
+        if iteration % self.config.logger.log_interval == 0 or iteration == 1:
+            total = self.config.train.train_iters
+            more: dict[str, str | float] = {
+                "tokens_per_s": int(record["tokens_per_s"]),
+                "grad_norm": result.grad_norm,
+                "ETA": f"{(total - iteration) * duration_s / 60:.1f} min",
+            }
+            log.info(iteration_line(iteration, total, result.loss, lr, **more))
+
+    def skipped(self, iteration: int, result: StepResult, packs: Sequence[Pack]) -> None:
+        """A step with NaN or Inf: warn, and list its samples in `skipped.jsonl`."""
+        log.warning("Iteration %d skipped: loss %s, gradient norm %s", iteration, result.loss, result.grad_norm)
+        keys = [k for p in packs for k in p.keys]
+        with (self.run.path / "skipped.jsonl").open("a") as f:
+            f.write(json.dumps({"iteration": iteration, "rank": self.rank, "keys": keys}) + "\n")
+
+    def validation(self, iteration: int, record: Mapping[str, object]) -> None:
+        """A round of validation, as `Validation.run` gives it."""
+        averaged = ", ".join(
+            f"{k[9:]} {v:.4f}" for k, v in record.items() if k.startswith("val_loss_ema") and isinstance(v, float)
+        )
+        log.info("Validation at iteration %d: %.4f (%s)", iteration, record["val_loss"], averaged)
+        self._write(iteration, record)
+
+    def samples(self, iteration: int, samples: Sequence[tuple[int, str, Path]]) -> None:
+        """(index, prompt, file) of generated samples."""
+        if self.loggers is not None:
+            for index, prompt, path in samples:
+                self.loggers.sample(iteration, index, prompt, path)
+
+    def close(self) -> None:
+        """Close the loggers and plot the loss."""
+        if self.loggers is not None:
+            self.loggers.close()
+        if self.rank == 0:
+            plot_loss(read_metrics(self.run.metrics_file), self.run.loss_png, self.run.name)
+
+    def _write(self, iteration: int, record: Mapping[str, object]) -> None:
+        if self.metrics is not None:
+            self.metrics.write({"iteration": iteration, **record})
+        if self.loggers is not None:
+            self.loggers.scalars(iteration, record)
+
+
+def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict[str, float]:
+    """Model TFLOP/s of this process from true segment lengths, and MFU where the device's peak is known."""
+    flops = 0
+    for p in packs:
+        # cu_q and cu_kv are cumulative; a segment of padding may follow those of the samples
+        q = [b - a for a, b in zip(p.cu_q, p.cu_q[1:])][: len(p.keys)]
+        kv = [b - a for a, b in zip(p.cu_kv, p.cu_kv[1:])][: len(p.keys)]
+        flops += sizes.model_flops(config, q, kv)
+    per_s = flops / duration_s / layout_of(config.model).model_size
+    out = {"tflops_per_s": per_s / 1e12}
+    if parallel.device().type == "cuda" and (peak := sizes.peak_flops(torch.cuda.get_device_name())):
+        out["mfu"] = per_s / peak
+    return out
