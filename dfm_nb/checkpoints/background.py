@@ -1,10 +1,14 @@
-"""Checkpoint writing that holds training up as little as it can: megatron-core's torch_dist format, other ways to get there.
+"""Checkpoint writing that holds training up as little as it can, in megatron-core's torch_dist format.
 
-Enters: this rank's sharded state. Leaves: one `.distcp` file or two of a rank, each with its checksum beside it.
-Guarantees: what is written is the state at the moment of the call, whatever training does next; the format is that of megatron-core's "fully
-reshardable" checkpoints, which load in any layout.
-Cost: on the training process a plan, and a fork (CPU: pages are copied only when training changes them) or a copy to pinned memory (CUDA).
-megatron-core's own way gathers the distributed optimizer on one rank and copies it several times first; here every rank writes its own part.
+What is written is the state at the moment of the call, whatever training does next. megatron-core's own way gathers
+the distributed optimizer on one rank and copies it several times first. Here every rank writes its own part, so the
+training process makes a plan, and then
+
+- on a CPU forks: the child has the state as it is now, and the kernel copies a page only when training changes it;
+- on CUDA copies to pinned host memory, as in megatron-core, since a fork would not see device memory.
+
+The result is one of megatron-core's "fully reshardable" checkpoints, which load in any layout: one or two `.distcp`
+files a rank, each with its checksum beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
@@ -50,16 +55,23 @@ THREADS = 2
 # ---- the distributed optimizer's own part -------------------------------------------------------------------------
 
 
-def boxes(start: int, end: int, shape: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(offset, size) of the boxes that the elements start .. end of a tensor of this shape make, in order; at most 2 n - 1 in n dims."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offset, size) of a part of a tensor."""
+
+
+def boxes(start: int, end: int, shape: Sequence[int]) -> Iterator[Box]:
+    """The boxes that elements start .. end of a flattened tensor of this shape make, in order.
+
+    At most 2 n - 1 in n dims. In two: the end of a row, whole rows, the beginning of a row.
+    """
     if start >= end:
         return
     if len(shape) == 1:
         yield (start,), (end - start,)
         return
-    row = prod(shape[1:])
-    first, last = -(-start // row), end // row  # whole rows
-    if first > last:  # within one row
+    row = prod(shape[1:])  # elements in one index of the first dim
+    first, last = -(-start // row), end // row  # whole rows: first .. last
+    if first > last:  # all within one row
         first = last = start // row
         yield from _in_row(first, start - first * row, end - first * row, shape)
         return
@@ -69,16 +81,21 @@ def boxes(start: int, end: int, shape: Sequence[int]) -> Iterator[tuple[tuple[in
     yield from _in_row(last, 0, end - last * row, shape)
 
 
-def _in_row(index: int, start: int, end: int, shape: Sequence[int]):
+def _in_row(index: int, start: int, end: int, shape: Sequence[int]) -> Iterator[Box]:
     for offset, size in boxes(start, end, shape[1:]):
         yield (index, *offset), (1, *size)
 
 
 def optimizer_shards(
     optimizer: DistributedOptimizer, model: Sequence[ShardedTensor]
-) -> tuple[dict, list[ShardedTensor]]:
-    """State of a distributed optimizer for saving: what all ranks share, and this rank's elements of weights and moments as boxes of whole tensors.
+) -> tuple[dict[str, Any], list[ShardedTensor]]:
+    """What all ranks share of a distributed optimizer's state, and this rank's part of weights and moments.
 
+    The optimizer splits one flat buffer of all parameters over the ranks, so a rank's part of a parameter is a range of
+    its flattened elements. A checkpoint wants boxes of whole tensors: each range becomes a few of them.
+
+    Parameters
+    ----------
     model : the model's own sharded tensors, which say where in the whole a parameter lies.
     """
     of = {sharded.data: sharded for sharded in model}
@@ -95,9 +112,9 @@ def optimizer_shards(
 
 
 def _as_boxes(kind: str, values: torch.Tensor, start: int, whole: ShardedTensor) -> list[ShardedTensor]:
-    """values : elements from `start` on of the flattened parameter that `whole` is the local part of."""
+    """values : elements from `start` on of the flattened parameter that `whole` is this rank's part of."""
     flat, out, at = values.detach().view(-1), [], 0
-    lead = whole.prepend_axis_num
+    lead = whole.prepend_axis_num  # axes of the whole alone, as the layers' number: of size 1 in each box
     for offset, size in boxes(start, start + flat.numel(), whole.local_shape):
         count = prod(size)
         place = [o + d for o, d in zip(whole.global_offset[lead:], offset)]
@@ -111,7 +128,7 @@ def _as_boxes(kind: str, values: torch.Tensor, start: int, whole: ShardedTensor)
                 global_offset=(*whole.global_offset[:lead], *place),
                 axis_fragmentations=None,
                 prepend_axis_num=0,
-                replica_id=(*whole.replica_id[:-1], 0),
+                replica_id=(*whole.replica_id[:-1], 0),  # other data-parallel ranks have other elements, not copies
             )
         )
         at += count
@@ -122,16 +139,16 @@ def _as_boxes(kind: str, values: torch.Tensor, start: int, whole: ShardedTensor)
 
 
 class _Hashed:
-    """A file opened for writing that keeps the SHA-256 of what goes through."""
+    """A file opened for writing that keeps the SHA-256 of what goes through: no second reading for the checksum."""
 
-    def __init__(self, file):
+    def __init__(self, file: BinaryIO):
         self.file, self.sha256, self.bytes = file, hashlib.sha256(), 0
 
-    def write(self, data) -> int:
-        data = memoryview(data).cast("B")
-        self.sha256.update(data)
-        self.bytes += len(data)
-        return self.file.write(data)
+    def write(self, data: bytes) -> int:
+        view = memoryview(data).cast("B")
+        self.sha256.update(view)
+        self.bytes += len(view)
+        return self.file.write(view)
 
     def tell(self) -> int:
         return self.bytes
@@ -145,7 +162,11 @@ def checksum_file(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _write_file(bucket) -> list:
+Bucket = tuple[str, str, tuple[list, list]]
+"""Of one file: its path, its name in the index, and (plan item, value) of what is not a tensor and of what is."""
+
+
+def _write_file(bucket: Bucket) -> list:
     path, storage_key, (texts, tensors) = bucket
     transforms, results = _StorageWriterTransforms(), []
     with open(path, "wb") as file:
@@ -153,7 +174,8 @@ def _write_file(bucket) -> list:
         for item, data in (*texts, *tensors):
             if isinstance(data, torch.Tensor) and data.untyped_storage().nbytes() != data.nbytes:
                 data = data.clone()  # torch.save would write all of the storage that this is a view of
-            results.append(_write_item(transforms, stream, data, item, storage_key, SerializationFormat.TORCH_SAVE))
+            format_ = SerializationFormat.TORCH_SAVE
+            results.append(_write_item(transforms, stream, data, item, storage_key, format_))  # type: ignore[arg-type]
         file.flush()
         os.fsync(file.fileno())
     checksum_file(Path(path)).write_text(json.dumps({"bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}))
@@ -184,17 +206,18 @@ class _Results:
             self.file.close()
 
 
-def _write_files(trainer: int, _rank: int, buckets: list, results: _Results) -> None:
-    """In a process of its own, or in the training process for a blocking save; an error goes with the results."""
+def _write_files(trainer: int, _rank: int, buckets: list[Bucket], results: _Results) -> None:
+    """Write them all; an error goes with the results. trainer : the pid of the training process.
+
+    Runs in a fork of that process, or in itself for a blocking save.
+    """
     if os.getpid() != trainer:
         end_with_parent()
-        for number in (
-            signal.SIGTERM,
-            signal.SIGUSR1,
-        ):  # they go to the whole group, and mean the trainer, which waits for this
-            signal.signal(number, signal.SIG_IGN)
+        # Signals go to the whole process group and mean the trainer, which waits for this process to finish.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         os.nice(5)  # training first
-        torch.set_num_threads(1)  # OpenMP's threads did not come along
+        torch.set_num_threads(1)  # OpenMP's threads did not come along with the fork
     try:
         with ThreadPoolExecutor(THREADS) as pool:
             results.put(dict(enumerate(pool.map(_write_file, buckets))))
@@ -206,7 +229,7 @@ class _FileWriter(filesystem_async.FileSystemWriterAsync):
     """megatron-core's, but nothing is copied in the training process of a CPU, and checksums are made on the way."""
 
     def prepare_write_data(self, plan, planner) -> None:
-        self.write_buckets = []
+        self.write_buckets: list[Bucket] = []
         for bucket in filesystem_async._split_by_size_and_type(self.thread_count, plan.items):
             name = f"{plan.storage_data.prefix}{len(self.write_buckets)}.distcp"
             texts = [(i, planner.resolve_data(i)) for i in bucket if i.type == WriteItemType.BYTE_IO]
@@ -224,7 +247,7 @@ class _FileWriter(filesystem_async.FileSystemWriterAsync):
 
 
 class SaveStrategy(TorchDistSaveShardedStrategy):
-    """For `dist_checkpointing.save(sharded_strategy=...)`, blocking or not."""
+    """The way above for `dist_checkpointing.save(sharded_strategy=...)`, blocking or not."""
 
     def __init__(self) -> None:
         super().__init__("torch_dist", 1, thread_count=THREADS)

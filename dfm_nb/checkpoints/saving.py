@@ -1,4 +1,4 @@
-"""Writing checkpoints beside training, and loading one into a trainer."""
+"""Writes checkpoints, also beside training, and loads one into a trainer; each is whole or absent."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,78 +24,94 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dfm_nb.base.files import sha256, sync, write_atomically
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints.background import SaveStrategy, checksum_file, optimizer_shards
-from dfm_nb.checkpoints.state import _LAYOUT_FREE, _ema_state, _load_ema, _load_model, _model_state
+from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
 from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, data_files, iteration_of, whole_checkpoints
 from dfm_nb.model.ema import PowerEMA
 
 
 @dataclass
 class Pieces:
-    """What a checkpoint is made of."""
+    """What a checkpoint is made of: this rank's unwrapped chunks, megatron-core's optimizer and scheduler, averages."""
 
-    chunks: Sequence  # unwrapped DiT chunks of this rank
-    optimizer: object
-    scheduler: object
+    chunks: Sequence[Any]
+    optimizer: Any
+    scheduler: Any
     ema: PowerEMA
 
 
-def _sharded_state(pieces: Pieces, loading: bool) -> dict:
-    metadata = dict(_LAYOUT_FREE)
-    state = _model_state(pieces.chunks, metadata)
-    flat = {k: v for chunk in state.values() for k, v in chunk.items()} if len(pieces.chunks) == 1 else state
-    distributed = [o for o in pieces.optimizer.chained_optimizers if isinstance(o, DistributedOptimizer)]
-    if loading or not distributed:
+def _sharded_state(pieces: Pieces, loading: bool) -> dict[str, Any]:
+    model = model_state(pieces.chunks)
+    state: dict[str, Any] = {**model, "ema": ema_state(pieces.ema, model), "scheduler": pieces.scheduler.state_dict()}
+    inner = pieces.optimizer.chained_optimizers
+    if loading or not isinstance(inner[0], DistributedOptimizer):
+        # the optimizer looks for its parameters among the tensors of one chunk, or in a dict of chunks
+        named = model["model"] if len(pieces.chunks) == 1 else model
         state["optimizer"] = pieces.optimizer.sharded_state_dict(
-            flat if len(pieces.chunks) == 1 else state, is_loading=loading, metadata=metadata
+            dict(named), is_loading=loading, metadata=dict(LAYOUT_FREE)
         )
-    else:  # the same content, but from the ranks that have it
-        assert len(pieces.optimizer.chained_optimizers) == 1
-        tensors = [t for k, chunk in state.items() for t in chunk.values() if isinstance(t, ShardedTensor)]
-        state["optimizer"], state["optimizer_shards"] = optimizer_shards(distributed[0], tensors)
-    model_only = {k: v for k, v in state.items() if k.startswith("model")}
-    state["ema"] = _ema_state(pieces.ema, model_only)
-    state["scheduler"] = pieces.scheduler.state_dict()
+    else:
+        # The same content, from the ranks that have it: megatron-core would gather it on one rank first.
+        assert len(inner) == 1
+        tensors = [t for chunk in model.values() for t in chunk.values() if isinstance(t, ShardedTensor)]
+        state["optimizer"], state["optimizer_shards"] = optimizer_shards(inner[0], tensors)
     return state
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without garbage collection: a plan is some 100,000 objects that are all needed, and each search through them holds training up."""
-    was_on = gc.isenabled()
+    """Without garbage collection: a plan is 100,000 objects, all needed, and each search through them costs time."""
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        gc.enable()
 
 
 class Writer:
-    """Saves under one root; asynchronous saves are finished by `poll` (each step) and `finish`."""
+    """Saves checkpoints under one root; asynchronous ones are finished by `poll` (each step) and `finish`.
+
+    Parameters
+    ----------
+    keep_last : remove all but the newest so many; 0 keeps all. keep_every : iterations divisible by this stay anyway.
+    asynchronous : return as soon as training may go on; the files are written beside it (`checkpoints.background`).
+    say : gets a line for each finished checkpoint, on rank 0.
+    """
 
     def __init__(
-        self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False, say=print
+        self,
+        root: str | Path,
+        keep_last: int = 0,
+        keep_every: int | None = None,
+        asynchronous: bool = False,
+        say: Callable[[str], object] = print,
     ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self._queue = AsyncCallsQueue() if asynchronous else None
         self._strategy, self._validated = SaveStrategy(), False
+        self._pending = ""  # name of the checkpoint that is being written
+        # An asynchronous save ends in two steps: all ranks' files are written (the queue knows), then rank 0 closes it.
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # used on rank 0
-        self._closed: Future | None = None  # the last asynchronous save's, on rank 0
+        self._closed: Future | None = None  # the last save's, on rank 0
         self._unconfirmed = False  # on every rank: written, but rank 0 may not have closed it
 
     @_no_collection()
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
     ) -> None:
-        """Write `iter_<iteration>`; `assets` are small files (name -> content) that generation needs."""
+        """Write `iter_<iteration>`; `assets` are small files (name -> content) that generation needs.
+
+        Raises
+        ------
+        ValueError : the disk is full or at fault; the message names the last good checkpoint.
+        """
         final = self.root / iteration_name(iteration)
         temporary = final.with_name(final.name + ".tmp")
         self.finish()
         if dist.get_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
-        dist.barrier()
-        self._pending = final
+        dist.barrier()  # the folder is there
+        self._pending = final.name
         with self._explained():
             request = dist_checkpointing.save(
                 _sharded_state(pieces, loading=False),
@@ -102,16 +119,15 @@ class Writer:
                 sharded_strategy=self._strategy,
                 validate_access_integrity=not self._validated,  # the next ones have the same parts
                 async_sharded_save=self._queue is not None,
-                content_metadata=dict(_LAYOUT_FREE),
-                # each rank's optimizer has a note of its own among the unsharded values, which is not saved
-                preprocess_common_before_consistancy_check=lambda common: {
-                    k: v for k, v in common.items() if k != "optimizer"
-                },
+                content_metadata=dict(LAYOUT_FREE),
+                # megatron-core writes rank 0's unsharded values, and first checks that all ranks have the same. Those
+                # of the optimizer are each rank's own: drop them from the check.
+                preprocess_common_before_consistancy_check=_without_optimizer,
             )
         self._validated = True
         small = {"state.json": json.dumps(state).encode(), "config.yaml": config_yaml.encode(), **(assets or {})}
         if self._queue is None:
-            dist.barrier()
+            dist.barrier()  # every rank has written its files
             with self._explained():
                 if dist.get_rank() == 0:
                     self._finalize(temporary, final, small)
@@ -127,22 +143,26 @@ class Writer:
             yield
         except (CheckpointException, OSError) as error:
             if dist.get_rank() != 0:
-                raise SystemExit(2) from None  # CheckpointException reaches all ranks
+                raise SystemExit(2) from None  # megatron-core's CheckpointException reaches all ranks: one speaks
             whole = whole_checkpoints(self.root)
             last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
             free_gib = shutil.disk_usage(self.root).free / 2**30
             cause = str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
             raise ValueError(
-                f"the checkpoint {self._pending.name} could not be written to {self.root} ({free_gib:.1f} GiB free; {cause}); {last}: "
-                "make room or lift the quota and give the same command again"
+                f"the checkpoint {self._pending} could not be written to {self.root} ({free_gib:.1f} GiB free; {cause}); "
+                f"{last}: make room or lift the quota and give the same command again"
             ) from None
 
     def _finalize(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
-        """On rank 0: the small files, the listing of all checksums, the final name, and then the pointer."""
+        """On rank 0: the small files, the listing of all checksums, the final name, and then the pointer.
+
+        In this order, so that at every instant a folder without `.tmp` is whole: everything is on disk before the
+        checksums are, they are before the folder gets its name, and the tracker moves to a name that is there.
+        """
         for name, content in small.items():
             (temporary / name).write_bytes(content)
         listing = {}
-        for name in data_files(temporary):  # on disk already
+        for name in data_files(temporary):  # the ranks have synced these
             waiting = checksum_file(temporary / name)
             if not waiting.is_file() or not (temporary / name).is_file():
                 raise OSError(f"{name} is not there: all nodes must share this folder")
@@ -184,51 +204,57 @@ class Writer:
         with self._explained():
             if self._closed is not None and self._closed.done():
                 self._closed.result()
-            if self.busy:
-                self._queue.maybe_finalize_async_calls(blocking=False)
+            self._finish_written(blocking=False)
 
     def finish(self) -> None:
         """Wait until the last save is whole."""
         with self._explained():
-            if self.busy:
-                self._queue.maybe_finalize_async_calls(blocking=True)
+            self._finish_written(blocking=True)
             if self._closed is not None:
                 self._closed.result()
         if self._unconfirmed:
-            dist.barrier()
+            dist.barrier()  # rank 0 has closed it
         self._closed, self._unconfirmed = None, False
 
+    def _finish_written(self, blocking: bool) -> None:
+        if self._queue is not None and self.busy:
+            self._queue.maybe_finalize_async_calls(blocking=blocking)
+
     def close(self) -> None:
+        """Wait until the last save is whole, and end the threads."""
         self.finish()
         if self._queue is not None:
             self._queue.close()
         self._closing.shutdown()
 
 
-def read_state(folder: Path) -> dict:
+def _without_optimizer(common: dict) -> dict:
+    return {k: v for k, v in common.items() if k != "optimizer"}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What `Writer.save` got as `state`: iteration, steps taken, place in the data."""
     return json.loads((folder / "state.json").read_text())
 
 
-def seed_optimizer_state(optimizer) -> None:
-    """torch's AdamW makes its state at the first step, but a distributed optimizer loads into state that is there."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+def _make_optimizer_state(optimizer: Any) -> None:
+    """AdamW makes its state at the first step, but a distributed optimizer loads into state that is there."""
+    for part in optimizer.chained_optimizers:
         inner = part.optimizer
-        for group in inner.param_groups:
-            for p in group["params"]:
-                if not inner.state[p]:
-                    # an optimizer that keeps other state than AdamW says so per parameter (`training.muon`)
-                    moments = inner.moments(p) if hasattr(inner, "moments") else ("exp_avg", "exp_avg_sq")
-                    inner.state[p].update(
-                        step=torch.zeros((), device=p.device), **{name: torch.zeros_like(p.data) for name in moments}
-                    )
+        for p in (p for group in inner.param_groups for p in group["params"]):
+            if not inner.state[p]:
+                # Muon keeps other state than AdamW and says so per parameter (`training.muon`)
+                moments = inner.moments(p) if hasattr(inner, "moments") else ("exp_avg", "exp_avg_sq")
+                inner.state[p].update({name: torch.zeros_like(p.data) for name in moments})
+                inner.state[p]["step"] = torch.zeros((), device=p.device)
 
 
-def load(pieces: Pieces, folder: Path) -> dict:
+def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
     """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`."""
-    seed_optimizer_state(pieces.optimizer)
+    _make_optimizer_state(pieces.optimizer)
     state = dist_checkpointing.load(_sharded_state(pieces, loading=True), str(folder))
-    _load_model(pieces.chunks, state)
+    load_model(pieces.chunks, state)
     pieces.optimizer.load_state_dict(state["optimizer"])
     pieces.scheduler.load_state_dict(state["scheduler"])
-    _load_ema(pieces.ema, state["ema"])
+    load_ema(pieces.ema, state["ema"])
     return read_state(folder)

@@ -1,33 +1,32 @@
-"""Sharded checkpoints that are whole or absent, in any parallel layout, on megatron-core's dist_checkpointing (torch_dist).
+"""Checkpoint folders: found, verified, and their weights loaded in any parallel layout.
 
-Enters: model chunks, optimizer, scheduler, averages and a JSON-able state. Leaves: `iter_0001000/` folders.
-Guarantees: a checkpoint is written beside its final name and renamed when everything, the checksums last, is on disk; only then does
-`latest_checkpointed_iteration.txt` move; what a checksum contradicts is refused by name; loading runs no code from a file.
-Cost: a blocking save writes all of the state; an asynchronous one returns when it is safe to train on (`background_save`).
-
-    iter_0001000/  *.distcp .metadata common.pt metadata.json   megatron-core's
+    iter_0001000/  *.distcp .metadata common.pt metadata.json   megatron-core's (torch_dist)
                    state.json      iteration, place in the data, consumed samples and tokens
                    config.yaml     the resolved configuration
                    checksums.json  sha256 and size of each of the above
+
+A folder is renamed to this when all of it is on disk, and `latest_checkpointed_iteration.txt` moves only then. What a
+checksum contradicts is refused by name, and loading runs no code from a file.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from torch import Tensor, nn
 
 from dfm_nb import config as cfg
 from dfm_nb.base.files import sha256
 from dfm_nb.base.run import iteration_folders, iteration_name
-from dfm_nb.checkpoints.state import _LAYOUT_FREE, _ema_state, _load_ema, _load_model, _model_state
+from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
 from dfm_nb.parallel.groups import global_name, mpu, shard_dim
@@ -41,6 +40,7 @@ class CheckpointError(ValueError):
 
 
 def iteration_of(folder: Path) -> int:
+    """1000 of `iter_0001000`."""
     return int(folder.name.removeprefix("iter_"))
 
 
@@ -95,16 +95,16 @@ class _NamesOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def refuse_code(folder: Path) -> None:
-    """The index of a torch_dist checkpoint is a pickle: read it once with an unpickler that knows no callables of interest."""
-    data_files(folder)
-
-
 def data_files(folder: Path) -> list[str]:
-    """Names of the files that hold a checkpoint's tensors, from its index."""
+    """Names of the files that hold a checkpoint's tensors, from its index; `CheckpointError` for one that runs code."""
     with (folder / ".metadata").open("rb") as f:
         index = _NamesOnly(f).load()
     return sorted({info.relative_path for info in index.storage_data.values()})
+
+
+def refuse_code(folder: Path) -> None:
+    """Read a checkpoint's index once with an unpickler that knows no function worth calling, before torch reads it."""
+    data_files(folder)
 
 
 def find(path: str | Path) -> Path:
@@ -134,7 +134,7 @@ def find(path: str | Path) -> Path:
     )
 
 
-def usable(root: Path, say) -> Path | None:
+def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`.
 
     None when there has been no save yet; `CheckpointError` when there are checkpoints and all are damaged.
@@ -150,7 +150,8 @@ def usable(root: Path, say) -> Path | None:
             say(f"{error}; trying the one before it")
     if folders:
         raise CheckpointError(
-            f"none of the {len(folders)} checkpoints under {root} can be used (each is named above); remove them to start anew"
+            f"none of the {len(folders)} checkpoints under {root} can be used (each is named above); "
+            "remove them to start anew"
         )
     return None
 
@@ -160,11 +161,13 @@ ASSETS = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors")
 
 
 def read_assets(dataset: str | Path) -> dict[str, bytes]:
+    """Those of a data set, by name."""
     root = Path(dataset)
     return {name: (root / name).read_bytes() for name in ASSETS if (root / name).is_file()}
 
 
-def read_manifest(folder: Path) -> dict:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """`manifest.json` of a data set or checkpoint; FileNotFoundError when it has none."""
     path = folder / "manifest.json"
     if not path.is_file():
         raise FileNotFoundError(
@@ -182,8 +185,12 @@ class Weights:
     config: cfg.Config
     file: Path | None = None
 
-    def load(self, chunks, ema: float | str | None = "auto") -> None:
-        """Into this rank's chunks, in any layout. ema : "auto" (shortest stored average), a stored length, or None (raw)."""
+    def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
+        """Into this rank's chunks, in any layout.
+
+        ema : "auto" (shortest stored average), a stored length, or None (the weights themselves). An exported file has
+        one set of weights, which is loaded whatever `ema` is.
+        """
         if self.file is not None:
             load_exported(chunks, self.file, bool(self.config.model.lora.rank))
             return
@@ -212,7 +219,7 @@ def find_weights(path: str | Path) -> Weights:
 
 
 def weights_in(folder: Path) -> Weights:
-    """Of an `iter_*` folder that is known to be whole."""
+    """Weights of an `iter_*` folder that is known to be whole."""
     return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
 
 
@@ -224,36 +231,12 @@ def identity(path: str | Path) -> dict:
     return {"folder": source.folder.name, "sha256": sha256(source.folder / CHECKSUMS)}
 
 
-def gather_whole(chunks, values: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Whole tensors on the CPU by global name, on rank 0 (others get {}), from every tp and pp rank of one replica.
-
-    values : tensors by this rank's parameter name (for one chunk) instead of the parameters themselves.
-    """
-    local = []
-    for chunk in chunks:
-        for name, p in chunk.named_parameters():
-            tensor = p if values is None else values[name]
-            local.append((global_name(name, chunk), tensor.detach().cpu(), shard_dim(p)))
-    if dist.get_world_size() == 1:
-        return {name: tensor for name, tensor, _ in local}
-    everyone: list = [None] * dist.get_world_size()
-    tp_rank = mpu.get_tensor_model_parallel_rank()
-    dist.all_gather_object(everyone, (tp_rank, local))
-    parts: dict[str, dict[int, tuple]] = {}
-    for rank, tensors in everyone:
-        for name, tensor, dim in tensors:
-            parts.setdefault(name, {})[rank] = (tensor, dim)
-    if dist.get_rank() != 0:
-        return {}
-    return {
-        name: by_rank[0][0]
-        if by_rank[0][1] is None
-        else torch.cat([by_rank[r][0] for r in sorted(by_rank)], by_rank[0][1])
-        for name, by_rank in parts.items()
-    }
+def gather_whole(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Parameters as whole tensors on the CPU by global name, in one process that holds all of the model."""
+    return {global_name(name, chunk): p.detach().cpu() for chunk in chunks for name, p in chunk.named_parameters()}
 
 
-def _read_tensors(file: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(file: Path) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -267,15 +250,15 @@ def lora_file(file: Path) -> Path:
 
 
 @torch.no_grad()
-def load_exported(chunks, file: Path, lora: bool = False) -> None:
+def load_exported(chunks: Sequence[nn.Module], file: Path, lora: bool = False) -> None:
     """Consolidated weights (global names) into this rank's shards; with `lora`, updates from the file beside it too."""
     whole = _read_tensors(file)
     if lora:
         apart = lora_file(file)
         if not apart.is_file():
             raise FileNotFoundError(
-                f"{file} is the base of low-rank updates (model.lora.rank in its config.yaml), which dfm export wrote to "
-                f"{apart.name} beside it; copy that file there too"
+                f"{file} is the base of low-rank updates (model.lora.rank in its config.yaml), which dfm export wrote "
+                f"to {apart.name} beside it; copy that file there too"
             )
         whole |= _read_tensors(apart)
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
@@ -295,7 +278,7 @@ def load_exported(chunks, file: Path, lora: bool = False) -> None:
             p.copy_(value)
 
 
-def load_pretrained(trainer, path: Path) -> None:
+def load_pretrained(trainer: Any, path: Path) -> None:
     """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh.
 
     A model with low-rank updates starts from a source without (its updates then start at zero) or with the same ones.
@@ -326,11 +309,14 @@ SHAPES = (
 )
 _LORA = ("lora.rank", "lora.alpha")
 SHAPE_KEYS = (*SHAPES, *_LORA)
-"""Settings of config.model that fix the shapes of the weights and how they are used, and the scale of low-rank updates."""
+"""Settings of config.model that fix the weights' shapes and use, and the scale of low-rank updates."""
 
 
 def check_same_model(
-    source: Weights, config: cfg.Config, keys: Sequence[str] = SHAPE_KEYS, fix="use its settings or another --run-dir"
+    source: Weights,
+    config: cfg.Config,
+    keys: Sequence[str] = SHAPE_KEYS,
+    fix: str = "use its settings or another --run-dir",
 ) -> None:
     """ValueError naming every setting of `keys` in which a checkpoint or export differs from `config`."""
     pairs = [(k, attrgetter(k)(source.config.model), attrgetter(k)(config.model)) for k in keys]
@@ -348,27 +334,26 @@ def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
     theirs, ours = source.config.optimizer.optimizer, config.optimizer.optimizer
     if theirs != ours:
         raise ValueError(
-            f"{source.folder} holds the state of optimizer.optimizer={theirs}, not {ours}; set optimizer.optimizer={theirs}, or start anew "
-            f"in another --run-dir from its weights with checkpoint.pretrained={source.folder}"
+            f"{source.folder} holds the state of optimizer.optimizer={theirs}, not {ours}; "
+            f"set optimizer.optimizer={theirs}, or start anew in another --run-dir from its weights with "
+            f"checkpoint.pretrained={source.folder}"
         )
 
 
-def load_weights(chunks, folder: Path, sigma_rel: float | None = None, lora: bool = False) -> None:
-    """Only the weights, in this layout: raw, or the average of length `sigma_rel`.
+def load_weights(chunks: Sequence[nn.Module], folder: Path, sigma_rel: float | None = None, lora: bool = False) -> None:
+    """Only the weights of a checkpoint, in this layout: themselves, or the average of length `sigma_rel`.
 
-    lora : the checkpoint has low-rank updates (its averages are then of these alone); without, those of `chunks` are left.
+    lora : it has low-rank updates, and its averages are of these alone. Without, the updates of `chunks` stay.
     """
     refuse_code(folder)
-    whole = _model_state(chunks, dict(_LAYOUT_FREE))
-    model_state = {
-        chunk_key: {k: v for k, v in state.items() if lora or not is_lora(k)} for chunk_key, state in whole.items()
+    state = {
+        key: {k: v for k, v in chunk.items() if lora or not is_lora(k)} for key, chunk in model_state(chunks).items()
     }
-    if sigma_rel is None or lora:
-        _load_model(chunks, dist_checkpointing.load(dict(model_state), str(folder)))
+    if sigma_rel is None or lora:  # with low-rank updates, the weights under them have no average
+        load_model(chunks, dist_checkpointing.load(dict(state), str(folder)))
     if sigma_rel is not None:
         ema = PowerEMA(chunks, [sigma_rel], lambda name, _p: is_lora(name) == lora)
-        state = dist_checkpointing.load({"ema": _ema_state(ema, model_state)}, str(folder))
-        _load_ema(ema, state["ema"])
+        load_ema(ema, dist_checkpointing.load({"ema": ema_state(ema, state)}, str(folder))["ema"])
         with torch.no_grad():
             for p, a in zip(ema.parameters, ema.averages[sigma_rel]):
                 p.copy_(a)

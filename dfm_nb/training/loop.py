@@ -38,20 +38,18 @@ class StopRequest:
     """SIGTERM, SIGUSR1 or the end of `train.exit_duration_s` on any rank stops every rank after the same iteration."""
 
     def __init__(self, on_signal: bool) -> None:
-        self.received = 0
         self._group = dist.new_group(backend="gloo")  # a flag on the CPU, whatever the devices are
+        received: list[int] = []
+        self._received = received
         if on_signal:
+            # The handlers hold the list alone. A forked writer of checkpoints sets its own handlers; if that dropped
+            # the last reference to a process group, the fork would wait for threads that it does not have.
             for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, self._note)
-
-    def _note(self, number: int, _frame: object) -> None:
-        self.received = number
+                signal.signal(number, lambda number, _frame: received.append(number))
 
     def agreed(self, out_of_time: bool) -> int:
         """What stops the run: a signal that some rank received, `OUT_OF_TIME`, or 0; the same on every rank."""
-        reason = self.received
-        if not reason and out_of_time:
-            reason = OUT_OF_TIME
+        reason = max(self._received, default=OUT_OF_TIME if out_of_time else 0)
         flag = torch.tensor([reason])
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
         return int(flag)
