@@ -30,7 +30,7 @@ from tqdm import tqdm
 from dfm_nb import parallel
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.data.sources import synthetic
-from dfm_nb.diffusion.samplers import STOCHASTIC, evaluations
+from dfm_nb.diffusion.samplers import SAMPLERS, evaluations
 from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
 from dfm_nb.evaluation import features, frechet
 from dfm_nb.evaluation.judge import AttributeClassifier
@@ -47,7 +47,7 @@ CELLS = [
     *(("dpmpp_2m", "karras", n) for n in (*BUDGETS, 100)),
     *(("unipc", "karras", n) for n in BUDGETS),
     *((name, "focused", n) for name in ("dpmpp_2m", "unipc") for n in (10, 20)),
-    *((name, "karras", n) for name in STOCHASTIC for n in (20, 50)),
+    *((name, "karras", n) for name, sampler in SAMPLERS.items() if sampler.stochastic for n in (20, 50)),
 ]
 """Sampler, schedule and the evaluations that it may spend."""
 
@@ -107,7 +107,8 @@ def measure(pipe: Pipeline, judge: Judge, prompts: list[str]) -> dict:
         bar.update(REFERENCE["num_steps"])
         for sampler, schedule, budget in CELLS:
             steps = steps_for(sampler, budget)
-            measured = judge(latents(sampler=sampler, schedule=schedule, num_steps=steps), sampler not in STOCHASTIC)
+            deterministic = not SAMPLERS[sampler].stochastic
+            measured = judge(latents(sampler=sampler, schedule=schedule, num_steps=steps), deterministic)
             spent = evaluations(sampler, steps)
             cells.append({"sampler": sampler, "schedule": schedule, "steps": steps, "evaluations": spent, **measured})
             bar.update(budget)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dfm_nb.diffusion.samplers import SAMPLERS, SCHEDULES, STOCHASTIC, evaluations, karras_sigmas, sample_unipc
+from dfm_nb.diffusion.samplers import SAMPLERS, SCHEDULES, evaluations, karras_sigmas, sample_unipc
 
 SIGMA_MAX = 80.0
 BUDGETS = (9, 15, 19, 21, 25, 31, 39, 49, 69, 99, 139)
 PLAIN_BUDGETS = (10, 15, 20, 25, 30, 40, 50, 70, 100, 140)
-DETERMINISTIC = [name for name in SAMPLERS if name not in STOCHASTIC]
+DETERMINISTIC = [name for name, sampler in SAMPLERS.items() if not sampler.stochastic]
 BASELINE = ("heun", "karras", 35)
 
 
@@ -64,7 +64,7 @@ def targets() -> list[Mixture]:
 
 def steps_for(name: str, budget: int) -> int:
     """The most steps that cost no more than `budget` evaluations."""
-    return max(1, (budget + 1) // 2 if evaluations(name, 2) == 3 else budget)
+    return max(1, (budget + 1) // 2 if SAMPLERS[name].evaluations_per_step == 2 else budget)
 
 
 def error_table(target: Mixture, num_samples: int, progress: tqdm) -> dict[str, dict[str, dict[int, dict[str, float]]]]:
@@ -78,7 +78,7 @@ def error_table(target: Mixture, num_samples: int, progress: tqdm) -> dict[str, 
     for name in DETERMINISTIC:
         for schedule, sigmas in SCHEDULES.items():
             row = table.setdefault(name, {}).setdefault(schedule, {})
-            for budget in BUDGETS if evaluations(name, 2) == 3 else (*range(10, 41), *PLAIN_BUDGETS[6:]):
+            for budget in BUDGETS if SAMPLERS[name].evaluations_per_step == 2 else (*range(10, 41), *PLAIN_BUDGETS[6:]):
                 steps = steps_for(name, budget)
                 out = SAMPLERS[name](target.denoise, x, sigmas(steps))
                 error = (out - reference).norm(dim=1) / scale

@@ -1,18 +1,16 @@
 """Samplers and guidance: pure functions on EDM's parametrisation, x = y + sigma * eps.
 
-What enters: `denoise(x, sigma) -> D_x`, a start `x` with noise level `sigmas[0]`, and noise levels from one of the
-schedules. What leaves: the sample, in the type of `x`. Guarantees: the state and all coefficients are float64 (a
-bfloat16 network costs no accuracy in the solver); no global random numbers, so a sample depends on its own noise only;
-every sampler takes the same arguments. Cost: `evaluations(name, num_steps)` calls of `denoise`, nothing else that
-counts.
+Every sampler takes the same arguments. State and coefficients are float64, so a bfloat16 network costs no accuracy in the solver. No global random
+number is used: a sample depends on its own noise only.
 
-To add a sampler, write one function and add one entry to `SAMPLERS`.
+To add a sampler or a schedule, write one function with its decorator.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -27,9 +25,80 @@ Noise = Callable[[int], Tensor] | Sequence[torch.Generator] | None
 """noise(step) -> unit normal like x; or one generator per sample of the batch."""
 
 
+# ---- registry -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler's function and what callers must know of it.
+
+    order : of convergence, without noise. evaluations_per_step : calls of `denoise`; the step to 0 takes one. stochastic : it takes `noise=`.
+    """
+
+    function: Callable[..., Tensor]
+    order: int
+    evaluations_per_step: int = 1
+    stochastic: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule's function and the names of its settings beside num_steps, sigma_min and sigma_max."""
+
+    function: Callable[..., Tensor]
+    settings: tuple[str, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.function(*args, **kwargs)
+
+
+SAMPLERS: dict[str, Sampler] = {}
+SCHEDULES: dict[str, Schedule] = {}
+
+Function = Callable[..., Tensor]
+
+
+def sampler(
+    name: str, order: int, evaluations_per_step: int = 1, stochastic: bool = False
+) -> Callable[[Function], Function]:
+    """Decorator: enter a function into `SAMPLERS`."""
+
+    def register(function: Function) -> Function:
+        SAMPLERS[name] = Sampler(function, order, evaluations_per_step, stochastic)
+        return function
+
+    return register
+
+
+def schedule(name: str, *settings: str) -> Callable[[Function], Function]:
+    """Decorator: enter a function into `SCHEDULES`."""
+
+    def register(function: Function) -> Function:
+        SCHEDULES[name] = Schedule(function, settings)
+        return function
+
+    return register
+
+
+def get_sampler(name: str) -> Sampler:
+    """The sampler of that name; ValueError lists the names."""
+    if name not in SAMPLERS:
+        raise ValueError(f"a sampler must be one of {', '.join(SAMPLERS)}; got {name!r}")
+    return SAMPLERS[name]
+
+
+def evaluations(name: str, num_steps: int) -> int:
+    """Calls of `denoise` for a schedule of `num_steps` levels and a final 0."""
+    return get_sampler(name).evaluations_per_step * (num_steps - 1) + 1
+
+
 # ---- noise levels -------------------------------------------------------------------------------------------------
 
 
+@schedule("karras", "rho")
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
     """Noise levels evenly spaced in sigma^(1/rho) (Karras et al. 2022, Eq. 5), and a final 0.
 
@@ -45,6 +114,7 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     return _finish((high + ramp * (low - high)) ** rho, sigma_min, sigma_max)
 
 
+@schedule("exponential")
 def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Tensor:
     """Noise levels evenly spaced in ln(sigma), and a final 0; float64 [num_steps + 1]."""
     _check_range(num_steps, sigma_min, sigma_max)
@@ -53,6 +123,7 @@ def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: floa
     )
 
 
+@schedule("focused")
 def focused_sigmas(
     num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, sigma_data: float = 0.5, focus: float = 0.3
 ) -> Tensor:
@@ -85,17 +156,8 @@ def focused_sigmas(
     return _finish(torch.exp((a + b) / 2), sigma_min, sigma_max)
 
 
-SCHEDULES: dict[str, Callable[..., Tensor]] = {
-    "karras": karras_sigmas,
-    "exponential": exponential_sigmas,
-    "focused": focused_sigmas,
-}
-
-
 def _ramp(num_steps: int) -> Tensor:
-    return (
-        torch.linspace(0, 1, num_steps, dtype=torch.float64) if num_steps > 1 else torch.zeros(1, dtype=torch.float64)
-    )
+    return torch.linspace(0, 1, num_steps, dtype=torch.float64)  # one step: [0]
 
 
 def _finish(sigmas: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
@@ -187,6 +249,7 @@ class _Run:
 # ---- deterministic samplers ---------------------------------------------------------------------------------------
 
 
+@sampler("euler", order=1)
 def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
     """Euler steps of dx/dsigma = (x - D(x; sigma)) / sigma: first order, one evaluation a step (DDIM).
 
@@ -209,6 +272,7 @@ def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callbac
     return run.result()
 
 
+@sampler("heun", order=2, evaluations_per_step=2)
 def sample_heun(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
     """Algorithm 1 of Karras et al. 2022: second order, two evaluations a step, one in the step to 0.
 
@@ -217,6 +281,7 @@ def sample_heun(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback
     return _heun(_Run(denoise, x, sigmas, callback), 0.0, 0.0, math.inf, 1.0)
 
 
+@sampler("heun_stochastic", order=2, evaluations_per_step=2, stochastic=True)
 def sample_heun_stochastic(
     denoise: Denoiser,
     x: Tensor,
@@ -261,6 +326,7 @@ def _heun(run: _Run, S_churn: float, S_tmin: float, S_tmax: float, S_noise: floa
     return run.result()
 
 
+@sampler("dpmpp_2m", order=2)
 def sample_dpmpp_2m(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
     """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2): second order, one evaluation a step.
 
@@ -270,6 +336,7 @@ def sample_dpmpp_2m(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Call
     return _dpmpp_2m(_Run(denoise, x, sigmas, callback), 0.0, 1.0)
 
 
+@sampler("dpmpp_2m_sde", order=2, stochastic=True)
 def sample_dpmpp_2m_sde(
     denoise: Denoiser,
     x: Tensor,
@@ -310,6 +377,7 @@ def _dpmpp_2m(run: _Run, eta: float, S_noise: float) -> Tensor:
     return run.result()
 
 
+@sampler("unipc", order=4)
 def sample_unipc(
     denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None, order: int = 3
 ) -> Tensor:
@@ -317,9 +385,10 @@ def sample_unipc(
 
     Each step extrapolates `order` past estimates (predictor UniP) and, once the next estimate is known, repeats the
     step with it among the nodes (corrector UniC), which costs no evaluation and adds one order of accuracy. The weights
-    integrate the interpolating polynomial against exp(lambda) exactly, so the paper's B(h) cancels. The first steps
-    use the estimates there are; the step to 0 is first order. Below some 15 steps order 2 is the safer choice: cubic
-    extrapolation over steps that long overshoots. Other arguments as in `sample_euler`.
+    integrate the interpolating polynomial against exp(lambda) exactly, so the paper's B(h) cancels. With order 2 a step
+    from two estimates has the paper's weight 1/2 instead (see `_exponential_step`). The first steps use the estimates
+    there are; the step to 0 is first order. Below some 15 steps order 2 is the safer choice: cubic extrapolation over
+    steps that long overshoots. Other arguments as in `sample_euler`.
     """
     if order not in (2, 3):
         raise ValueError(f"the order of UniPC must be 2 or 3; got {order}")
@@ -334,23 +403,36 @@ def sample_unipc(
         start, lam = run.x, -math.log(s)
         nodes = [*nodes, (lam, D_x)][-order:]
         lam_next = -math.log(s_next)
-        run.x = _exponential_step(start, nodes, lam, lam_next)
+        run.x = _exponential_step(start, nodes, lam, lam_next, half=order == 2)
         if i + 1 < run.num_steps:  # the next estimate is needed anyway, and corrects this step first
             D_x = run.D(run.x, s_next)
-            run.x = _exponential_step(start, [*nodes, (lam_next, D_x)], lam, lam_next)
+            run.x = _exponential_step(start, [*nodes, (lam_next, D_x)], lam, lam_next, half=order == 2)
         run.report(i, D_x)
     return run.result()
 
 
-def _exponential_step(x: Tensor, nodes: list[tuple[float, Tensor]], lam: float, lam_next: float) -> Tensor:
+@sampler("unipc_2", order=3)
+def sample_unipc_2(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
+    """`sample_unipc` of second order."""
+    return sample_unipc(denoise, x, sigmas, callback, order=2)
+
+
+def _exponential_step(
+    x: Tensor, nodes: list[tuple[float, Tensor]], lam: float, lam_next: float, half: bool = False
+) -> Tensor:
     """Exact step of dx/dlambda = D(lambda) - x (lambda = -ln sigma), D the polynomial through the nodes.
 
     x(lam + h) = e^-h x + int_0^h e^(u - h) D(lam + u) du; with D = sum_k w_k D_k the weights solve the moment equations
     sum_k w_k u_k^j = m_j, m_j = int_0^h e^(u - h) u^j du = h^j - j m_(j-1).
+
+    half : with two nodes, take m_1 = m_0 / 2 (u in units of h), which is right to first order in h. This is the constant a_1 = 1/2 that Zhao et
+    al. 2023 use where only one is unknown. Over the long steps of few evaluations it is more accurate than the exact moment.
     """
     h = lam_next - lam
     offsets = [(node - lam) / h for node, _ in nodes]  # in units of h, for a well-conditioned system
     moments = _moments(h, len(nodes))
+    if half and len(nodes) == 2:
+        moments[1] = moments[0] / 2
     powers = torch.tensor([[u**j for u in offsets] for j in range(len(nodes))], dtype=torch.float64)
     weights = torch.linalg.solve(powers, torch.tensor(moments, dtype=torch.float64)).tolist()
     out = math.exp(-h) * x
@@ -370,42 +452,6 @@ def _moments(h: float, count: int) -> list[float]:
     return [
         math.exp(-h) * h * math.fsum(h**k / (math.factorial(k) * (k + j + 1)) for k in range(18)) for j in range(count)
     ]
-
-
-# ---- registry -----------------------------------------------------------------------------------------------------
-
-
-def sample_unipc_2(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """`sample_unipc` of second order."""
-    return sample_unipc(denoise, x, sigmas, callback, order=2)
-
-
-SAMPLERS: dict[str, Callable[..., Tensor]] = {
-    "euler": sample_euler,
-    "heun": sample_heun,
-    "heun_stochastic": sample_heun_stochastic,
-    "dpmpp_2m": sample_dpmpp_2m,
-    "dpmpp_2m_sde": sample_dpmpp_2m_sde,
-    "unipc": sample_unipc,
-    "unipc_2": sample_unipc_2,
-}
-STOCHASTIC = ("heun_stochastic", "dpmpp_2m_sde")
-"""Samplers that take `noise=`."""
-
-_TWO_EVALUATIONS = ("heun", "heun_stochastic")
-
-
-def get_sampler(name: str) -> Callable[..., Tensor]:
-    """The function of that name; ValueError lists the names."""
-    if name not in SAMPLERS:
-        raise ValueError(f"a sampler must be one of {', '.join(SAMPLERS)}; got {name!r}")
-    return SAMPLERS[name]
-
-
-def evaluations(name: str, num_steps: int) -> int:
-    """Calls of `denoise` for a schedule of `num_steps` levels and a final 0."""
-    get_sampler(name)
-    return 2 * num_steps - 1 if name in _TWO_EVALUATIONS else num_steps
 
 
 # ---- guidance -----------------------------------------------------------------------------------------------------

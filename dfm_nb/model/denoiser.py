@@ -28,11 +28,7 @@ class TokenLosses:
 
 
 def forward(
-    model: torch.nn.Module,
-    pack: Pack,
-    sigma_data: float,
-    device: torch.device,
-    sigma: torch.Tensor | None = None,
+    model: torch.nn.Module, pack: Pack, sigma_data: float, device: torch.device, sigma: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], TokenLosses]]:
     """Run the network on a noised pack. sigma : noise levels of the rows [R]; None: the pack's own.
 

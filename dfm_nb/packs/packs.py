@@ -274,12 +274,7 @@ def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None =
         noise += [torch.zeros_like(x0[-1][:given]), patchify(d.noise, s, pt)[given:]]
         grids.append(grid)
     layout = pack_layout(
-        segments,
-        settings.sigma_data,
-        settings.token_multiple,
-        settings.text_multiple,
-        settings.row_multiple,
-        capacity,
+        segments, settings.sigma_data, settings.token_multiple, settings.text_multiple, settings.row_multiple, capacity
     )
     padding = x0[0].new_zeros(layout.cu_q[-1] - sum(map(len, x0)), x0[0].shape[1])
     return Pack(
