@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dfm_nb.generate import Request
-from dfm_nb.generation.guided import GuidedDenoiser
 from dfm_nb.packs.patches import patchify
 
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
@@ -42,7 +41,7 @@ def test_guidance_follows_its_definition(tiny_pipe):
     """guidance 1 is the conditional model; the guided estimate lies on the line through both."""
     x, sigma = torch.randn(1, 16, 1, 4, 6, dtype=torch.float64), torch.tensor(1.5)
     D = {
-        g: GuidedDenoiser(tiny_pipe, [Request(PROMPTS[0], **{**FAST, "guidance": g})], None)(x, sigma)
+        g: tiny_pipe.denoiser([Request(PROMPTS[0], **{**FAST, "guidance": g})])(x, sigma)
         for g in (0.0, 1.0, 3.0)
     }
     torch.testing.assert_close(D[3.0], D[0.0] + 3 * (D[1.0] - D[0.0]), rtol=1e-4, atol=1e-5)
@@ -62,7 +61,7 @@ def test_positions_beyond_trained_sizes_do_not_alias(tiny_pipe):
     """Trained on 32 x 48 px and 17 frames at most: on a blank latent of 49 frames at 160 x 96, only positions tell patches apart."""
     request = Request(PROMPTS[0], height=160, width=96, num_video_frames=49, guidance=1.0)
     blank = torch.zeros(1, 16, *request.latent_grid, dtype=torch.float64)
-    D = GuidedDenoiser(tiny_pipe, [request], None)(blank, torch.tensor(1.0))
+    D = tiny_pipe.denoiser([request])(blank, torch.tensor(1.0))
     tokens = patchify(D[0], 2)
     assert tokens.shape[0] == 13 * 10 * 6
     distance = torch.cdist(tokens, tokens) + torch.eye(len(tokens))
@@ -160,7 +159,7 @@ def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
 
     def deviation(**settings):
         requests = [Request(p, index=i, **{**FAST, **settings}) for i, p in enumerate(PROMPTS[:2])]
-        return GuidedDenoiser(tiny_pipe, requests, None)(x, sigma).flatten(1).std(1)
+        return tiny_pipe.denoiser(requests)(x, sigma).flatten(1).std(1)
 
     plain, strong = deviation(guidance=1.0), deviation(guidance=30.0)
     assert (strong > 1.05 * plain).all()

@@ -7,7 +7,6 @@ import torch
 from dfm_nb.base.video import write_mp4, write_png
 from dfm_nb.diffusion.samplers import karras_sigmas, sample_euler
 from dfm_nb.generate import Request
-from dfm_nb.generation.guided import GuidedDenoiser
 from dfm_nb.generation.pipeline import Pipeline
 from tests import tiny_run
 
@@ -40,7 +39,7 @@ def picture(tmp_path_factory):
 def test_given_image_stays_the_first_frame(conditioned, picture, sampler):
     requests = [Request(p, index=i, init_image=picture, sampler=sampler, **FAST) for i, p in enumerate("ab")]
     latents = conditioned.sample_latents(requests)
-    given = conditioned._given_frames(requests)
+    given = conditioned._given_frames(requests[0])
     assert given.shape == (16, 1, 4, 6)
     assert torch.equal(latents[0][:, :1], given) and torch.equal(latents[1][:, :1], given)
     assert not torch.allclose(latents[0][:, 1:], latents[1][:, 1:])
@@ -61,15 +60,16 @@ def test_later_frames_see_the_given_one(conditioned, picture, tmp_path):
 def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture):
     """The network is told CLEAN_SIGMA for the given frame and the sampler's sigma for the others."""
     request = Request("a", init_image=picture, **FAST)
-    guided = GuidedDenoiser(conditioned, [request], conditioned._given_frames([request]))
+    guided = conditioned.denoiser([request], conditioned._given_frames(request))
     seen = []
-    run = type(guided._denoiser(True)[0])._run
+    denoise = guided.both.denoise
+    run = denoise._run
 
-    def spy(self, inputs, shape):
-        seen.append((inputs.c_noise.unique().tolist(), inputs.row.clone()))
-        return run(self, inputs, shape)
+    def spy(scaled, c_noise, shape):
+        seen.append((c_noise.unique().tolist(), denoise.part.row.clone()))
+        return run(scaled, c_noise, shape)
 
-    guided._denoiser(True)[0]._run = spy.__get__(guided._denoiser(True)[0])
+    denoise._run = spy
     x = torch.randn(1, 16, 3, 4, 6, dtype=torch.float64)
     guided(x, torch.tensor(5.0))
     levels, rows = seen[0]
@@ -115,9 +115,9 @@ def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
     assert torch.equal(request.sigmas(), sigmas)
     from dfm_nb.base.seeds import generator_for
 
-    start = conditioned._start_latents([request])[0]
+    start = conditioned._start_latent(request)
     noise = torch.randn(start.shape, generator=generator_for("sample", 1, 0), dtype=torch.float64)
-    want = sample_euler(GuidedDenoiser(conditioned, [request], None), (start + sigmas[0] * noise)[None], sigmas)
+    want = sample_euler(conditioned.denoiser([request]), (start + sigmas[0] * noise)[None], sigmas)
     assert torch.equal(conditioned.sample_latents([request]), want)
 
 
@@ -140,7 +140,7 @@ def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_
         requests = [
             Request(p, index=i, **{**FAST, "guidance": guidance, **settings}) for i, p in enumerate(("red", "blue"))
         ]
-        return GuidedDenoiser(pipe, requests, None)(x, sigma)
+        return pipe.denoiser(requests)(x, sigma)
 
     main, weak = estimate(tiny_pipe, 1.0), estimate(conditioned, 1.0)
     torch.testing.assert_close(estimate(guided, 2.5), weak + 2.5 * (main - weak), rtol=1e-6, atol=1e-6)

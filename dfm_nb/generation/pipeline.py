@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,8 @@ from tqdm import tqdm
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base import plugins, video
+from dfm_nb.base import geometry, plugins, video
+from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data.encoding import to_frames, to_pixels
@@ -22,7 +24,7 @@ from dfm_nb.data.stores import read_empty_text
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation import memory as sampling_memory
 from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.guided import GuidedDenoiser
+from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
 from dfm_nb.generation.request import Request
 from dfm_nb.model.build import build_chunks
 from dfm_nb.packs.packs import LatentStatistics
@@ -33,22 +35,24 @@ StepCallback = Callable[[int, int, "Clips"], None]
 
 
 class Preview:
-    """A clip on the way: the denoised estimate after a step. `frames` uint8 [T, H, W, 3] is decoded when first looked at."""
+    """A clip on the way: the denoised estimate after a step, a latent [C, T, H, W]."""
 
     def __init__(self, pipe: Pipeline, request: Request, latent: torch.Tensor):
         self.pipe, self.request, self.latent = pipe, request, latent
 
     @functools.cached_property
     def frames(self) -> np.ndarray:
+        """uint8 [T, H, W, 3], decoded when first looked at."""
         return self.pipe.decode(self.latent)
 
     _repr_html_ = Generated._repr_html_
 
 
 class Clips(list):
-    """Generated samples (or previews); plays as a row in a notebook. `array()` gives [N, T, H, W, 3] uint8 when the sizes agree."""
+    """Generated samples (or previews); plays as a row in a notebook."""
 
     def array(self) -> np.ndarray:
+        """uint8 [N, T, H, W, 3]; the sizes must agree."""
         return np.stack([g.frames for g in self])
 
     def _repr_html_(self) -> str:
@@ -56,29 +60,33 @@ class Clips(list):
 
 
 class Pipeline:
-    """A trained DiT with its tokenizer and text encoder, ready to draw.
+    """A trained DiT with its tokenizer and text encoder, ready to generate.
 
     >>> pipe = Pipeline.from_checkpoint("runs/demo/train")            # doctest: +SKIP
     >>> clips = pipe(["a blue morpho on a meadow"], num_steps=20, guidance=3.0)   # doctest: +SKIP
     """
 
     def __init__(
-        self, config: cfg.Config, chunks, folder: Path, tokenizer_path=None, text_encoder_path=None, guide=None
+        self,
+        config: cfg.Config,
+        chunks: Sequence[torch.nn.Module],
+        folder: Path,
+        tokenizer_path: str | None = None,
+        text_encoder_path: str | None = None,
+        guide: Pipeline | None = None,
     ):
-        self.config, self.chunks, self.folder = config, chunks, folder
+        assert config.model.sigma_data is not None, "the configuration is resolved"
+        self.config, self.chunks, self.folder, self.sigma_data = config, chunks, folder, config.model.sigma_data
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
         self.empty_text = read_empty_text(folder, config.model.text_dim)
         self.statistics = LatentStatistics.from_manifest(self.manifest)
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
-        self._tokenizer = self._text_encoder = None
+        self._tokenizer: Tokenizer | None = None
+        self._text_encoder: TextEncoder | None = None
         self.guide = guide
-        for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std") if guide is not None else ():
-            if guide.manifest[what] != self.manifest[what]:
-                raise ValueError(
-                    f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than {folder}; take an earlier "
-                    "checkpoint of that run, or a smaller model trained on the same prepared folder"
-                )
+        if guide is not None:
+            self.check_same_data(guide)
         self.finished = Clips()
         self.memory_check = True
         self._texts: dict[str, torch.Tensor] = {}
@@ -98,7 +106,7 @@ class Pipeline:
 
         Parameters
         ----------
-        ema : relative length of the average to use; "auto" takes the shortest stored one, None the raw weights.
+        ema : relative length of the EMA to use; "auto" takes the shortest stored one, None the raw weights.
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
         """
         source = checkpoint.find_weights(path)
@@ -119,34 +127,46 @@ class Pipeline:
         guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe)
 
-    @property
-    def tokenizer(self):
-        if self._tokenizer is None:
-            name = self.manifest["tokenizer"]["name"]
-            path = self._tokenizer_path or (self.folder if (self.folder / "tokenizer.safetensors").is_file() else None)
-            self._tokenizer = plugins.load("tokenizers", name).build(path, device=str(self.device))
-            saved = self.manifest["tokenizer"]
-            found = self._tokenizer.identity()
-            if saved.get("sha256") and found.get("sha256") != saved["sha256"]:
+    def check_same_data(self, guide: Pipeline) -> None:
+        """ValueError unless a weaker model speaks of the same latents and texts as this one."""
+        for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std"):
+            if guide.manifest[what] != self.manifest[what]:
                 raise ValueError(
-                    f"the checkpoint was trained on latents of another tokenizer ({saved['name']}, sha256 "
-                    f"{saved['sha256'][:12]}, not {str(found.get('sha256'))[:12]}); pass its file with --tokenizer-path"
+                    f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than "
+                    f"{self.folder}; take an earlier checkpoint of that run, or a smaller model trained on the same "
+                    "prepared folder"
                 )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the training data, loaded when first needed."""
+        if self._tokenizer is None:
+            path = self._tokenizer_path
+            if path is None and (self.folder / "tokenizer.safetensors").is_file():
+                path = str(self.folder)
+            self._tokenizer = self._load("tokenizer", path, "on latents of another tokenizer", "its file with --tokenizer-path")
         return self._tokenizer
 
     @property
-    def text_encoder(self):
+    def text_encoder(self) -> TextEncoder:
+        """The text encoder of the training data, loaded when first needed."""
         if self._text_encoder is None:
-            name = self.manifest["text_encoder"]["name"]
-            encoder = plugins.load("text_encoders", name).build(self._text_path, device=str(self.device))
-            saved, found = self.manifest["text_encoder"].get("sha256"), encoder.identity().get("sha256")
-            if saved and found and saved != found:
-                raise ValueError(
-                    f"the checkpoint was trained with another text encoder ({name}, sha256 {saved[:12]}, not {found[:12]}); pass "
-                    "its folder with --text-encoder-path"
-                )
-            self._text_encoder = encoder
+            self._text_encoder = self._load(
+                "text_encoder", self._text_path, "with another text encoder", "its folder with --text-encoder-path"
+            )
         return self._text_encoder
+
+    def _load(self, kind: str, path: str | None, fault: str, fix: str) -> Any:
+        """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError with fault and fix if it is another."""
+        saved = self.manifest[kind]
+        plugin = plugins.load(f"{kind}s", saved["name"]).build(path, device=str(self.device))
+        wanted, found = saved.get("sha256"), plugin.identity().get("sha256")
+        if wanted and found != wanted:
+            raise ValueError(
+                f"the checkpoint was trained {fault} ({saved['name']}, sha256 {wanted[:12]}, not {str(found)[:12]}); "
+                f"pass {fix}"
+            )
+        return plugin
 
     def encode_text(self, texts: Sequence[str]) -> list[torch.Tensor]:
         """[L, D] per text, each distinct one encoded once; "" is the data set's stored empty caption."""
@@ -199,13 +219,16 @@ class Pipeline:
         for i, r in enumerate(requests):
             r.check()
             groups.setdefault(replace(r, prompt="", negative_prompt="", index=0, seed=0), []).append(i)
-        batches = [p[s : s + batch_size] for p in groups.values() for s in range(0, len(p), batch_size)]
+        batches = [g[s : s + batch_size] for g in groups.values() for s in range(0, len(g), batch_size)]
         self.finished = Clips()
-        self.tokenizer  # noqa: B018 - a missing or wrong one is said now, not after the drawing
+        _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
         for batch in batches:
             self._check_memory([requests[i] for i in batch])
         with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
-            show_step = lambda step, steps: bar.set_postfix_str(f"step {step}/{steps}")  # noqa: E731
+
+            def show_step(step: int, num_steps: int) -> None:
+                bar.set_postfix_str(f"step {step}/{num_steps}")
+
             for batch in batches:
                 latents = self.sample_latents([requests[i] for i in batch], callback, preview_every, show_step)
                 for i, latent in zip(batch, latents):
@@ -264,22 +287,24 @@ class Pipeline:
         with self._explaining_memory(requests):
             return self._sample(requests, callback, preview_every, step_callback)
 
-    def _sample(self, requests: Sequence[Request], callback, preview_every: int, step_callback) -> torch.Tensor:
+    def _sample(
+        self,
+        requests: Sequence[Request],
+        callback: StepCallback | None,
+        preview_every: int,
+        step_callback: Callable[[int, int], None] | None,
+    ) -> torch.Tensor:
         first = requests[0]
-        sigmas = first.sigmas()
-        c, (t, h, w) = self.config.model.in_channels, first.latent_grid
-        start, given = self._start_latents(requests), self._given_frames(requests)
+        sigmas, start = first.sigmas(), self._start_latent(first)
         noise = torch.stack(
-            [
-                torch.randn(c, t, h, w, generator=generator_for("sample", r.seed, r.index), dtype=torch.float64)
-                for r in requests
-            ]
+            [torch.randn(start.shape, generator=_generator("sample", r), dtype=torch.float64) for r in requests]
         )
         x = (start + sigmas[0] * noise).to(self.device)
-        guided = GuidedDenoiser(self, requests, given)
-        options: dict = {}
-        if first.sampler in samplers.STOCHASTIC:
-            options["noise"] = [generator_for("churn", r.seed, r.index) for r in requests]
+        denoiser = self.denoiser(requests, self._given_frames(first))
+        sampler = samplers.get_sampler(first.sampler)
+        options: dict[str, Any] = {}
+        if sampler.stochastic:
+            options["noise"] = [_generator("churn", r) for r in requests]
 
         def show(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
             if step_callback:
@@ -287,52 +312,65 @@ class Pipeline:
             if callback and (step % preview_every == 0 or step == num_steps):
                 callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
 
-        sampler = samplers.get_sampler(first.sampler)
-        return guided.with_given(sampler(guided, x, sigmas, callback=show, **options))
+        return denoiser.with_given(sampler(denoiser, x, sigmas, callback=show, **options))
 
-    def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
-        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
-        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
-        return self.statistics.to_model(latent, self.config.model.sigma_data).double()
+    def denoiser(self, requests: Sequence[Request], given: torch.Tensor | None = None) -> GuidedDenoiser:
+        """What a sampler calls for these requests. given : latent [C, t, H, W] of given first frames."""
+        first = requests[0]
+        cond = self.encode_text([r.prompt for r in requests])
+        given_frames = 0 if given is None else given.shape[1]
 
-    def _start_latents(self, requests) -> torch.Tensor:
-        """What the noise is added to: zero, or the latent of --init-video."""
-        r = requests[0]
-        c, (t, h, w) = self.config.model.in_channels, r.latent_grid
-        if not r.init_video:
-            return torch.zeros(len(requests), c, t, h, w, dtype=torch.float64)
-        frames, _ = video.read_video(r.init_video)
-        if len(frames) < r.num_video_frames:
-            raise ValueError(
-                f"{r.init_video} has {len(frames)} frames; --num-video-frames asks for {r.num_video_frames}"
-            )
-        frames = video.resize(frames[: r.num_video_frames], r.height, r.width)
-        return self.encode_pixels(frames)[None].expand(len(requests), -1, -1, -1, -1)
+        def batch(pipe: Pipeline, texts: list[torch.Tensor]) -> BatchDenoiser:
+            model = pipe.config.model
+            return BatchDenoiser(pipe.chunks, model, self.device, texts, first.latent_grid, first.fps, given_frames)
 
-    def _given_frames(self, requests) -> torch.Tensor | None:
+        both = guide = None
+        if first.weights(self.guide is not None)[0] != 1:
+            both = batch(self, cond + self.encode_text([r.negative_prompt for r in requests]))
+        if self.guide is not None:
+            guide = batch(self.guide, cond)  # one text encoder serves both models
+        return GuidedDenoiser(first, batch(self, cond), both, guide, given)
+
+    def _start_latent(self, request: Request) -> torch.Tensor:
+        """What the noise is added to, float64 [C, T, H, W]: zero, or the latent of --init-video."""
+        if not request.init_video:
+            return torch.zeros(self.config.model.in_channels, *request.latent_grid, dtype=torch.float64)
+        frames, _ = video.read_video(request.init_video)
+        wanted = request.num_video_frames
+        if len(frames) < wanted:
+            raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames asks for {wanted}")
+        return self.encode_pixels(video.resize(frames[:wanted], request.height, request.width))
+
+    def _given_frames(self, request: Request) -> torch.Tensor | None:
         """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""
-        r = requests[0]
-        if not r.init_image:
+        if not request.init_image:
             return None
         if self.config.dataset.condition_frames_prob <= 0:
             raise ValueError(
                 "--init-image needs a model trained with dataset.condition_frames_prob above 0; this one was not; "
                 "use --init-video with --strength instead"
             )
-        return self.encode_pixels(video.resize(video.read_image(r.init_image), r.height, r.width))
+        return self.encode_pixels(video.resize(video.read_image(request.init_image), request.height, request.width))
+
+    # ---- pixels and latents -----------------------------------------------------------------------------------
+
+    def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
+        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
+        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
+        return self.statistics.to_model(latent, self.sigma_data).double()
 
     def decode(self, latent: torch.Tensor) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""
-        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.config.model.sigma_data))
+        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data))
 
     def decode_stored(self, latent: torch.Tensor) -> np.ndarray:
         """A latent as shards hold it (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
 
         Tokenizers with `decode_windows` give a long clip piece by piece, so only bytes of it are ever whole.
         """
-        _, t, h, w = latent.shape
+        size = geometry.pixel_size(*latent.shape[1:])
         latent = latent[None].float().to(self.device)
-        frames, done = np.empty((1 + 4 * (t - 1), 8 * h, 8 * w, 3), np.uint8), 0
+        frames, done = np.empty((*size, 3), np.uint8), 0
         windows = getattr(self.tokenizer, "decode_windows", None)
         for pixels in windows(latent) if windows else [self.tokenizer.decode(latent)]:
             piece = to_frames(pixels[0])
@@ -340,3 +378,7 @@ class Pipeline:
             done += len(piece)
         assert done == len(frames), (done, len(frames))
         return frames
+
+def _generator(purpose: str, request: Request) -> torch.Generator:
+    """Random numbers of one sample: a function of (seed, index), so batch and layout do not matter."""
+    return generator_for(purpose, request.seed, request.index)

@@ -111,8 +111,9 @@ class Request:
         if self.sigma_levels:
             levels = samplers.check_sigmas(self.sigma_levels)
         else:
-            extra = {"rho": self.rho} if self.schedule == "karras" else {}
-            levels = samplers.SCHEDULES[self.schedule](self.num_steps, self.sigma_min, self.sigma_max, **extra)
+            schedule = samplers.SCHEDULES[self.schedule]
+            own = {name: getattr(self, name) for name in schedule.settings}
+            levels = schedule(self.num_steps, self.sigma_min, self.sigma_max, **own)
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
