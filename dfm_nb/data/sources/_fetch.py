@@ -1,23 +1,19 @@
 """Files from elsewhere: http(s) with time limits, retries and a bound on size, and the hub through its own cache.
 
-Enters: a URL. Leaves: a file on disk, whole or absent.
-Guarantees: an attempt ends within `total_s` + `timeout_s` whatever the server does; at most `max_bytes` are written; a
-body shorter than announced is an error; faults that may pass (time-outs, 429, 5xx, a cut body) are tried again with
+An attempt ends within `total_s` + `timeout_s` whatever the server does. Faults that may pass (time-outs, 429, 5xx, a cut body) are tried again with
 growing pauses, others are not. What cannot be had is a `SampleError` that names the URL.
-Cost: one connection per file; a file in flight takes 64 KiB of memory.
 """
 
 from __future__ import annotations
 
-import http.client
 import os
-import ssl
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+
+import requests
+from urllib3 import Retry
+from urllib3.exceptions import IncompleteRead, ProtocolError, ReadTimeoutError
 
 from dfm_nb import __version__
 from dfm_nb.base.records import SampleError
@@ -25,6 +21,7 @@ from dfm_nb.base.records import SampleError
 RETRIED_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 LONGEST_PAUSE_S = 60.0
 PAGES = ("application/json", "application/xhtml+xml", "application/xml")
+HEADERS = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +65,7 @@ def download(url: str, path: Path, limits: Limits = DEFAULT_LIMITS, accept_text:
     Raises
     ------
     SampleError : `not_found` (404, 410), `refused` (other 4xx), `wrong_type` (a page instead of media), `too_large`,
-        `unreachable`, `timed_out`, `truncated`, `server_error`.
+        `bad_url`, `unreachable`, `timed_out`, `truncated`, `server_error`.
     """
     for attempt in range(limits.retries + 1):
         try:
@@ -76,8 +73,9 @@ def download(url: str, path: Path, limits: Limits = DEFAULT_LIMITS, accept_text:
         except _Passing as fault:
             path.unlink(missing_ok=True)
             if attempt == limits.retries:
-                tries = f"{attempt + 1} attempt{'s' * (attempt > 0)}"
+                tries = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
                 raise SampleError(fault.reason, f"{url} could not be fetched in {tries}: {fault}") from None
+            # not urllib3's own retries: those end with the headers, and bodies break off too
             time.sleep(min(max(limits.backoff_s * 2**attempt, fault.pause_s), LONGEST_PAUSE_S))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -87,64 +85,54 @@ def download(url: str, path: Path, limits: Limits = DEFAULT_LIMITS, accept_text:
 
 def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
     deadline = time.monotonic() + limits.total_s
-    headers = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
     try:
-        request = urllib.request.Request(quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers=headers)
-        with urllib.request.urlopen(request, timeout=limits.timeout_s) as response:
+        with requests.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response:
+            _check_status(url, response)
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if not accept_text and (kind.startswith("text/") or kind in PAGES):
                 said = f"{url} gives {kind}, not an image or a video; point to the file itself"
                 raise SampleError("wrong_type", said)
             _save(url, response, path, limits, deadline)
             return kind
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise _status_fault(url, error) from None
-    except TimeoutError:
+    except (requests.Timeout, ReadTimeoutError):
         raise _Passing("timed_out", f"the server sent nothing for {limits.timeout_s:g} s") from None
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, TimeoutError):
-            raise _Passing("timed_out", f"no connection within {limits.timeout_s:g} s") from None
-        if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise SampleError("refused", f"{url}: the server's certificate is not valid ({error.reason})") from None
-        raise _Passing("unreachable", str(error.reason)) from None
-    except (http.client.InvalidURL, ValueError) as error:
-        if isinstance(error, SampleError):
-            raise
-        raise SampleError("bad_url", f"{url!r} is not a URL that can be fetched ({error})") from None
-    except http.client.IncompleteRead:
+    except (IncompleteRead, ProtocolError):
         raise _Passing("truncated", "the connection ended before the file did") from None
-    except (ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
-        raise _Passing("unreachable", f"{type(error).__name__}: {error}") from None
+    except requests.ConnectionError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise SampleError("refused", f"{url}: the server's certificate is not valid ({_brief(error)})") from None
+        raise _Passing("unreachable", _brief(error)) from None
+    except requests.TooManyRedirects:
+        raise SampleError("refused", f"{url} could not be fetched: it redirects without end; correct the URL") from None
+    except (requests.RequestException, UnicodeError) as error:  # the schema, the host's name, ...
+        raise SampleError("bad_url", f"{url!r} is not a URL that can be fetched ({_brief(error)})") from None
 
 
-def _status_fault(url: str, error: urllib.error.HTTPError) -> Exception:
-    said = " ".join(f"HTTP {error.code} {error.reason}".split())  # urllib's own text has lines
-    if error.code in RETRIED_STATUS:
-        after = error.headers.get("Retry-After", "")
-        return _Passing("server_error", said, float(after) if after.isdigit() else 0.0)
-    reason = "not_found" if error.code in (404, 410) else "refused"
-    return SampleError(reason, f"{url} could not be fetched: {said}; correct the URL or remove the row")
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
-def _save(url: str, response, path: Path, limits: Limits, deadline: float) -> None:
-    told = response.headers.get("Content-Length", "")
-    expected = int(told) if told.isdigit() else None
-    bound = f"{limits.max_bytes / 2**20:g} MiB"
-    too_large = SampleError("too_large", f"{url} is over the bound of {bound}; use a smaller copy")
-    if (expected or 0) > limits.max_bytes:
-        raise too_large
-    received = 0
+def _check_status(url: str, response: requests.Response) -> None:
+    said = f"HTTP {response.status_code} {response.reason}"
+    if response.status_code in RETRIED_STATUS:
+        raise _Passing("server_error", said, Retry().get_retry_after(response.raw) or 0.0)
+    if not response.ok:
+        reason = "not_found" if response.status_code in (404, 410) else "refused"
+        raise SampleError(reason, f"{url} could not be fetched: {said}; correct the URL or remove the row")
+
+
+def _save(url: str, response: requests.Response, path: Path, limits: Limits, deadline: float) -> None:
+    """The body; urllib3 itself raises when it is shorter than announced."""
+    received, announced = 0, int(response.headers.get("Content-Length", 0))
     with path.open("wb") as file:
-        while chunk := response.read1(1 << 16):
+        while chunk := response.raw.read1(1 << 16):  # what has come so far, so that a trickle meets the deadline
             received += len(chunk)
-            if received > limits.max_bytes:
-                raise too_large
+            if max(received, announced) > limits.max_bytes:
+                bound = f"{limits.max_bytes / 2**20:g} MiB"
+                raise SampleError("too_large", f"{url} is over the bound of {bound}; use a smaller copy")
             if time.monotonic() > deadline:
                 raise _Passing("timed_out", f"not finished after {limits.total_s:g} s ({received} bytes came)")
             file.write(chunk)
-    if expected is not None and received < expected:
-        raise _Passing("truncated", f"{received} of {expected} bytes came")
 
 
 def hub_file(url: str) -> Path:
