@@ -29,8 +29,8 @@ import webdataset as wds
 from PIL import Image
 
 from dfm_nb.data import shards
-from dfm_nb.data.encoding import Geometry, encode_shards, to_pixels
-from dfm_nb.data.shard_plan import plan_shards
+from dfm_nb.data.encoding import Encoders, Geometry, Reading, encode_shards, to_pixels
+from dfm_nb.data.shard_plan import plan_all
 from dfm_nb.data.sources import folder as folder_source
 from dfm_nb.data.sources import synthetic
 from dfm_nb.data.text_encoders import minilm
@@ -74,8 +74,9 @@ def one_at_a_time(files: list[Path], out: Path, tokenizer, encoder, size_px: int
 def ours(source, out: Path, tokenizer, encoder, size_px: int, pad: int | None = None) -> None:
     (out / shards.RECORDS).mkdir()
     keys = [source.item_key(i) for i in range(len(source))]
-    plans = plan_shards(keys, 0, 1, 250, 0.0, 0.0)
-    encode_shards(plans, source, Geometry(size_px, False), tokenizer, encoder, out, workers=2, pad_text_tokens=pad)
+    plans = plan_all(keys, 1, 250, 0.0, 0.0)[0]
+    encoders = Encoders(tokenizer, encoder, pad_text_tokens=pad)
+    encode_shards(plans, Reading(source, Geometry(size_px, False), workers=2), encoders, out)
 
 
 def bytes_of(out: Path, samples: int) -> float:

@@ -12,6 +12,7 @@ from dfm_nb import inspect, prepare
 from dfm_nb.base.argv import guard
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.data import shards
+from tests.data.shard_files import write_shard
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def faults_of(folder, capsys, code=1):
 def rewrite(folder, name="rank0-000000.tar", change=lambda clips: clips, manifest=False):
     """Write a shard anew from changed samples; without its manifest unless asked for."""
     clips = [e.read() for e in shards.scan_shard(folder / name)]
-    shards.write_shard(folder / name, change(clips))
+    write_shard(folder / name, change(clips))
     if not manifest:
         (folder / "manifest.json").unlink(missing_ok=True)
 
@@ -148,7 +149,7 @@ def test_json_without_our_fields_is_fine(tmp_path, capsys):
     clip = EncodedClip(
         "a/b.c", torch.zeros(1, 16, 1, 8, 8), torch.zeros(1, 512, 32), {"image_height": 1, "image_width": 512}
     )
-    shards.write_shard(tmp_path / "x.tar", [EncodedClip("a", clip.latent, clip.text_emb, clip.meta)])
+    write_shard(tmp_path / "x.tar", [EncodedClip("a", clip.latent, clip.text_emb, clip.meta)])
     assert inspect.main([str(tmp_path), "--verify"]) == 0
     assert "?x1x512 (1)" in capsys.readouterr().out
 

@@ -1,14 +1,12 @@
-"""One rank's work: source items -> pixels -> latents and text embeddings -> shards, all stages at the same time.
+"""One process's work: source items -> pixels -> latents and text embeddings -> shards, all stages at the same time.
 
-Enters: a source, encoders, the planned shards. Leaves: tars and, beside them, one record a shard (`.dfm/<shard>.json`).
 Reader threads decode and resize ahead; the caller's thread runs the tokenizer on batches of equal shape; one thread encodes text, one writes.
-Guarantees
+
 - Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done before it, nor on timing.
-- A shard is finished when its record is there: written after the tar has its name.
+- A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
 - An item that cannot be used is a drop with a key, a reason and a sentence; an item's clips before the fault are kept.
 - Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead, `HELD_PIXELS` waiting for a full
   batch, two chunks of `CHUNK_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
-Cost: the encoders; equal captions of a shard are encoded once.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import torch
 from dfm_nb.base import video
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import floor_frames, latent_size
-from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source
+from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import ShardPlan
 
@@ -63,7 +61,7 @@ class Geometry:
         """The clip resized at most once."""
         t, h, w, _ = clip.video.shape
         try:
-            size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), multiple=16, upscale=self.upscale)
+            size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), upscale=self.upscale)
         except SampleError as error:
             raise SampleError(error.reason, f"{clip.key}: {error.detail}") from None
         frames = clip.video[: floor_frames(t)]
@@ -78,23 +76,30 @@ Result = Fitted | SampleError
 class _Line:
     """What has been read of one item and not yet been taken."""
 
-    def __init__(self, index: int) -> None:
-        self.index, self.waiting = index, deque()
+    def __init__(self, index: int):
+        self.index = index
+        self.waiting: deque[Result | None] = deque()  # None marks the item's end
 
 
-_END = object()
+@dataclass(frozen=True)
+class Reading:
+    """What is read and how: a source, the size its pictures are fitted to, and the number of threads."""
+
+    source: Source
+    geometry: Geometry
+    workers: int = 2
 
 
 class ReadAhead:
-    """Gives the clips of items in order while threads read further ones.
+    """Gives the clips of items in order while threads read further ones: `with ReadAhead(reading, items) as ahead:`.
 
     The item at the head may always go on, so a small budget slows reading but cannot stop it.
     """
 
-    def __init__(self, source: Source, geometry: Geometry, items: Sequence[int], workers: int):
-        self.source, self.geometry = source, geometry
-        self._todo, self._window = deque(items), 16 * workers
-        self._pool = ThreadPoolExecutor(workers, "read")
+    def __init__(self, reading: Reading, items: Sequence[int]):
+        self.source, self.geometry = reading.source, reading.geometry
+        self._todo, self._window = deque(items), 16 * reading.workers
+        self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
         self._lines: deque[_Line] = deque()
         self._held_bytes, self._stopped = 0, False
@@ -108,7 +113,7 @@ class ReadAhead:
                     self._lines.append(line)
                 self._pool.submit(self._read, line)
             line, given = self._lines[0], 0
-            while (result := self._next(line)) is not _END:
+            while (result := self._next(line)) is not None:
                 given += 1
                 yield line.index, result
             if not given:
@@ -118,14 +123,17 @@ class ReadAhead:
                 self._turn.notify_all()
             on_item()
 
-    def close(self) -> None:
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
         """Stop reading and wait for the threads."""
         with self._turn:
             self._stopped = True
             self._turn.notify_all()
         self._pool.shutdown(cancel_futures=True)
 
-    def _next(self, line: _Line):
+    def _next(self, line: _Line) -> Result | None:
         with self._turn:
             self._turn.wait_for(lambda: line.waiting)
             result = line.waiting.popleft()
@@ -134,15 +142,15 @@ class ReadAhead:
                 self._turn.notify_all()
             return result
 
-    def _put(self, line: _Line, result) -> bool:
+    def _has_room(self, line: _Line) -> bool:
+        """Whether `line` may add a clip; the head may always hold one, else nothing would move when others fill the budget."""
+        return self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
+
+    def _put(self, line: _Line, result: Result | None) -> bool:
         """Hand a result over, after waiting for room; False when nobody wants it any more."""
         with self._turn:
             if isinstance(result, Fitted):
-                self._turn.wait_for(
-                    lambda: (
-                        self._stopped or self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
-                    )
-                )
+                self._turn.wait_for(lambda: self._stopped or self._has_room(line))
                 self._held_bytes += result.clip.video.nbytes
             line.waiting.append(result)
             self._turn.notify_all()
@@ -158,7 +166,7 @@ class ReadAhead:
         except Exception as error:  # one item must not end a long run; it is counted and named like any other fault
             detail = f"{self.source.item_key(line.index)} cannot be read: {type(error).__name__}: {error}"
             self._put(line, SampleError("unreadable", detail))
-        self._put(line, _END)
+        self._put(line, None)
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------
@@ -187,10 +195,20 @@ class Chunk:
     last: bool = False
 
 
+@dataclass(frozen=True)
+class Encoders:
+    """What turns pixels and captions into numbers; `pad_text_tokens` pads embeddings to that length, for readers that need it."""
+
+    tokenizer: Tokenizer
+    text_encoder: TextEncoder
+    device: str = "cpu"
+    pad_text_tokens: int | None = None
+
+
 class Batcher:
     """Latents by position from clips in batches of equal shape."""
 
-    def __init__(self, tokenizer, device: str):
+    def __init__(self, tokenizer: Tokenizer, device: str):
         self.tokenizer, self.device = tokenizer, torch.device(device)
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
         self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}
@@ -224,7 +242,8 @@ class Batcher:
             if len(frames) == 1:
                 _, t, h, w, _ = frames.shape
                 raise ValueError(
-                    f"the tokenizer runs out of memory on one clip of {t} frames of {h}x{w} px; lower --short-side or --clip-frames"
+                    f"the tokenizer runs out of memory on one clip of {t} frames of {h}x{w} px; "
+                    "lower --short-side or --clip-frames"
                 ) from None
         torch.cuda.empty_cache()
         self.batch_pixels = max(1, self.batch_pixels // 2)
@@ -274,12 +293,15 @@ def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher
 
 
 class TextStage:
-    """Adds embeddings to chunks. A caption is encoded once a shard, never carried over: what a caption is batched with must not depend on
-    where a run was resumed."""
+    """Adds embeddings to chunks.
 
-    def __init__(self, text_encoder, pad_text_tokens: int | None):
+    A caption is encoded once a shard, never carried over: what a caption is batched with must not depend on where a run was resumed.
+    """
+
+    def __init__(self, text_encoder: TextEncoder, pad_text_tokens: int | None):
         self.text_encoder, self.pad = text_encoder, pad_text_tokens
-        self._shard, self._known = "", {}
+        self._shard = ""
+        self._known: dict[str, torch.Tensor] = {}
 
     def __call__(self, chunk: Chunk) -> list[EncodedClip]:
         held = sum(t.nbytes for t in self._known.values())
@@ -318,84 +340,90 @@ def read_record(folder: Path, name: str) -> dict | None:
     return record if whole else None
 
 
+class _OpenShard:
+    """A shard that is being written, and what its record will say."""
+
+    def __init__(self, folder: Path, plan: ShardPlan):
+        self.folder, self.plan = folder, plan
+        self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
+        self.chunks = self.text_tokens = 0
+        self.drops: list[dict] = []
+        self.sums = np.zeros((3, CHANNELS))  # count, sum and sum of squares of each channel
+
+    def add(self, chunk: Chunk, samples: list[EncodedClip]) -> None:
+        assert chunk.number == self.chunks, "an earlier chunk of this shard was lost"
+        self.chunks += 1
+        self.drops += chunk.drops
+        for clip in samples:
+            if self.writer is None:
+                self.writer = shards.ShardWriter(self.folder / self.plan.name)
+            self.writer.add(clip)
+            z = clip.latent[0].double().flatten(1)  # [C, T * H * W]
+            moments = [np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()]
+            self.sums[:, : len(z)] += np.stack(moments)
+            self.text_tokens += clip.meta["text_tokens"]
+
+    def finish(self) -> None:
+        samples = self.writer.samples if self.writer else 0
+        digest, size = self.writer.close() if self.writer else (None, 0)
+        record = {
+            "name": self.plan.name,
+            "split": self.plan.split,
+            "samples": samples,
+            "bytes": size,
+            "sha256": digest,
+            "drops": self.drops,
+            "latent_sums": self.sums.tolist(),
+            "text_tokens": self.text_tokens,
+        }
+        write_atomically(record_path(self.folder, self.plan.name), json.dumps(record).encode())
+
+
 class WriteStage:
     """Appends chunks to the open shard; the last one closes it and writes its record."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._writer: shards.ShardWriter | None = None
-        self._next, self._drops = 0, []
-        self._sums, self._tokens = np.zeros((3, CHANNELS)), 0
+        self._shard: _OpenShard | None = None
 
-    def __call__(self, chunk: Chunk, samples: list[EncodedClip]) -> None:
-        assert chunk.number == self._next, "an earlier chunk of this shard was lost"
-        self._next += 1
-        self._drops += chunk.drops
-        if samples and self._writer is None:
-            self._writer = shards.ShardWriter(self.folder / chunk.plan.name)
-        for clip in samples:
-            self._writer.add(clip)
-            z = clip.latent[0].double().flatten(1)
-            self._sums[:, : len(z)] += np.stack(
-                [np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()]
-            )
-            self._tokens += clip.meta["text_tokens"]
+    def __call__(self, chunk: Chunk, embedded: Future[list[EncodedClip]]) -> None:
+        samples = embedded.result()
+        if self._shard is None:
+            self._shard = _OpenShard(self.folder, chunk.plan)
+        self._shard.add(chunk, samples)
         if chunk.last:
-            self._finish(chunk.plan)
-
-    def _finish(self, plan: ShardPlan) -> None:
-        samples = self._writer.samples if self._writer else 0
-        digest, size = self._writer.close() if self._writer else (None, 0)
-        record = {
-            "name": plan.name,
-            "split": plan.split,
-            "samples": samples,
-            "bytes": size,
-            "sha256": digest,
-            "drops": self._drops,
-            "latent_sums": self._sums.tolist(),
-            "text_tokens": self._tokens,
-        }
-        write_atomically(record_path(self.folder, plan.name), json.dumps(record).encode())
-        self.__init__(self.folder)
+            self._shard.finish()
+            self._shard = None
 
     def abort(self) -> None:
-        if self._writer:
-            self._writer.abort()
+        """Leave no half shard."""
+        if self._shard and self._shard.writer:
+            self._shard.writer.abort()
 
 
 def encode_shards(
     plans: list[ShardPlan],
-    source: Source,
-    geometry: Geometry,
-    tokenizer,
-    text_encoder,
+    reading: Reading,
+    encoders: Encoders,
     folder: Path,
-    device: str = "cpu",
-    workers: int = 2,
-    pad_text_tokens: int | None = None,
-    on_item: Callable = lambda: None,
+    on_item: Callable[[], object] = lambda: None,
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
-    ahead = ReadAhead(source, geometry, [i for plan in plans for i in plan.items], workers)
-    batcher, text, write = Batcher(tokenizer, device), TextStage(text_encoder, pad_text_tokens), WriteStage(folder)
+    batcher = Batcher(encoders.tokenizer, encoders.device)
+    text, write = TextStage(encoders.text_encoder, encoders.pad_text_tokens), WriteStage(folder)
     text_thread, write_thread = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "write")
     pending: deque[Future] = deque()
-    try:
-        for plan in plans:
-            for chunk in chunks_of(plan, ahead.take(len(plan.items), on_item), source, batcher):
-                embedded = text_thread.submit(text, chunk)
-                pending.append(write_thread.submit(_write, write, chunk, embedded))
-                while len(pending) > 1:
-                    pending.popleft().result()
-        while pending:
-            pending.popleft().result()
-    finally:  # after a fault: drop what waits, let what runs end, leave no half shard
-        ahead.close()
-        text_thread.shutdown(cancel_futures=True)
-        write_thread.shutdown(cancel_futures=True)
-        write.abort()
-
-
-def _write(write: WriteStage, chunk: Chunk, embedded: Future) -> None:
-    write(chunk, embedded.result())
+    with ReadAhead(reading, [i for plan in plans for i in plan.items]) as ahead:
+        try:
+            for plan in plans:
+                for chunk in chunks_of(plan, ahead.take(len(plan.items), on_item), reading.source, batcher):
+                    embedded = text_thread.submit(text, chunk)
+                    pending.append(write_thread.submit(write, chunk, embedded))
+                    while len(pending) > 1:  # at most two chunks are held
+                        pending.popleft().result()
+            while pending:
+                pending.popleft().result()
+        finally:  # after a fault: drop what waits, let what runs end, leave no half shard
+            text_thread.shutdown(cancel_futures=True)
+            write_thread.shutdown(cancel_futures=True)
+            write.abort()

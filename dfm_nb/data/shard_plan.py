@@ -1,8 +1,7 @@
 """Which source item goes into which shard of which rank: a pure function of the items' keys and the flags.
 
-Enters: the keys, the number of ranks, items per shard, fractions. Leaves: `ShardPlan`s.
-Guarantees: every item is in one shard; a shard belongs to one split; the split depends on the key alone, so it survives a change of the ranks and
-a source that grows. Cost: one hash an item.
+Every item is in one shard, and a shard belongs to one split. The split depends on the key alone, so it survives a change of the ranks and a
+source that grows.
 """
 
 from __future__ import annotations
@@ -67,13 +66,6 @@ def plan_all(
                 plans.append(ShardPlan(name, split, tuple(items[first : first + shard_size])))
         ranks.append(plans)
     return ranks
-
-
-def plan_shards(
-    keys: list[str], rank: int, world: int, shard_size: int, val_fraction: float, test_fraction: float
-) -> list[ShardPlan]:
-    """The shards of one rank."""
-    return plan_all(keys, world, shard_size, val_fraction, test_fraction)[rank]
 
 
 def evenly(items: list[int], count: int) -> list[int]:

@@ -19,13 +19,14 @@ import os
 import pickle
 import shutil
 import tarfile
-from collections.abc import Iterable
+import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dfm_nb.base.files import sha256, sync, write_atomically
+from dfm_nb.base.files import fsync_replace, sha256, sync, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 
 PARTS = ("pth", "pickle", "json")
@@ -35,23 +36,34 @@ RECORDS = ".dfm"
 # ---- parts --------------------------------------------------------------------------------------------------------
 
 
-class _StablePickler(pickle.Pickler):
+_PurePickler: Any = pickle._Pickler  # the one written in Python: its steps can be replaced; typeshed leaves them out
+
+
+class _TensorPickler(_PurePickler):
     """Pickles tensors so that equal ones give equal bytes: torch's own form names a storage by its address."""
 
-    def reducer_override(self, value):
+    def reducer_override(self, value: object) -> object:
         if isinstance(value, torch.storage.TypedStorage | torch.UntypedStorage):
             buffer = io.BytesIO()
             torch.save(value, buffer)  # the zip form has no addresses; torch.storage._load_from_bytes reads both
             return torch.storage._load_from_bytes, (buffer.getvalue(),)
         return NotImplemented
 
+    def save_global(self, obj: object, name: str | None = None) -> None:
+        if obj is not torch.storage._load_from_bytes:
+            return super().save_global(obj, name)
+        # by torch's own name: megatron-core 0.19 puts a function of its own in this place, which readers may not have
+        self.save("torch.storage")
+        self.save("_load_from_bytes")
+        self.write(pickle.STACK_GLOBAL)
+        self.memoize(obj)
+
+    dispatch = {**_PurePickler.dispatch, types.FunctionType: save_global}
+
 
 def _pickled(tensor: torch.Tensor) -> bytes:
-    # megatron-core 0.19 puts a function of its own there, under a name that readers may not have
-    load = torch.storage._load_from_bytes
-    load.__module__, load.__qualname__ = "torch.storage", "_load_from_bytes"
     buffer = io.BytesIO()
-    _StablePickler(buffer, protocol=4).dump(tensor)
+    _TensorPickler(buffer, protocol=4).dump(tensor)
     return buffer.getvalue()
 
 
@@ -168,11 +180,9 @@ class ShardWriter:
     def close(self) -> tuple[str, int]:
         """(sha256, bytes) of the finished shard."""
         self._tar.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
         self._file.close()
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
-        self.temporary.replace(self.path)
+        fsync_replace(self.temporary, self.path)
         sync(self.path.parent)
         return digest, size
 
@@ -180,18 +190,6 @@ class ShardWriter:
         """Leave nothing behind."""
         self._file.close()
         self.temporary.unlink(missing_ok=True)
-
-
-def write_shard(path: Path, samples: Iterable[EncodedClip]) -> tuple[str, int]:
-    """Write a whole shard; returns (sha256, bytes). Equal samples give equal bytes."""
-    writer = ShardWriter(path)
-    try:
-        for clip in samples:
-            writer.add(clip)
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
 
 
 def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:

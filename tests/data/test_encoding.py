@@ -60,10 +60,10 @@ class Length:
         return [torch.full((len(c.split()), 4), float(len(c))).bfloat16() for c in captions]
 
 
-def encode(folder, source, plans, tokenizer=None, text=None, **options):
+def encode(folder, source, plans, tokenizer=None, text=None, workers=2, on_item=lambda: None):
     (folder / shards.RECORDS).mkdir(exist_ok=True)
-    tokenizer, text = tokenizer or Mean(), text or Length()
-    encoding.encode_shards(plans, source, AS_IS, tokenizer, text, folder, **options)
+    encoders = encoding.Encoders(tokenizer or Mean(), text or Length())
+    encoding.encode_shards(plans, encoding.Reading(source, AS_IS, workers), encoders, folder, on_item)
     return [encoding.read_record(folder, p.name) for p in plans]
 
 
@@ -144,13 +144,12 @@ def test_long_shards_are_written_in_chunks_with_the_same_content(tmp_path, monke
 
 def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr(encoding, "AHEAD_BYTES", 5 * 16 * 16 * 3)
-    ahead = encoding.ReadAhead(Source([3] * 30), AS_IS, range(30), 4)
-    taken = ahead.take(30)
-    keys = [next(taken)[1].clip.key for _ in range(2)]
-    time.sleep(0.3)
-    held = sum(len(line.waiting) for line in ahead._lines)
-    keys += [r.clip.key for _, r in taken]
-    ahead.close()
+    with encoding.ReadAhead(encoding.Reading(Source([3] * 30), AS_IS, 4), range(30)) as ahead:
+        taken = ahead.take(30)
+        keys = [next(taken)[1].clip.key for _ in range(2)]
+        time.sleep(0.3)
+        held = sum(len(line.waiting) for line in ahead._lines)
+        keys += [r.clip.key for _, r in taken]
     assert held <= 5 + 4 + 64  # the budget, one clip a thread, and the marks of ended items
     assert sum(isinstance(k, str) for k in keys) == 90 and keys == [
         f"item-{i}-{j}" for i in range(30) for j in range(3)
