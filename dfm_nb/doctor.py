@@ -97,7 +97,7 @@ def encoders() -> list[Finding]:
     from dfm_nb.data.text_encoders import minilm
 
     try:
-        minilm._find(None, None)
+        minilm.find_weights()
         return [Finding("ok", "text encoder minilm: weights found and checked")]
     except (FileNotFoundError, ValueError) as error:
         return [Finding("missing", str(error))]

@@ -1,12 +1,12 @@
-"""`dfm inspect DIR`: what a folder of shards holds, whether it is intact, and how it looks; also for shards from elsewhere.
+"""`dfm inspect DIR`: what a folder of shards holds, whether it is intact, and how it looks.
 
-Enters: a folder that `dfm prepare` made, or any folder or tar of `.pth`, `.pickle`, `.json` samples. Leaves: a table (or `--json`), a contact sheet of
-decoded latents with captions, and with `--verify` exit code 1 when something is wrong.
-Guarantees: runs no code from the data, changes nothing but the contact sheet. Cost: one pass over the tar headers; `--verify` reads everything.
+The shards may also be of another writer: tars of `.pth`, `.pickle` and `.json` samples. No code from the data is run, and nothing is changed but
+the contact sheet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from dfm_nb.base import files, plugins, video
 from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
 from dfm_nb.data.shards import SampleEntry
@@ -151,19 +151,33 @@ def _wrong_with(clip: EncodedClip) -> str | None:
 # ---- the contact sheet --------------------------------------------------------------------------------------------
 
 
-def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path: str | None):
+def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path: str | None) -> Tokenizer | None:
     """The tokenizer of the shards; None when it is unknown or not on this machine."""
     carried = (folder / "tokenizer.safetensors").is_file()
-    recorded = manifest["tokenizer"]["name"] if manifest else "pca" if path or carried else None
+    place = path or (folder if carried else None)
+    recorded = manifest["tokenizer"]["name"] if manifest else None
+    if name and recorded and name != recorded and not path:
+        place = None  # the file beside the shards is another tokenizer's
     name = name or recorded
-    place = path or (folder if carried and name == recorded else None)
-    if name is None or (name == "pca" and place is None):
-        return None
-    return plugins.load("tokenizers", name).build(place)
+    if name is None:
+        return _recognised(place) if place else None
+    module = plugins.load("tokenizers", name)
+    if place is None and hasattr(module, "fit"):
+        return None  # it was fitted to the data, so there is no other file of it
+    return module.build(place)
+
+
+def _recognised(place: str | Path) -> Tokenizer:
+    """The tokenizer whose file it is, among those that travel with data sets."""
+    carried = {n: m for n, m in plugins.load_all("tokenizers").items() if getattr(m, "CARRIED", False)}
+    for module in carried.values():
+        with contextlib.suppress(ValueError):
+            return module.build(place)
+    raise ValueError(f"{place} is no file of {' or '.join(carried)}; name its tokenizer with --tokenizer")
 
 
 @torch.no_grad()
-def decoded(clip: EncodedClip, tokenizer) -> np.ndarray:
+def decoded(clip: EncodedClip, tokenizer: Tokenizer) -> np.ndarray:
     """uint8 [T, H, W, 3]."""
     return to_frames(tokenizer.decode(clip.latent.float())[0])
 
@@ -180,7 +194,7 @@ def false_colours(clip: EncodedClip) -> np.ndarray:
     return picture.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy()
 
 
-def sheet(entries: list[SampleEntry], count: int, tokenizer) -> np.ndarray | None:
+def sheet(entries: list[SampleEntry], count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
     """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""
     count = min(count, len(entries))
     videos, captions = [], []

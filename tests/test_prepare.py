@@ -11,7 +11,8 @@ from PIL import Image
 from dfm_nb import inspect, prepare
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
-from dfm_nb.data import shards
+from dfm_nb.data import shard_plan, shards
+from dfm_nb.data.prepared_folder import PreparedFolder
 from tests.data import encoder_files
 
 SMALL = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--short-side", "32", "--shard-size", "8"]
@@ -39,17 +40,17 @@ def prepared(tmp_path_factory):
 
 
 def test_reference_split_of_834_over_4():
-    ranges = prepare.balanced_ranges(834, 4)
+    ranges = shard_plan.balanced_ranges(834, 4)
     assert ranges == [(0, 208), (208, 416), (416, 625), (625, 834)]
 
 
 def test_plans_of_all_ranks_cover_every_item_once():
     keys = [f"k{i}" for i in range(101)]
-    plans = [p for r in range(3) for p in prepare.plan_shards(keys, r, 3, 7, 0.1, 0.05)]
+    plans = [p for r in range(3) for p in shard_plan.plan_all(keys, 3, 7, 0.1, 0.05)[r]]
     items = sorted(i for p in plans for i in p.items)
     assert items == list(range(101)) and len({p.name for p in plans}) == len(plans)
     assert {p.split for p in plans} == {"train", "val", "test"}
-    one = {i: p.split for p in prepare.plan_shards(keys, 0, 1, 50, 0.1, 0.05) for i in p.items}
+    one = {i: p.split for p in shard_plan.plan_all(keys, 1, 50, 0.1, 0.05)[0] for i in p.items}
     assert all(one[i] == p.split for p in plans for i in p.items)  # the split does not depend on the ranks
 
 
@@ -322,8 +323,8 @@ def test_production_encoders_prepare_at_512_px(tmp_path, capsys):
 
 
 def test_second_preparation_waits_for_the_first(tmp_path):
-    with prepare.turn(tmp_path):
-        code = f"from dfm_nb import prepare; from pathlib import Path\nwith prepare.turn(Path({str(tmp_path)!r})): print('in')"
+    with PreparedFolder(tmp_path).turn():
+        code = f"from dfm_nb.data.prepared_folder import PreparedFolder as F\nwith F({str(tmp_path)!r}).turn(): print('in')"
         other = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

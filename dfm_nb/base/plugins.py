@@ -1,16 +1,43 @@
 """Sources, tokenizers and text encoders are plugins: the file's name is the plugin's name, there is no list to keep.
 
-A plugin module has a `build(...)` function. To add one, add one file to `dfm_nb/<kind>/`.
+To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It may also have:
+
+- `FLAGS`, its own flags of `dfm prepare`, which reach `build` as keywords;
+- tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds encoder and decoder, so that
+  data sets and checkpoints take it along; `fit(videos)`, when it is fitted to the data, which returns a tokenizer that has `save(path)`;
+- text encoders: `PATH_FLAG`, another name for `--text-encoder-path`;
+- sources: a parameter `size_px` of `build`, when it makes pictures at the size that is asked for.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 KINDS = ("sources", "tokenizers", "text_encoders")
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag that a plugin brings along.
+
+    name : the keyword of the plugin's `build`; `clip_frames` is `--clip-frames` on the command line. Plugins that share a name share the flag.
+    type : makes the value from the word on the command line.
+    """
+
+    name: str
+    help: str
+    type: Callable[[str], Any] = str
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
 
 
 def names(kind: str) -> list[str]:
@@ -20,7 +47,7 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> ModuleType:
-    """Import `dfm_nb.<kind>.<name>`; ValueError names the nearest plugin when there is none of that name."""
+    """Import `dfm_nb.data.<kind>.<name>`; ValueError names the nearest plugin when there is none of that name."""
     if kind not in KINDS:
         raise ValueError(f"a plugin kind must be one of {', '.join(KINDS)}; got {kind!r}")
     known = names(kind)
@@ -29,3 +56,43 @@ def load(kind: str, name: str) -> ModuleType:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){hint}")
     return importlib.import_module(f"dfm_nb.data.{kind}.{name}")
+
+
+def load_all(kind: str) -> dict[str, ModuleType]:
+    """All plugins of a kind by name."""
+    return {name: load(kind, name) for name in names(kind)}
+
+
+def own_flags(module: ModuleType) -> tuple[Flag, ...]:
+    """The flags that a plugin declares."""
+    return getattr(module, "FLAGS", ())
+
+
+def flags(kind: str) -> dict[str, Flag]:
+    """The flags of all plugins of a kind by name."""
+    return {flag.name: flag for module in load_all(kind).values() for flag in own_flags(module)}
+
+
+def takes(module: ModuleType, parameter: str) -> bool:
+    """Whether the plugin's `build` has a parameter of that name."""
+    return parameter in inspect.signature(module.build).parameters
+
+
+def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of `given` that are for this plugin, as keywords for its `build`; entries for other kinds are left out.
+
+    Raises
+    ------
+    ValueError : an entry is for other plugins of this kind; the message says for which, and what this one takes.
+    """
+    module = load(kind, name)
+    own = [flag.name for flag in own_flags(module)]
+    strange = [flag.option for flag in flags(kind).values() if flag.name in given and flag.name not in own]
+    if strange:
+        usable = ", ".join(flag.option for flag in own_flags(module)) or "no such flags"
+        others = [n for n, m in load_all(kind).items() if any(flag.option in strange for flag in own_flags(m))]
+        raise ValueError(
+            f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange)}, which is for {', '.join(others)}; "
+            f"it takes {usable}"
+        )
+    return {option: given[option] for option in own if option in given}

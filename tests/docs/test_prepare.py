@@ -15,6 +15,7 @@ from PIL import Image
 from dfm_nb import prepare
 from dfm_nb.base import video
 from dfm_nb.data import shards
+from dfm_nb.data.shard_plan import balanced_ranges
 from tests.data import encoder_files
 from tests.docs.docs_pages import Page, desk
 
@@ -136,4 +137,4 @@ def test_the_page_names_every_flag_of_prepare_and_inspect(capsys):
 
 def test_a_rank_takes_the_shares_that_the_page_shows():
     shares = re.findall(r"processing \d+ samples, from (\d+) to (\d+)", PAGE.text)
-    assert prepare.balanced_ranges(834, 4) == [(int(a), int(b)) for a, b in shares]
+    assert balanced_ranges(834, 4) == [(int(a), int(b)) for a, b in shares]

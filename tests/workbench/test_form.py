@@ -149,7 +149,7 @@ def test_prepare_argv_is_what_the_command_takes():
 
     form = PrepareForm("out", {"source": "table:a.csv", "limit": 7, "resume": True, "num_images": 3})
     args = prepare.parse(form.argv())
-    assert (args.source, args.limit, args.resume, args.num_images) == ("table:a.csv", 7, True, 3)
+    assert (args.source, args.limit, args.resume, args.options) == ("table:a.csv", 7, True, {"num_images": 3})
 
 
 def test_prepare_fault_is_the_commands_own():

@@ -17,10 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from dfm_nb.base import geometry, video
+from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import SampleError
 
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
 VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
+BACKGROUND_FLAG = Flag("background", "colour behind transparent images: a name or #rrggbb")
+CLIP_FLAGS = (
+    Flag("clip_frames", "videos: frames per clip, 1 + 4k", int),
+    Flag("fps", "videos: frames per second to sample", float),
+    Flag("stride", "videos: frames from one clip's start to the next", int),
+)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
-"""Columns of a CSV, TSV, JSONL or parquet file.
+"""Columns of a CSV, TSV, JSONL or parquet file; an empty cell, a null and a NaN are None.
 
-Enters: a local path. Leaves: `columns`, whole light columns (`column`), single values (`value`).
-Guarantees: text is UTF-8; an empty cell, a null and a NaN are None; a fault in the file is a ValueError that names it.
-Cost: text files are held in memory, of parquet only two row groups of the media columns at a time.
+Text files are held in memory, of parquet only two row groups of the media columns at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -109,6 +106,8 @@ def open_rows(path: Path) -> TextRows | ParquetRows:
 
 def _read_text(path: Path, suffix: str) -> dict[str, list]:
     if suffix in (".csv", ".tsv"):
+        import pandas as pd  # half a second, which other sources need not wait for
+
         separator = "," if suffix == ".csv" else "\t"
         frame = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
         if not isinstance(frame.index, pd.RangeIndex):  # pandas' way with rows longer than the header

@@ -21,8 +21,17 @@ from pathlib import Path
 from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
+from dfm_nb.data.sources._media import (
+    BACKGROUND_FLAG,
+    CLIP_FLAGS,
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    ClipOptions,
+    key_of,
+    read_clips,
+)
 
+FLAGS = (BACKGROUND_FLAG, *CLIP_FLAGS)
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")

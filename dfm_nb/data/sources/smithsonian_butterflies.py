@@ -13,10 +13,11 @@ from pathlib import Path
 
 from dfm_nb.base import video
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import ClipOptions
+from dfm_nb.data.sources._media import BACKGROUND_FLAG, ClipOptions
 from dfm_nb.data.sources._rows import open_rows
-from dfm_nb.data.sources.table import Table, pick_columns
+from dfm_nb.data.sources.table import COLUMN_FLAGS, Table, pick_columns
 
+FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG)
 NAME = "smithsonian_butterflies"
 REPOSITORY = "huggan/smithsonian_butterflies_subset"
 FILE = "data/train-00000-of-00001.parquet"

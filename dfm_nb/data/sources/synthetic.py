@@ -14,6 +14,7 @@ from typing import Iterator
 
 import numpy as np
 
+from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip
 from dfm_nb.data.sources import _butterflies
 
@@ -23,6 +24,11 @@ BACKGROUNDS = tuple(_butterflies.PAINT_BACKGROUND)
 SPECIES = tuple(_butterflies.WINGS)
 POSTURES = tuple(_butterflies.TILT_DEGREES)
 MOTIONS = ("still", "flapping")
+FLAGS = (
+    Flag("num_images", "synthetic: images to draw", int),
+    Flag("num_clips", "synthetic: clips to draw", int),
+    Flag("seed", "synthetic: seed", int),
+)
 DRAWING = 3  # raised whenever the pictures change, so that prepared data do not pass for newer ones
 
 CLIP_FRAMES = ((9, 0.65), (17, 0.35))

@@ -18,11 +18,17 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from dfm_nb.base import video
+from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
+from dfm_nb.data.sources._media import BACKGROUND_FLAG, CLIP_FLAGS, VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
 from dfm_nb.data.sources._rows import ParquetRows, TextRows, open_rows
 
+COLUMN_FLAGS = (
+    Flag("image_column", "table: column with image bytes, paths or URLs"),
+    Flag("caption_column", "table: column with captions"),
+)
+FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG, *CLIP_FLAGS)
 MEDIA_COLUMNS = (
     "image",
     "video",

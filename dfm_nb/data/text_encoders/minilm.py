@@ -34,7 +34,8 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _find(path: str | Path | None, cache_dir: str | None) -> Path:
+def find_weights(path: str | Path | None = None, cache_dir: str | None = None) -> Path:
+    """The folder with the weights, checked; FileNotFoundError gives the command that fetches them, ValueError says they are others."""
     if path is not None:
         if not (Path(path) / "model.safetensors").is_file():
             raise FileNotFoundError(f"there is no model.safetensors in {path}; name a folder with all-MiniLM-L6-v2")
@@ -98,4 +99,4 @@ def build(
     path: str | Path | None = None, cache_dir: str | None = None, device: str = "cpu", max_tokens: int = 512
 ) -> MiniLM:
     """See the module; FileNotFoundError gives the command that fetches the weights."""
-    return MiniLM(_find(path, cache_dir), device, max_tokens)
+    return MiniLM(find_weights(path, cache_dir), device, max_tokens)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+PATH_FLAG = "--t5-cache-dir"
 DEFAULT = "google-t5/t5-11b"
 BATCH_TOKENS = 4096  # padded tokens of a batch
 

@@ -15,7 +15,10 @@ import torch
 
 from dfm_nb.base.files import sha256
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable, latent_size
+from dfm_nb.base.plugins import Flag
 
+FLAGS = (Flag("tile_px", "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames", int),)
+SHORT_SIDE_PX = 512
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
 CHANNELS, SPATIAL, TEMPORAL = 16, PX_PER_LATENT, FRAMES_PER_LATENT
 WINDOW_LATENTS = 13  # 49 frames, the length the tokenizer was trained with

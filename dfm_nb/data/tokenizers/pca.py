@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable
 
+CARRIED = True
 CHANNELS, SPATIAL, TEMPORAL = 16, PX_PER_LATENT, FRAMES_PER_LATENT
 FILE_NAME = "tokenizer.safetensors"
 _FORMAT = "dfm_nb.pca.1"
@@ -152,6 +153,9 @@ class PCATokenizer:
         for key in sorted(self.tensors):
             digest.update(key.encode() + self.tensors[key].numpy().tobytes())
         return {"name": self.name, "version": _FORMAT, "sha256": digest.hexdigest()}
+
+
+fit = PCATokenizer.fit
 
 
 def build(path: str | Path | None = None, device: str = "cpu", dtype=None) -> PCATokenizer:

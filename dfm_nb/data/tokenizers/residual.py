@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from dfm_nb.base.files import replacing
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer
 
+CARRIED = True
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
 WINDOW_POSITIONS = 1 << 15  # 8x8 blocks that are worked on at a time

@@ -1,0 +1,443 @@
+"""Preparing a data set: captioned images and clips to a folder of shards that `manifest.json` completes.
+
+- Which sample goes into which shard is planned from the source, the number of processes and the settings (`shard_plan`). A shard is the unit of
+  work: after a kill at any instant `resume` redoes only unfinished shards, and the result is byte for byte that of an uninterrupted run.
+- Every sample that is dropped is counted under a reason and named in the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from dfm_nb import __version__
+from dfm_nb.base import plugins
+from dfm_nb.base.files import replacing, write_atomically
+from dfm_nb.base.log import log
+from dfm_nb.base.records import SampleError, Source, Tokenizer
+from dfm_nb.data import shards
+from dfm_nb.data.encoding import Encoders, Geometry, ReadAhead, Reading, encode_shards, read_record, to_pixels
+from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.ranks import Ranks
+from dfm_nb.data.shard_plan import SPLITS, ShardPlan, balanced_ranges, evenly, plan_all, splits_of
+
+FORMAT_VERSION = 1
+SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
+FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
+PSNR_ITEMS = 64
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+
+
+def _setting(default: Any, help: str, flags: tuple[str, ...] = ()) -> Any:
+    """A field with its help; `flags` are its names on the command line when they are not the field's own."""
+    return dataclasses.field(default=default, metadata={"help": help, "flags": flags})
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """The settings of `dfm prepare`, named as its flags."""
+
+    output_dir: str = _setting(dataclasses.MISSING, "folder for the shards")
+    source: str = _setting("synthetic", "NAME or NAME:SPEC; ")
+    tokenizer: str = _setting("pca", "")
+    text_encoder: str = _setting("minilm", "")
+    tokenizer_path: str | None = _setting(
+        None,
+        "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
+        ("--tokenizer-cache-dir", "--tokenizer-path"),
+    )
+    text_encoder_path: str | None = _setting(None, "its folder, hub cache or hub id")
+    short_side: int | None = _setting(
+        None, f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; synthetic draws at this size"
+    )
+    upscale: bool = _setting(False, "also enlarge smaller images")
+    limit: int | None = _setting(None, "only the first N items")
+    val_fraction: float = _setting(0.05, "of the items, by a hash of their keys")
+    test_fraction: float = _setting(0.0, "likewise")
+    shard_size: int = _setting(250, "items per shard: the unit of work and of resuming")
+    max_text_tokens: int = _setting(512, "longer captions are cut")
+    pad_text_tokens: int | None = _setting(None, "pad embeddings to this length, for readers that need it")
+    workers: int | None = _setting(None, "threads that read and resize; default: the cores, 2 to 16 a process")
+    device: str | None = _setting(None, "default: each process its own cuda device where there are any, else cpu")
+    resume: bool = _setting(False, "go on with an unfinished output folder")
+    overwrite: bool = _setting(False, "delete the preparation that the output folder holds")
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of the plugins' own flags (`dfm_nb.base.plugins.Flag`) by name."""
+
+    @classmethod
+    def own_fields(cls) -> list[dataclasses.Field]:
+        """The settings that no plugin brings along."""
+        return [f for f in fields(cls) if f.name != "options"]
+
+    @classmethod
+    def of(cls, **settings: Any) -> PrepareConfig:
+        """From keywords named as the flags, those of the plugins among them; None is the default.
+
+        Raises
+        ------
+        ValueError : a keyword that is no flag, or a value that is out of bounds.
+        """
+        given = {name: value for name, value in settings.items() if value is not None}
+        own = {name: given.pop(name) for name in [f.name for f in cls.own_fields()] if name in given}
+        unknown = given.keys() - {name for kind in plugins.KINDS for name in plugins.flags(kind)}
+        if unknown:
+            raise ValueError(f"dfm prepare has no setting {sorted(unknown)[0]!r}; see dfm prepare --help")
+        return cls(**own, options=given)
+
+    def __post_init__(self) -> None:
+        for name in ("val_fraction", "test_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{_flag(name)} must be at least 0 and below 1; got {getattr(self, name)}")
+        if self.val_fraction + self.test_fraction >= 1:
+            raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
+        for name in ("shard_size", "limit", "max_text_tokens", "pad_text_tokens", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{_flag(name)} must be at least 1; got {value}")
+        if self.short_side is not None and self.short_side < 16:
+            raise ValueError(f"--short-side must be at least 16 px; got {self.short_side}")
+        for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
+            plugins.options_of(kind, name, self.options)
+        if self.resume and self.overwrite:
+            raise ValueError("--resume keeps what the folder holds and --overwrite deletes it; pass one of them")
+
+    @property
+    def side_px(self) -> int:
+        """The short side; the tokenizer's own when none was asked for."""
+        if self.short_side is not None:
+            return self.short_side
+        return getattr(self.tokenizer_module, "SHORT_SIDE_PX", SHORT_SIDE_PX)
+
+    @property
+    def tokenizer_module(self) -> ModuleType:
+        return plugins.load("tokenizers", self.tokenizer)
+
+    @property
+    def source_module(self) -> ModuleType:
+        return plugins.load("sources", self.source.partition(":")[0])
+
+    @property
+    def geometry(self) -> Geometry:
+        """How pictures are fitted; those that a source makes at the size asked for stay as they are."""
+        made_to_size = plugins.takes(self.source_module, "size_px")
+        return Geometry(None if made_to_size else self.side_px, self.upscale)
+
+    def open_source(self) -> Source:
+        """The source; ValueError names flags that it has no use for."""
+        name, _, spec = self.source.partition(":")
+        options = plugins.options_of("sources", name, self.options)
+        if plugins.takes(self.source_module, "size_px"):
+            options["size_px"] = self.side_px
+        source = self.source_module.build(spec or None, **options)
+        if len(source) == 0:
+            raise ValueError(f"--source {self.source} has no items: there is nothing to prepare")
+        return source
+
+    def build_encoders(self, folder: PreparedFolder, device: str) -> Encoders:
+        """The encoders; the tokenizer from the folder when its file lies beside the shards."""
+        path = folder.path if getattr(self.tokenizer_module, "CARRIED", False) else self.tokenizer_path
+        own = plugins.options_of("tokenizers", self.tokenizer, self.options)
+        tokenizer = self.tokenizer_module.build(path, device=device, **own)
+        own = plugins.options_of("text_encoders", self.text_encoder, self.options)
+        text_encoder = plugins.load("text_encoders", self.text_encoder).build(
+            self.text_encoder_path, device=device, max_tokens=self.max_text_tokens, **own
+        )
+        return Encoders(tokenizer, text_encoder, device, self.pad_text_tokens)
+
+    def plan(self, source: Source, world: int) -> dict[str, Any]:
+        """What must be equal for a folder to be this preparation's."""
+        settings = (
+            "tokenizer",
+            "text_encoder",
+            "limit",
+            "val_fraction",
+            "test_fraction",
+            "shard_size",
+            "upscale",
+            "max_text_tokens",
+            "pad_text_tokens",
+        )
+        plan = {
+            "format": FORMAT_VERSION,
+            "source": source.identity(),
+            "short_side": self.side_px,
+            "ranks": world,
+            **{name: getattr(self, name) for name in settings},
+            **{name: self.options.get(name) for kind in plugins.KINDS[1:] for name in plugins.flags(kind)},
+        }
+        # a fitted tokenizer follows from all the rest, one that was named does not
+        if self.tokenizer_path and hasattr(self.tokenizer_module, "fit"):
+            plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
+        return json.loads(json.dumps(plan))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def item_keys(source: Source, limit: int | None) -> list[str]:
+    """Keys of the items that are used; ValueError when two are equal."""
+    keys = [source.item_key(i) for i in range(min(len(source), limit or len(source)))]
+    if len(set(keys)) < len(keys):
+        twice = Counter(keys).most_common(1)[0][0]
+        raise ValueError(f"the source names two items {twice!r}; keys must be unique: rename or remove one of them")
+    return keys
+
+
+# ---- the work -----------------------------------------------------------------------------------------------------
+
+
+def prepare_dataset(**settings: Any) -> dict[str, Any]:
+    """Encode captioned images and clips into shards: `prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)`.
+
+    Parameters
+    ----------
+    **settings : the flags of `dfm prepare` with underscores (`PrepareConfig`), and those of the source, tokenizer and text encoder (`num_images`).
+
+    Returns
+    -------
+    The manifest: counts, what was dropped and why, statistics of the latents, shards with checksums.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, FileExistsError : one sentence with what must hold and how to mend it.
+    """
+    return prepare(PrepareConfig.of(**settings))
+
+
+def prepare(config: PrepareConfig) -> dict[str, Any]:
+    """This process's part of a preparation, as torchrun numbers it; returns the manifest when all are done."""
+    folder = PreparedFolder(config.output_dir)
+    # the folder's turn ends last: after the process group, when every rank has stopped writing
+    with folder.full_disk_explained(), contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
+
+        def nothing_to_do() -> bool:
+            plan = check(config, ranks.world)
+            if plan is None:
+                return True
+            turn.enter_context(folder.turn())
+            return folder.claim(plan, config.resume, config.overwrite)
+
+        if ranks.first(nothing_to_do):
+            if ranks.rank == 0:
+                log.info("%s is already complete", folder.path)
+        else:
+            Preparation(config, folder, ranks).run()
+    return json.loads(folder.manifest.read_text())
+
+
+def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
+    """What can be said before any work, for `world` processes: the plan, or None when the folder already holds all of it.
+
+    Raises
+    ------
+    ValueError, OSError : the source cannot be used, or the folder may not be written into.
+    """
+    source = config.open_source()
+    item_keys(source, config.limit)
+    plan = config.plan(source, world)
+    return None if PreparedFolder(config.output_dir).check(plan, config.resume, config.overwrite) else plan
+
+
+class Preparation:
+    """One process's share of the work; `run` does it. The folder is claimed."""
+
+    def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks):
+        self.config, self.folder, self.ranks = config, folder, ranks
+        self.source = config.open_source()
+        self.keys = item_keys(self.source, config.limit)
+        self.splits = splits_of(self.keys, config.val_fraction, config.test_fraction)
+        self.reading = Reading(self.source, config.geometry, ranks.reader_threads(config.workers))
+
+    @cached_property
+    def plans(self) -> list[list[ShardPlan]]:
+        """The shards of each rank."""
+        c = self.config
+        return plan_all(self.keys, self.ranks.world, c.shard_size, c.val_fraction, c.test_fraction)
+
+    @cached_property
+    def encoders(self) -> Encoders:
+        return self.config.build_encoders(self.folder, self.ranks.device(self.config.device))
+
+    def run(self) -> None:
+        if self.ranks.rank == 0:
+            log.info("Rank 0 of %d processing %d samples", self.ranks.world, len(self.keys))
+        self.ranks.first(self._provide_tokenizer)
+        with torch.no_grad():  # what is missing shows now, not after the first batch is read
+            self.encoders.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
+        self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
+        self._encode()
+        self.ranks.barrier()
+        self.ranks.first(self._complete)
+
+    def _identities(self) -> dict[str, dict]:
+        return {"tokenizer": self.encoders.tokenizer.identity(), "text_encoder": self.encoders.text_encoder.identity()}
+
+    # ---- the tokenizer
+
+    def _provide_tokenizer(self) -> None:
+        """A small tokenizer's file beside the shards: fitted to them, or a copy of the one that was named or comes with the package."""
+        module = self.config.tokenizer_module
+        if not getattr(module, "CARRIED", False) or self.folder.tokenizer.exists():
+            return
+        if hasattr(module, "fit") and not self.config.tokenizer_path:
+            tokenizer = module.fit(self._pixels_to_fit())
+        else:
+            tokenizer = module.build(self.config.tokenizer_path)
+        tokenizer.save(self.folder.tokenizer)
+
+    def _pixels_to_fit(self) -> Iterator[torch.Tensor]:
+        """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
+        chosen = evenly(self._items_of("train"), FIT_ITEMS)
+        given, first_fault = 0, ""
+        with (
+            ReadAhead(self.reading, chosen) as ahead,
+            tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer}", unit="item") as bar,
+        ):
+            for _, result in ahead.take(len(chosen), bar.update):
+                if isinstance(result, SampleError):
+                    first_fault = first_fault or result.detail
+                else:
+                    given += 1
+                    yield to_pixels(result.clip.video)
+        if not given:
+            raise ValueError(f"no sample of {self.config.source} could be used; the first: {first_fault}")
+
+    def _items_of(self, split: str) -> list[int]:
+        return [i for i, s in enumerate(self.splits) if s == split]
+
+    # ---- encoding
+
+    def _encode(self) -> None:
+        """This rank's unfinished shards."""
+        rank, world = self.ranks.rank, self.ranks.world
+        start, stop = balanced_ranges(len(self.keys), world)[rank]
+        line = f"[INFO] Rank {rank} of {world} processing {stop - start} samples, from {start} to {stop}\n"
+        os.write(1, line.encode())  # in one piece, as several ranks share the terminal
+        plans = self.plans[rank]
+        todo = [p for p in plans if read_record(self.folder.path, p.name) is None]
+        done = stop - start - sum(len(p.items) for p in todo)
+        with tqdm(total=stop - start, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
+            encode_shards(todo, self.reading, self.encoders, self.folder.path, bar.update)
+
+    # ---- completing the folder, on rank 0
+
+    def _complete(self) -> None:
+        """Merge the ranks' records; Energon's metadata; the manifest last."""
+        records = self._records()
+        drops = [drop for record in records for drop in record["drops"]]
+        full = [record for record in records if record["samples"]]
+        if not full:
+            first = drops[0]["detail"] if drops else "the source gave no clips"
+            raise ValueError(
+                f"no sample of {self.config.source} could be used ({len(drops)} dropped); the first: {first}"
+            )
+        with replacing(self.folder.path / "text_empty.safetensors") as temporary:
+            empty = self.encoders.text_encoder.encode([""])[0][None]
+            save_file({"text_emb": empty.contiguous()}, temporary)
+        splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
+        shards.write_energon_metadata(self.folder.path, splits)
+        mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "dfm_nb": __version__,
+            "source": self.source.identity(),
+            **self._identities(),
+            "latent_mean": mean,
+            "latent_std": std,
+            "counts": self._counts(full, drops),
+            "psnr_db": self._psnr(),
+            "drops": drops,
+            "short_side": self.config.side_px,
+            "ranks": self.ranks.world,
+            "plan": self.config.plan(self.source, self.ranks.world),
+            "arguments": self._arguments(),
+            "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
+        }
+        write_atomically(self.folder.manifest, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+        report(manifest, self.folder)
+
+    def _records(self) -> list[dict[str, Any]]:
+        """What all ranks noted of their shards."""
+        found = {plan.name: read_record(self.folder.path, plan.name) for plans in self.plans for plan in plans}
+        missing = [name for name, record in found.items() if record is None]
+        if missing:
+            raise ValueError(
+                f"{self.folder.path} lacks {missing[0]} and {len(missing) - 1} other shards of other processes; "
+                "all must write to one shared folder"
+            )
+        return [record for record in found.values() if record is not None]
+
+    def _counts(self, full: list[dict], drops: list[dict]) -> dict[str, Any]:
+        return {
+            "items": len(self.keys),
+            "samples": sum(r["samples"] for r in full),
+            "dropped": len(drops),
+            **{split: sum(r["samples"] for r in full if r["split"] == split) for split in SPLITS},
+            "dropped_by_reason": dict(Counter(d["reason"] for d in drops).most_common()),
+            "text_tokens": sum(r["text_tokens"] for r in full),
+        }
+
+    def _psnr(self) -> dict[str, Any]:
+        """How well the tokenizer gives back held-out items; of small tokenizers alone, as others may have to fetch a decoder."""
+        held_out = next(split for split in ("val", "test", "train") if split in self.splits)
+        if not getattr(self.config.tokenizer_module, "CARRIED", False):
+            return {"split": held_out}
+        items = evenly(self._items_of(held_out), PSNR_ITEMS)
+        return {"split": held_out, **reconstruction_psnr(self.encoders.tokenizer, self.reading, items)}
+
+    def _arguments(self) -> dict[str, Any]:
+        own = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
+        return {name: value for name, value in own.items() if value is not None} | dict(self.config.options)
+
+
+@torch.no_grad()
+def reconstruction_psnr(tokenizer: Tokenizer, reading: Reading, items: list[int]) -> dict[str, float]:
+    """Mean peak signal-to-noise ratio (dB, peak 255) of decode(encode(x)) over items, images and clips apart."""
+    by_kind: dict[str, list[float]] = {}
+    with ReadAhead(reading, items) as ahead:
+        for _, result in ahead.take(len(items)):
+            if isinstance(result, SampleError):
+                continue
+            pixels = to_pixels(result.clip.video)[None]
+            again = tokenizer.decode(tokenizer.encode(pixels)).float().cpu().clamp(-1, 1)
+            error = ((again - pixels) * 127.5).square().mean().item()
+            kind = "images" if pixels.shape[2] == 1 else "clips"
+            by_kind.setdefault(kind, []).append(10 * math.log10(255**2 / max(error, 1e-8)))
+    return {kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}
+
+
+def merged_statistics(records: list[dict]) -> tuple[list[float], list[float]]:
+    """Per-channel mean and standard deviation from the shards' counts, sums and sums of squares."""
+    count, total, squares = np.sum([r["latent_sums"] for r in records], axis=0)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-12))
+    return mean.tolist(), std.tolist()
+
+
+def report(manifest: dict[str, Any], folder: PreparedFolder) -> None:
+    """Say what was made, and what was dropped."""
+    counts, drops = manifest["counts"], manifest["drops"]
+    for reason, n in counts["dropped_by_reason"].items():
+        example = next(d for d in drops if d["reason"] == reason)
+        log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
+    psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
+    quality = f"; tokenizer PSNR on {manifest['psnr_db']['split']}: {psnr}" if psnr else ""
+    log.info("%d samples in %d shards%s", counts["samples"], len(manifest["shards"]), quality)
+    log.info("Webdataset shards saved to %s/", folder.path)

@@ -1,0 +1,128 @@
+"""The folder that a preparation writes: whose it is, whether it is finished, and who may write now.
+
+A folder that holds anything else is never written into, and two preparations of one folder take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.log import log
+from dfm_nb.data import shards
+
+OWN_FILES = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors", "contact_sheet.png")
+"""What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
+
+
+class PreparedFolder:
+    """See the module. A `plan` is what must be equal for a folder to be this preparation's."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path).expanduser()
+        self.records = self.path / shards.RECORDS
+        self.manifest = self.path / "manifest.json"
+        self.tokenizer = self.path / "tokenizer.safetensors"
+
+    def held_plan(self) -> dict[str, Any] | None:
+        """The plan of the preparation that the folder holds, finished or not."""
+        return read_json(self.records / "plan.json") or (read_json(self.manifest) or {}).get("plan")
+
+    def check(self, plan: dict[str, Any], resume: bool, overwrite: bool) -> bool:
+        """True when the folder already holds all of this preparation; an error when it may not be written into."""
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(f"--output-dir {self.path} is a file; name a folder")
+        held = self.held_plan()
+        if held is None:
+            if self.path.is_dir() and (any(self.path.glob("*.tar")) or self.manifest.exists()):
+                raise FileExistsError(
+                    f"{self.path} holds shards that dfm prepare did not make; "
+                    "choose another --output-dir or move them away"
+                )
+            return False
+        if overwrite:
+            return False
+        differ = [k for k in sorted(plan.keys() | held.keys()) if plan.get(k) != held.get(k)]
+        if differ:
+            listed = "; ".join(f"{k}: {_brief(held.get(k))} there, {_brief(plan.get(k))} now" for k in differ[:4])
+            raise FileExistsError(
+                f"{self.path} already holds another data set ({listed}); "
+                "choose another --output-dir or pass --overwrite"
+            )
+        if self.manifest.is_file():
+            return True
+        if not resume:
+            raise FileExistsError(
+                f"{self.path} holds an unfinished preparation; pass --resume to go on or --overwrite to start anew"
+            )
+        return False
+
+    def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool) -> bool:
+        """`check`, then make the folder ours; True when there is nothing left to do. The caller holds its `turn`."""
+        if self.check(plan, resume, overwrite):
+            return True
+        if overwrite:
+            self._clear()
+        for leftover in self.path.glob("rank*.tmp"):  # of a process that was killed
+            leftover.unlink(missing_ok=True)
+        write_atomically(self.records / "plan.json", json.dumps(plan).encode())
+        return False
+
+    def _clear(self) -> None:
+        """Delete what a preparation writes; the lock stays, as we hold it."""
+        for name in OWN_FILES:
+            (self.path / name).unlink(missing_ok=True)
+        for path in [*self.path.glob("rank*-*.tar*"), *self.records.glob("*.json")]:
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.path / ".nv-meta", ignore_errors=True)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the folder; waits for another preparation of it to end. Does nothing where the file system has no locks."""
+        self.records.mkdir(parents=True, exist_ok=True)
+        with (self.records / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.warning("another dfm prepare is at work in %s; waiting for it to end", self.path)
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                pass
+            yield
+
+    def agree_on_encoders(self, identities: dict[str, dict]) -> None:
+        """The encoders of a resumed preparation must be those it began with; `identities` are by kind."""
+        path = self.records / "encoders.json"
+        now = json.loads(json.dumps(identities))
+        held = read_json(path)
+        if held is None:
+            write_atomically(path, json.dumps(now).encode())
+            return
+        for kind, value in now.items():
+            if held.get(kind) != value:
+                raise ValueError(
+                    f"{self.path} was begun with another {kind.replace('_', ' ')} ({_brief(held.get(kind))} there, "
+                    f"{_brief(value)} now); pass the same one or --overwrite"
+                )
+
+    @contextlib.contextmanager
+    def full_disk_explained(self) -> Iterator[None]:
+        """A full disk becomes one sentence."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ValueError(f"there is no space left for {self.path}; make room and go on with --resume") from None
+
+
+def _brief(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 80 else text[:77] + "..."

@@ -1,0 +1,84 @@
+"""The processes of a preparation: who one is, and the few moments in which they wait for one another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dfm_nb.base.argv import USER_ERRORS, end_with_parent
+
+PATIENCE = timedelta(days=30)  # ranks wait for each other: for the fit, and at the end
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of the preparation; gloo between them, as encoders do not communicate."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+    @classmethod
+    def from_env(cls) -> Ranks:
+        """As torchrun says; alone without it."""
+        return cls(
+            int(os.environ.get("RANK", 0)),
+            int(os.environ.get("WORLD_SIZE", 1)),
+            int(os.environ.get("LOCAL_RANK", 0)),
+            int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        )
+
+    def __enter__(self) -> Ranks:
+        if self.world > 1 and not dist.is_initialized():
+            if os.environ.get("TORCHELASTIC_RUN_ID"):
+                end_with_parent()
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        if self.world > 1 and kind is None:  # after a fault the others are stopped by torchrun
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def first(self, function: Callable[[], T]) -> T:
+        """`function()` on rank 0; all get its result. A user's mistake is said once, and ends all ranks."""
+        if self.world == 1:
+            return function()
+        shared: list[Any] = [None, False]  # the result, whether it failed
+        error = None
+        if self.rank == 0:
+            try:
+                shared[0] = function()
+            except USER_ERRORS as fault:
+                error, shared[1] = fault, True
+        dist.broadcast_object_list(shared, src=0)
+        if error is not None:
+            raise error
+        if shared[1]:
+            raise SystemExit(2)
+        return shared[0]
+
+    def device(self, asked: str | None) -> str:
+        """The device that was asked for; else this process's own GPU, or the CPU where there are none."""
+        if asked:
+            return asked
+        if not torch.cuda.is_available():
+            return "cpu"
+        index = self.local_rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return f"cuda:{index}"
+
+    def reader_threads(self, asked: int | None) -> int:
+        """The threads that were asked for; else this process's share of the cores, 2 to 16."""
+        return asked or max(2, min(16, len(os.sched_getaffinity(0)) // self.local_world))
