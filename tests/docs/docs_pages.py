@@ -81,8 +81,9 @@ def _dedent(code: str, pad: int) -> str:
 
 
 def all_pages() -> list[Path]:
-    """README and every page under docs/ and deploy/."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").glob("*.md"))]
+    """README, CONTRIBUTING, SECURITY and every page under docs/ and deploy/."""
+    top = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
+    return [*top, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").glob("*.md"))]
 
 
 # ---- running ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from dfm_nb import evaluate
+from dfm_nb import evaluate, generate
 from dfm_nb.base.video import read_image, read_video
 from dfm_nb.diffusion.samplers import SAMPLERS, SCHEDULES
 from dfm_nb.generation import request as prompts
@@ -59,7 +59,7 @@ def test_every_block_of_the_page_runs(tmp_path, tiny_checkpoint, tiny_data):
 
 def test_the_page_names_every_flag_sampler_and_schedule(capsys):
     for module, unsaid in (
-        (prompts, {"--help", "--sigma-min", "--sigma-max", "--tokenizer-model"}),
+        (generate, {"--help", "--sigma-min", "--sigma-max", "--tokenizer-model"}),
         (evaluate, {"--help", "--checkpoint-path", "--dataset-path", "--size-px", "--max-frames"}),
     ):
         with pytest.raises(SystemExit):

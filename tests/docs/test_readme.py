@@ -11,6 +11,7 @@ import pytest
 from dfm_nb import cli, train
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, pop_nproc
+from dfm_nb.base.video import read_video
 from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, anchors, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
@@ -126,7 +127,7 @@ def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, 
 
 def test_commands_are_found_and_wrong_ones_are_refused(monkeypatch, capsys):
     known = commands(README) + fragments(README)
-    assert len(known) >= 12 and ["inspect", "data", "--verify"] in known
+    assert len(known) >= 8 and ["inspect", "data", "--verify"] in known
     for words in (["generate", "--chekpoint-path", "x"], ["pretrain", "model.tensor_parallel=2"], ["prepair"]):
         with monkeypatch.context() as patch, pytest.raises((SystemExit, ValueError, AssertionError)):
             check(words, patch)
@@ -175,6 +176,16 @@ def test_every_entry_of_the_reference_pages_has_a_place():
         if s.startswith(("Out of memory", "The T5", "The Cosmos", "Slow", "NCCL", "Loading", "The loss", "`model.pth`"))
     ]
     assert len(entries) == 10 and all("```" in e or "1. " in e or "`--" in e for e in entries)
+
+
+@pytest.mark.slow
+def test_the_python_block_of_readme_writes_its_clips(tmp_path, tiny_checkpoint, monkeypatch):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "pretrain").symlink_to(tiny_checkpoint)
+    monkeypatch.chdir(tmp_path)
+    (code,) = (code for language, code in README.blocks if language == "python")
+    exec(compile(code, "README.md", "exec"), {})
+    assert [read_video(tmp_path / f"clip{i}.mp4")[0].shape for i in range(2)] == [(9, 64, 64, 3)] * 2
 
 
 @pytest.mark.slow
