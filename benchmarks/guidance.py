@@ -30,7 +30,7 @@ import torch
 from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.data.sources import synthetic
-from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
+from dfm_nb.evaluation.attributes import MEASURED, unseen_attributes, wilson
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline

@@ -31,8 +31,8 @@ from dfm_nb import parallel
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.data.sources import synthetic
 from dfm_nb.diffusion.samplers import SAMPLERS, evaluations
-from dfm_nb.evaluate import MEASURED, unseen_attributes, wilson
 from dfm_nb.evaluation import features, frechet
+from dfm_nb.evaluation.attributes import MEASURED, unseen_attributes, wilson
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
-from dfm_nb.evaluate import real_accuracy
+from dfm_nb.evaluation.attributes import real_accuracy
 from dfm_nb.evaluation.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"

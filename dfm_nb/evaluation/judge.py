@@ -1,10 +1,9 @@
 """Reads colour, background and pattern off a picture, and measures wing motion: the judge of models on synthetic data.
 
-Enters: uint8 [T, H, W, 3] of any size. Leaves: one dict of names per picture, or the share that matches what was asked.
-Guarantees: trained only on real renders (blurred, noised and coded by blocks, as a small tokenizer's decoder leaves them), never on a model's
-output; the weights travel with the package (`scripts/train_classifier.py` trains and measures them); a clip is judged by the product of what its
-frames say, so that one with closed wings can abstain, and every picture together with its mirror image.
-Cost: `predict` takes about a millisecond for each frame that it looks at; about 85,000 weights.
+The classifier (85,000 weights, which travel with the package) was trained on real renders alone, blurred, noised and
+coded by blocks as a small tokenizer's decoder leaves them; never on a model's output. `scripts/train_classifier.py`
+trains and measures it. A clip is judged by the product of what its frames say, so that one with closed wings can
+abstain, and every picture together with its mirror image.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ class Net(nn.Module):
 
 
 def product(logits: Tensor, sample: Tensor, count: int) -> list[Tensor]:
-    """What the frames say of each sample together: sums of log-probabilities [count, names] per head, of logits [N, 16] and the sample of each [N]."""
+    """What the frames say of each sample together: per head, sums of log-probabilities [count, names].
+
+    logits : [N, 16] of N frames. sample : int64 [N], the sample of each frame, below `count`.
+    """
     heads = logits.split([len(v) for v in HEADS.values()], 1)
     return [z.new_zeros(count, z.shape[1]).index_add(0, sample, z.log_softmax(1)) for z in heads]
 
@@ -124,7 +126,7 @@ class AttributeClassifier:
 
     @classmethod
     def load(cls, path: str | Path = ASSET) -> AttributeClassifier:
-        """Read what `save` wrote; ValueError when it is not that, or was made for other attributes or other drawings."""
+        """Read what `save` wrote; ValueError when it is not that, or is for other attributes or drawings."""
         if not Path(path).exists():
             raise FileNotFoundError(f"{path} does not exist; make one with scripts/train_classifier.py")
         try:

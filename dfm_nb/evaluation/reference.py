@@ -1,9 +1,7 @@
-"""Real samples to measure against: captions, pixels and attributes of a prepared folder, or of a source as `dfm prepare` takes it.
+"""Real samples to measure against, of a prepared folder or of a source as `dfm prepare` takes it.
 
-Enters: `--dataset`, a folder of shards or NAME[:SPEC] of a source. Leaves: `Real` samples, images and clips apart.
-Guarantees: the choice depends on the seed alone; what cannot be read is left out and counted. A prepared folder keeps no pixels: its latents
-are decoded by the checkpoint's tokenizer, so a distance to them tells of the network, not of the tokenizer.
-Cost: one decode a sample; a source reads its files again.
+A prepared folder keeps no pixels. Its latents are decoded by the checkpoint's tokenizer, so a distance to them tells of
+the network and not of the tokenizer. The choice depends on the seed alone; what cannot be read is left out and counted.
 """
 
 from __future__ import annotations
@@ -37,7 +35,8 @@ class PreparedFolder:
 
     Parameters
     ----------
-    decode : stored latent float32 [C, T, H, W] -> uint8 frames. tokenizer : what the checkpoint's manifest says of its own.
+    decode : stored latent float32 [C, T, H, W] -> uint8 frames. tokenizer : what the checkpoint's manifest says of
+        its own.
     """
 
     def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
@@ -46,14 +45,16 @@ class PreparedFolder:
         own = json.loads(manifest.read_text())["tokenizer"] if manifest.is_file() else tokenizer
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
-                f"--dataset {folder} was encoded by another tokenizer ({own['name']}) than the checkpoint's ({tokenizer['name']}); "
-                "give the source instead (as in dfm prepare --source), or prepare it with that tokenizer"
+                f"--dataset {folder} was encoded by another tokenizer ({own['name']}) than the checkpoint's "
+                f"({tokenizer['name']}); give the source instead (as in dfm prepare --source), or prepare it with that "
+                "tokenizer"
             )
 
     def __len__(self) -> int:
         return len(self.store)
 
     def is_clip(self, index: int) -> bool | None:
+        """Whether a sample is a clip; None where only reading it tells."""
         return self.store.grid(index)[0] > 1
 
     def read(self, index: int) -> Real:
@@ -80,7 +81,8 @@ class RawSource:
         if clip is None:
             raise SampleError("empty", f"item {self.source.item_key(index)} gave nothing")
         frames = clip.video[: geometry.floor_frames(len(clip.video))]
-        height, width = video.fit_size(*frames.shape[1:3], self.short_side, upscale=True)
+        _, height, width, _ = frames.shape
+        height, width = video.fit_size(height, width, self.short_side, upscale=True)
         return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes)
 
 
@@ -93,15 +95,18 @@ def open_reference(
     if spec.partition(":")[0] in plugins.names("sources"):
         return RawSource(spec, short_side)
     raise FileNotFoundError(
-        f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with `dfm prepare "
-        f"--output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}"
+        f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with "
+        f"`dfm prepare --output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}"
     )
 
 
-def draw(
+def choose(
     reference: PreparedFolder | RawSource, images: int, clips: int, max_frames: int, seed: int
 ) -> tuple[list[Real], list[Real], int]:
-    """Up to `images` single frames and `clips` clips (cut to `max_frames`) in an order given by the seed; and how many failed."""
+    """Up to `images` single frames and `clips` clips (cut to `max_frames`), and how many could not be read.
+
+    The seed decides which, and their order.
+    """
     wanted: dict[bool, int] = {False: images, True: clips}
     found: dict[bool, list[Real]] = {False: [], True: []}
     failed = 0

@@ -1,4 +1,4 @@
-"""Feature networks: EfficientNet-Lite0 from its package orders sets of pictures sensibly; the others' code on tiny stand-ins."""
+"""Feature networks: EfficientNet-Lite0 orders sets of pictures sensibly; the others' code on tiny stand-ins."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_efficientnet_features_have_their_size_and_do_not_depend_on_the_batch(ef
 
 @pytest.mark.slow
 def test_efficientnet_orders_disturbances(efficientnet):
-    """Real against real is nearest, then a soft blur, then noise; for both distances (measured 0.003, 0.10 and 0.67 for the kernel's)."""
+    """Real against real is nearest, then a soft blur, then noise (kernel distance: 0.003, 0.10 and 0.67)."""
     pictures = renders(48)
     first, second = pictures[0::2], pictures[1::2]
     blurred = (

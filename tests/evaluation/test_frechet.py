@@ -1,9 +1,12 @@
-"""Frechet and kernel distance against closed forms: Gaussians of known means and covariances, equal distributions, exact kernels."""
+"""Frechet and kernel distance against closed forms: known Gaussians, equal distributions, exact kernels."""
 
 import numpy as np
 import pytest
 
+from dfm_nb.data.sources import synthetic
+from dfm_nb.evaluation import features
 from dfm_nb.evaluation.frechet import (
+    compare,
     frechet_distance,
     frechet_estimate,
     kernel_distance,
@@ -75,7 +78,7 @@ def test_kernel_distance_of_equal_distributions_is_zero_on_average():
 
 
 def test_intervals_hold_the_value_they_are_for():
-    """Coverage of the kernel distance's and the mean's 95 % intervals, where the truth is known; the bound is a binomial's."""
+    """Coverage of the kernel distance's and the mean's 95 % intervals; the bound is a binomial's."""
     rng, covered, runs = np.random.default_rng(1), np.zeros(2), 60
     big = rng.standard_normal((1200, 4)), rng.standard_normal((1200, 4)) + 0.5
     truth = kernel_distance(*big)
@@ -122,3 +125,22 @@ def test_sets_that_do_not_match_are_refused():
         frechet_distance(np.ones((3, 4)), np.ones((3, 5)))
     with pytest.raises(ValueError, match="two or more rows"):
         kernel_distance(np.ones((1, 4)), np.ones((3, 4)))
+
+
+def test_a_perfect_model_has_the_distance_of_real_samples():
+    """Samples that are the asked ones: both columns agree; blank ones are farther."""
+    attributes = [
+        {"species": "monarch", "posture": "open", "motion": "flapping", **c} for c in synthetic.seen_combinations()[:24]
+    ]
+    clips = [synthetic.render(a, i, 64, 64, 5) for i, a in enumerate(attributes)]
+    asked, others = clips[:12], clips[12:]
+    mean = lambda x: x.flatten(2)[:, :, ::7].flatten(1)  # noqa: E731 - some pixels are features enough here
+    network = features.FeatureNetwork("pixels", mean, 16, (0.5,) * 3, (0.5,) * 3)
+    asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
+    same = compare(asked, asked, others)
+    for key in ("frechet_distance", "kernel_distance", "temporal_consistency"):
+        assert same[key]["value"] == pytest.approx(same[key]["real"]) and same[key]["low"] < same[key]["high"]
+    blank = compare(frozen, asked, others)
+    for key in ("frechet_distance", "kernel_distance"):
+        assert blank[key]["low"] > same[key]["value"]
+    assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999

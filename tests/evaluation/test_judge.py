@@ -25,7 +25,7 @@ def draw(size_px=64, num_images=150, num_clips=15, seed=4321, unseen=False):
 
 
 def packed(video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.ndarray:
-    """uint8 [T, H, W, 3] through a linear code of 8 x 8 pixels, and of the first frame alone and the others together with `keep_frames`."""
+    """uint8 [T, H, W, 3] through a linear code of 8 x 8 pixels; with `keep_frames` also of 1 + 4k frames in time."""
     x = torch.from_numpy(video).permute(0, 3, 1, 2).float()
     groups = [x] if keep_frames is None else [x[:1], *x[1:].split(4)]
     x = torch.cat([script.compress_blocks(g, keep, keep_frames if len(g) > 1 else None) for g in groups])
@@ -52,7 +52,7 @@ def test_classifier_survives_block_compression(judge, keep):
 
 
 def test_frames_that_say_nothing_are_outvoted_by_one_that_does(judge):
-    """After the first frame two of four coefficients in time and two of eight in space: closed wings cannot be read any more."""
+    """Two of four coefficients in time and two of eight in space: closed wings cannot be read any more."""
     clips, truth = draw(num_images=0, num_clips=60)
     coded = [np.concatenate([v[:1], packed(v[:9], 2, 2)[1:]]) for v in clips]
     whole, closed = (judge.accuracy(v, truth)["pattern"] for v in (coded, [v[4:5] for v in coded]))
