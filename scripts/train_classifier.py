@@ -1,12 +1,13 @@
-"""Train the classifier that names colour, background and pattern of drawn butterflies (`dfm_nb.evaluation.judge`), and measure it.
+"""Train the classifier that names colour, background and pattern of butterflies (`evaluation.judge`), and measure it.
 
     python scripts/train_classifier.py
 
-It sees stills, and random frames of wing beats whose answers are multiplied: a frame that shows nothing, as closed wings do, learns to say nothing.
-Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8 pixels and, after the first frame, of 4 frames, with noise in it; blur,
-contrast, tint, grain. Never a model's output, nor any tokenizer's.
-Enters: nothing. Leaves: the classifier's file, and a JSON with its settings and its accuracy on fresh renders.
-Guarantees: deterministic for a number of threads. Cost: 17 minutes on two cores shared with other work, a good third of them for drawing.
+It sees stills, and random frames of wing beats whose answers are multiplied: a frame that shows nothing, as closed wings
+do, learns to say nothing. Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8 pixels and,
+after the first frame, of 4 frames, with noise in it; blur, contrast, tint, grain. Never a model's output, nor any
+tokenizer's.
+
+Deterministic for a number of threads. Takes 17 minutes on two cores shared with other work, a third of them to render.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ def _dct(n: int) -> Tensor:
 
 
 def compress_blocks(x: Tensor, keep: int, keep_frames: int | None = None) -> Tensor:
-    """Keep the lowest `keep` x `keep` DCT coefficients of each 8 x 8 block of [T, 3, H, W], and `keep_frames` along T, as a linear autoencoder."""
+    """A linear autoencoder of [T, 3, H, W]: the lowest `keep` x `keep` DCT coefficients of each 8 x 8 block.
+
+    keep_frames : also only so many coefficients along T.
+    """
     t, c, h, w = x.shape
     m = _dct(8)[:keep].to(x)
     low = m.T @ m  # projection of a block's columns
@@ -95,9 +99,13 @@ def worn(x: Tensor, generator: torch.Generator) -> Tensor:
     return (x * gain + tint + grain).clamp(-1, 1)
 
 
-def batch_of(sets: list[tuple[Tensor, Tensor]], rows: list[Tensor], generator: torch.Generator):
-    """Frames [N, 3, 64, 64], the sample of each frame [N], and labels [samples, 3], of those rows of stills and of clips."""
-    frames, sample, labels = [], [], []
+def batch_of(
+    sets: list[tuple[Tensor, Tensor]], rows: list[Tensor], generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Frames [N, 3, 64, 64], the sample of each frame [N], labels [samples, 3], of those rows of stills and clips."""
+    frames: list[Tensor] = []
+    sample: list[int] = []
+    labels: list[Tensor] = []
     for (pictures, names), chosen in zip(sets, rows):
         for i in chosen:
             x = pictures[i].float() / 127.5 - 1
@@ -125,7 +133,8 @@ def train(stills: int, clips: int, epochs: int, seed: int, lr: float = 6e-3, bat
         for rows in zip(*orders):
             x, sample, labels = batch_of(sets, list(rows), generator)
             said = product(net(x), sample, len(labels))
-            loss = sum(F.cross_entropy(z, labels[:, i], label_smoothing=0.02) for i, z in enumerate(said))
+            losses = [F.cross_entropy(z, labels[:, i], label_smoothing=0.02) for i, z in enumerate(said)]
+            loss = sum(losses, torch.zeros(()))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()

@@ -1,16 +1,19 @@
-"""Train the `residual` tokenizer on butterflies drawn on the spot, and measure it against the PCA that it starts from.
+"""Train the `residual` tokenizer on butterflies rendered on the spot, and measure it against the PCA it starts from.
 
     python scripts/train_tokenizer.py --run-dir runs/one --output runs/one/residual_tokenizer.safetensors
-    python scripts/train_tokenizer.py --run-dir runs/two --start-from runs/one --strong-noise 1.5 --strong-share 0.6 --lr 1.5e-3 --steps 2400 --output ...
+    python scripts/train_tokenizer.py --run-dir runs/two --start-from runs/one --strong-noise 1.5 --strong-share 0.6 \\
+        --lr 1.5e-3 --steps 2400 --output ...
 
-Strong noise on most latents is what makes the pictures of a half-trained diffusion model whole: the decoder has learned to read latents that are not quite
-right (Yang et al., "Latent Denoising Makes Good Tokenizers", arXiv:2507.15856). The shipped file had four trainings, each with its settings in
-`benchmarks/results/residual_tokenizer.json`; the first saw the smaller eyespots of drawing 1 (`sources.synthetic.DRAWING`), the next two drawing 2, whose
-clips begin anywhere in the wing beat.
-Enters: nothing, or a tokenizer. Leaves: the tokenizer's file, and beside the checkpoint (`--run-dir`) `metrics.jsonl` and `result.json`.
-Guarantees: deterministic for a number of threads: step n draws its pictures and its noise from (seed, n) alone, so a run that was stopped goes
-on from its last checkpoint as if it had not been (to rounding). Training sees only the attribute combinations of the training split; the figures are of those
-that it leaves out. Cost: 0.4 to 0.6 s a step on one idle core.
+Strong noise on most latents is what makes the pictures of a half-trained diffusion model whole: the decoder has learned
+to read latents that are not quite right (Yang et al., "Latent Denoising Makes Good Tokenizers", arXiv:2507.15856). The
+shipped file had four trainings, each with its settings in `benchmarks/results/residual_tokenizer.json`; the first saw
+the smaller eyespots of drawing 1 (`sources.synthetic.DRAWING`), the next two drawing 2, whose clips begin anywhere in
+the wing beat. They had a Muon of this script's own that iterated in float32; torch's, used now, iterates in bfloat16.
+So the script trains as good a tokenizer, but not the shipped one to the digit.
+
+Step n draws its pictures and its noise from (seed, n) alone, so a run that was stopped goes on from its last checkpoint
+as if it had not been (to rounding). Training sees only the attribute combinations of the training split; the figures
+are of those that it leaves out. A step takes 0.4 to 0.6 s on one idle core that multiplies bfloat16 in hardware.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
 from dfm_nb.data.tokenizers.pca import PCATokenizer
 from dfm_nb.data.tokenizers.residual import ASSET, ResidualTokenizer, Shape
-from dfm_nb.training.orthogonal import orthogonal
 
-# height, width in px; images and clips at first, images and clips from step FROM_IMAGES on; share of the steps: about as many pixels in each
+# Height, width in px; (images, clips) at first and from step FROM_IMAGES on; share of the steps.
+# Each batch has about as many pixels.
 BATCHES = (
     ((64, 64), (9, 3), (4, 5), 0.55),
     ((64, 80), (7, 3), (3, 4), 0.08),
@@ -62,7 +65,10 @@ def draw(rng: np.random.Generator, height: int, width: int, frames: int) -> np.n
 
 
 class Batches(torch.utils.data.Dataset):
-    """Item n is step n's (images, clips): uint8 [B, T, H, W, 3], a function of (seed, n). Each drawing serves twice, mirrored the second time."""
+    """Item n is step n's (images, clips): uint8 [B, T, H, W, 3], a function of (seed, n).
+
+    Each drawing serves twice, mirrored the second time.
+    """
 
     def __init__(self, seed: int, steps: int):
         self.seed, self.steps = seed, steps
@@ -127,37 +133,9 @@ def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step
 
 
 def learning_rate(step: int, args) -> float:
-    """Linear warm-up over 50 steps, constant for a fifth of the steps, down to 45 % at three sevenths, and slowly to nothing."""
+    """Linear warm-up over 50 steps, constant for a fifth of them, down to 45 % at three sevenths, slowly to nothing."""
     corners = [share * args.steps for share in (806 / 4200, 3 / 7, 1)]
     return args.lr * min((step + 1) / 50, float(np.interp(step, corners, (1.0, 0.446, 0.0))))
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum with an orthogonalised update, for convolution weights as matrices [out, in * kh * kw]; its size is that of an AdamW update.
-
-    torch.optim.Muon multiplies in bfloat16, which CPUs without AVX512-BF16 do about 30 times slower, and takes only matrices.
-    """
-
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for p in group["params"]:
-                by_shape.setdefault(p.shape, []).append(p)
-            for shape, same in by_shape.items():
-                updates = []
-                for p in same:
-                    state = self.state[p]
-                    if not state:
-                        state["momentum"] = torch.zeros_like(p)
-                    state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(state["momentum"], group["momentum"]).flatten(1))
-                size = 0.2 * max(updates[0].shape) ** 0.5  # the root mean square of AdamW's updates
-                for p, u in zip(same, orthogonal(torch.stack(updates))):
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(u.view(shape), alpha=group["lr"] * size)
 
 
 class Training:
@@ -181,12 +159,13 @@ class Training:
             self.model = begun_from.requires_grad_(True).train()
         else:
             self.model = ResidualTokenizer(PCATokenizer(saved["pca"]) if saved else fit_pca(args.seed), self.shape)
-        named = list(self.model.named_parameters())
-        inner = {n for n, x in named if x.ndim == 4 and ("coarse" in n or "fine" in n)}
-        self.optimizers = [
-            Muon([x for n, x in named if n in inner], args.lr),
-            torch.optim.AdamW([x for n, x in named if n not in inner], lr=args.lr, betas=(0.9, 0.98)),
-        ]
+        named = dict(self.model.named_parameters())
+        self.kernels = {n: x for n, x in named.items() if x.ndim == 4 and ("coarse" in n or "fine" in n)}
+        # torch's Muon takes only matrices: these are the convolutions' weights [out, in * kh * kw], in the same memory.
+        self.matrices = {n: torch.nn.Parameter(x.detach().flatten(1)) for n, x in self.kernels.items()}
+        muon = torch.optim.Muon(self.matrices.values(), args.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        others = [x for n, x in named.items() if n not in self.kernels]
+        self.optimizers = [muon, torch.optim.AdamW(others, lr=args.lr, betas=(0.9, 0.98))]
         if saved:
             self.model.load_state_dict(saved["model"])
             for optimizer, state in zip(self.optimizers, saved["optimizers"]):
@@ -207,6 +186,7 @@ class Training:
         temporary.replace(self.file)
 
     def run(self) -> None:
+        """Train to `--steps`, or for `--max-minutes`; the last state is saved."""
         args = self.args
         loader = torch.utils.data.DataLoader(
             Batches(args.seed, args.steps),
@@ -222,17 +202,8 @@ class Training:
             (args.run_dir / "metrics.jsonl").open("a") as log,
         ):
             for batch in loader:
-                for group in (g for o in self.optimizers for g in o.param_groups):
-                    group["lr"] = learning_rate(self.step, args)
-                loss, psnr = step_loss(self.model, batch, args, self.step)
-                self.model.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
-                for optimizer in self.optimizers:
-                    optimizer.step()
-                self.step += 1
+                recent.append(self.train_step(batch))
                 self.seconds = time.monotonic() - begun
-                recent.append([loss.item(), *psnr])
                 bar.update()
                 if self.step % args.log_every == 0:
                     mean = np.mean(recent, 0)
@@ -241,10 +212,27 @@ class Training:
                     log.write(json.dumps({"step": self.step, **row, "elapsed_s": round(self.seconds)}) + "\n")
                     log.flush()
                     bar.set_postfix(row)
-                if self.step % args.save_every == 0 or self.step == args.steps or time.monotonic() > stop:
+                out_of_time = time.monotonic() > stop
+                if self.step % args.save_every == 0 or self.step == args.steps or out_of_time:
                     self.save()
-                if time.monotonic() > stop:
+                if out_of_time:
                     break
+
+    def train_step(self, batch: tuple[Tensor, Tensor]) -> list[float]:
+        """One step of the optimizers; returns the loss and the PSNR in dB of images and clips."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(self.step, self.args)
+        loss, psnr = step_loss(self.model, batch, self.args, self.step)
+        self.model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        for name, matrix in self.matrices.items():
+            matrix.grad = self.kernels[name].grad.flatten(1)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.step += 1
+        return [loss.item(), *psnr]
 
 
 @torch.no_grad()
@@ -293,7 +281,7 @@ def table(model: ResidualTokenizer) -> list[dict]:
 
 @torch.no_grad()
 def picture(model: ResidualTokenizer, path: Path, seed: int = 7) -> None:
-    """Held-out images, and every other frame of a clip: original, PCA, residual, one above the other; PSNR in the titles."""
+    """Held-out images and every other frame of a clip: original, PCA, residual below each other; PSNR in the titles."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -124,6 +124,6 @@ def _existing(path: str | Path) -> Path:
 
 def _not_reachable(name: str, origin: str, what: str, error: Exception) -> FileNotFoundError:
     return FileNotFoundError(
-        f"the weights of feature network {name} ({origin}) cannot be had ({type(error).__name__}); fetch them where there "
-        f"is a network and pass {what} with --features-path, or use --features efficientnet_lite0"
+        f"the weights of feature network {name} ({origin}) cannot be had ({type(error).__name__}); fetch them where "
+        f"there is a network and pass {what} with --features-path, or use --features efficientnet_lite0"
     )
