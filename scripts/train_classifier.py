@@ -2,10 +2,10 @@
 
     python scripts/train_classifier.py
 
-It sees stills, and random frames of wing beats whose answers are multiplied: a frame that shows nothing, as closed wings
-do, learns to say nothing. Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8 pixels and,
-after the first frame, of 4 frames, with noise in it; blur, contrast, tint, grain. Never a model's output, nor any
-tokenizer's.
+It sees stills, and random frames of wing beats whose answers are multiplied: a frame that shows nothing, as closed
+wings do, learns to say nothing. Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8
+pixels and, after the first frame, of 4 frames, with noise in it; blur, contrast, tint, grain. Never a model's output,
+nor any tokenizer's.
 
 Deterministic for a number of threads. Takes 17 minutes on two cores shared with other work, a third of them to render.
 """

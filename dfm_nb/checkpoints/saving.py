@@ -149,8 +149,8 @@ class Writer:
             free_gib = shutil.disk_usage(self.root).free / 2**30
             cause = str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
             raise ValueError(
-                f"the checkpoint {self._pending} could not be written to {self.root} ({free_gib:.1f} GiB free; {cause}); "
-                f"{last}: make room or lift the quota and give the same command again"
+                f"the checkpoint {self._pending} could not be written to {self.root} ({free_gib:.1f} GiB free; "
+                f"{cause}); {last}: make room or lift the quota and give the same command again"
             ) from None
 
     def _finalize(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is written is the state at the call, each rank's own part, whole and in the end pruned."""
+"""Saving while training goes on: what is written is the state at the call, whole, and in the end pruned."""
 
 import os
 import signal

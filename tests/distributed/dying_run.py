@@ -1,4 +1,4 @@
-"""`dfm_nb.train`, but in torchrun's first life rank 1 is killed before its tenth step: the checkpoint of iteration 4 is whole then."""
+"""`dfm_nb.train`, but rank 1 is killed once, before its tenth step: the checkpoint of iteration 4 is whole then."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""One global batch through any layout: the losses of five iterations and every gradient after the first, gathered whole."""
+"""One global batch in any layout: the losses of five iterations, and every gradient after the first, gathered whole."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def make_trainer(overrides: list[str]):
 
 
 def by_name(trainer, purpose: str):
-    """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values that depend on purpose and name only."""
+    """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values given by purpose and name."""
     from dfm_nb.base.seeds import generator_for
     from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 

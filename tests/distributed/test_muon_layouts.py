@@ -1,4 +1,4 @@
-"""Muon in parallel layouts: each matrix is orthogonalised whole, so weights after some steps are those of one process."""
+"""Muon in parallel layouts: each matrix is orthogonalised whole, so weights are those of one process."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`import dfm_nb` changes nothing; megatron-core is imported without what is not used here, and afterwards all can be imported as ever."""
+"""`import dfm_nb` changes nothing, and after importing megatron-core all can be imported as ever."""
 
 import subprocess
 import sys

@@ -8,7 +8,10 @@ import torch
 
 from dfm_nb.parallel import megatron_cpu as _megatron_cpu
 
-HELP = f"megatron-core {megatron.core.__version__} differs from {_megatron_cpu.TESTED_VERSIONS}: adapt dfm_nb/parallel/megatron_cpu.py"
+HELP = (
+    f"megatron-core {megatron.core.__version__} differs from {_megatron_cpu.TESTED_VERSIONS}: "
+    "adapt dfm_nb/parallel/megatron_cpu.py"
+)
 
 
 def test_installed_version_is_one_that_was_tested():

@@ -107,7 +107,7 @@ def _wandb_records(run):
 
 
 def _leveldb_records(data):
-    """Payloads of a LevelDB log: blocks of 32 KiB after a header of 7 bytes; pieces of type full, first, middle, last."""
+    """Payloads of a LevelDB log: blocks of 32 KiB after 7 bytes of header; pieces are full, first, middle or last."""
     position, whole = 7, b""
     while position + 7 <= len(data):
         left = 32768 - position % 32768

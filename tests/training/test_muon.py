@@ -1,4 +1,4 @@
-"""Muon: orthogonal directions, the matrices inside megatron-core's, torch's own as a reference, and what cannot go with it."""
+"""Muon: orthogonal directions, the matrices inside megatron-core's, torch's own as a reference, and its limits."""
 
 import copy
 
@@ -24,7 +24,7 @@ def test_directions_are_orthogonal_with_the_gradients_singular_vectors(shape):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-24, 1e-20, 1e-16, 1e-12, 1e-8, 1.0, 1e8])
 def test_directions_of_tiny_gradients_are_never_large(size, dtype):
-    """Layers behind gates that are still zero have such gradients, and no number of them may overflow or divide zero by zero."""
+    """Layers behind gates that are still zero have such gradients: nothing may overflow or divide zero by zero."""
     x = size * torch.randn((3, 24, 40), generator=torch.Generator().manual_seed(0))
     out = orthogonal(x.to(dtype)).float()
     values = torch.linalg.svdvals(out)
