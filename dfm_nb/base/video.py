@@ -1,10 +1,8 @@
 """Pixels in and out of files: images, animations and videos to uint8 [T, H, W, 3], and back to MP4, PNG and HTML.
 
-Enters: a path or bytes of anything Pillow or FFmpeg reads. Leaves: RGB uint8, upright (EXIF and display rotation
-applied), opaque (transparency composited on `background`), with frames per second for anything that moves.
-Guarantees: what cannot be read raises `SampleError` with one sentence; a written file is either whole or absent
-(temporary file, then rename); sizes from `fit_size` are multiples of 16; nothing decodes to more than `MAX_BYTES`.
-Cost: one decode and one Lanczos resize per frame; `read_video` holds all frames, `open_video` one at a time.
+Anything that Pillow or FFmpeg reads comes in as RGB: upright (EXIF and display rotation applied), opaque (transparency
+composited on `background`), with frames per second when it moves. What cannot be read raises `SampleError` with one
+sentence, and nothing decodes to more than `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import tempfile
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import av
 import numpy as np
@@ -37,6 +35,7 @@ BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
 
 RGB = tuple[int, int, int]
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ def read_video(path: str | Path, fps: float | None = None, max_frames: int | Non
         return np.stack(kept), rate
 
 
-def _decoded(container, stream, rate: float) -> Iterator[tuple[float, np.ndarray]]:
+def _decoded(container: Any, stream: Any, rate: float) -> Iterator[tuple[float, np.ndarray]]:
     """(seconds since the first frame, uint8 [H, W, 3]) of each frame."""
     start = None
     for i, frame in enumerate(container.decode(stream)):
@@ -371,6 +370,7 @@ def contact_sheet(
         _check(video)
     cell = cell_px or min(256, max(128, *(max(v.shape[1:3]) for v in videos)))
     font = ImageFont.load_default(size=max(12, min(14, cell // 12)))
+    assert isinstance(font, ImageFont.FreeTypeFont), "Pillow is built without FreeType"
     line_px, gap = math.ceil(font.size * 1.3), max(8, cell // 12)
     cells = [(_thumbnail(v, cell, font), _wrap(c, font, cell)) for v, c in zip(videos, captions)]
     rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
@@ -395,7 +395,7 @@ def _scaled(frame: np.ndarray, box_px: int) -> Image.Image:
     return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
 
 
-def _thumbnail(video: np.ndarray, cell: int, font) -> Image.Image:
+def _thumbnail(video: np.ndarray, cell: int, font: ImageFont.FreeTypeFont) -> Image.Image:
     """A picture; or a 2 x 2 filmstrip with the number of frames in its corner."""
     t = len(video)
     if t == 1:
@@ -415,25 +415,41 @@ def _thumbnail(video: np.ndarray, cell: int, font) -> Image.Image:
     return page
 
 
-def _wrap(text: str, font, width_px: int, max_lines: int = 5) -> list[str]:
-    lines, line = [], ""
+def _wrap(text: str, font: _Font, width_px: int, max_lines: int = 5) -> list[str]:
+    """Lines that fit the width; what goes beyond `max_lines` becomes an ellipsis. Linear in the text's length."""
+    lines: list[str] = []
+    line = ""
     for word in text.split():
-        while font.getlength(word) > width_px and len(word) > 1:  # a word longer than the line is broken
-            cut = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or font.getlength(word[:n]) <= width_px)
-            lines += [line] * bool(line) + [word[:cut]]
-            line, word = "", word[cut:]
-        joined = f"{line} {word}".strip()
-        if font.getlength(joined) > width_px:
-            lines.append(line)
-            joined = word
-        line = joined
-    lines += [line] * bool(line)
+        joined = f"{line} {word}" if line else word
+        if font.getlength(joined) <= width_px:
+            line = joined
+            continue
+        for piece in _pieces(word, font, width_px):
+            if line:
+                lines.append(line)
+            line = piece
+            if len(lines) > max_lines:
+                break
+        if len(lines) > max_lines:  # the rest would not be shown
+            break
+    if line:
+        lines.append(line)
     if len(lines) > max_lines:
         last = lines[max_lines - 1]
         while last and font.getlength(last + "…") > width_px:
             last = last[:-1]
         lines = [*lines[: max_lines - 1], last.rstrip(" ,.") + "…"]
     return lines
+
+
+def _pieces(word: str, font: _Font, width_px: int) -> Iterator[str]:
+    """A word broken where it would not fit the width; mostly it is one piece."""
+    start = 0
+    for end in range(2, len(word) + 1):
+        if font.getlength(word[start:end]) > width_px and end - start > 1:
+            yield word[start : end - 1]
+            start = end - 1
+    yield word[start:]
 
 
 def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
