@@ -44,12 +44,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     verb, rest = argv[0], list(argv[1:])
     if verb not in VERBS:
-        import difflib
+        from dfm_nb.base.nearest import nearest
 
-        near = difflib.get_close_matches(verb, VERBS, 1)
-        raise ValueError(
-            f"there is no verb {verb!r}" + (f"; did you mean {near[0]!r}?" if near else "; see dfm --help")
-        )
+        near = nearest(verb, VERBS)
+        raise ValueError(f"there is no verb {verb!r}" + (f"; did you mean {near!r}?" if near else "; see dfm --help"))
     module, function, _ = VERBS[verb]
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)

@@ -9,7 +9,6 @@ kernel starts; the source notebook is not touched. Cost: a kernel (about 2 s) an
 from __future__ import annotations
 
 import ast
-import difflib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dfm_nb.base.nearest import nearest
 from workbench.place import RESULT_TYPE, kernel_encryption
 
 _WORDS = {
@@ -77,8 +77,8 @@ def existing(notebook: str | Path) -> Path:
     if path.is_file():
         return path
     beside = sorted(p.name for p in path.parent.glob("*.ipynb")) if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, beside, 1, cutoff=0.4)
-    hint = f"; did you mean {path.parent / near[0]}?" if near else f"; {path.parent} has {', '.join(beside) or 'none'}"
+    near = nearest(path.name, beside, 0.4)
+    hint = f"; did you mean {path.parent / near}?" if near else f"; {path.parent} has {', '.join(beside) or 'none'}"
     raise FileNotFoundError(f"there is no notebook {path}{hint}")
 
 
@@ -108,8 +108,8 @@ def _known(name: str, known: Mapping[str, Parameter], notebook: str | Path) -> P
         return known[name]
     if not known:
         raise ValueError(f"{notebook} has no parameter {name!r}: no cell is tagged parameters")
-    near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+    near = nearest(name, known, 0.5)
+    hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known)}"
     raise ValueError(f"{notebook} has no parameter {name!r}; {hint}")
 
 

@@ -11,7 +11,6 @@ To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It ma
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -19,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+
+from dfm_nb.base.nearest import nearest
 
 KINDS = ("sources", "tokenizers", "text_encoders")
 
@@ -52,8 +53,8 @@ def load(kind: str, name: str) -> ModuleType:
         raise ValueError(f"a plugin kind must be one of {', '.join(KINDS)}; got {kind!r}")
     known = names(kind)
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        near = nearest(name, known)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){hint}")
     return importlib.import_module(f"dfm_nb.data.{kind}.{name}")
 

@@ -7,9 +7,10 @@ count against the built model. Cost: microseconds, no tensors.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any, Sequence
+
+from dfm_nb.base.nearest import nearest
 
 SINUSOID_DIM = 256
 """Width of the sinusoidal embedding of c_noise and of the frame rate (DiT, Peebles & Xie 2023)."""
@@ -86,8 +87,8 @@ def find_size(name: str) -> Size:
     wanted = name.strip().lower().removesuffix("/2")
     if wanted in known:
         return SIZES[known[wanted]]
-    near = difflib.get_close_matches(wanted, known, 1, cutoff=0.5)
-    hint = f"; did you mean {known[near[0]]!r}?" if near else ""
+    near = nearest(wanted, SIZES, 0.5)
+    hint = f"; did you mean {near!r}?" if near else ""
     raise ValueError(f"model.size must be one of {', '.join(SIZES)}; got {name!r}{hint}")
 
 

@@ -1,0 +1,18 @@
+"""The name that a misspelt one was meant to be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name that is spelt most like `name`, in any case; None when none is near.
+
+    Parameters
+    ----------
+    cutoff : least similarity, from 0 (nothing in common) to 1 (equal).
+    """
+    by_lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, cutoff)
+    return by_lower[near[0]] if near else None
