@@ -58,7 +58,6 @@ def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) ->
     from dfm_nb import parallel
     from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
-    from dfm_nb.packs.packs import SIGMA_DATA
     from dfm_nb.parallel.groups import layout_of
     from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
@@ -67,7 +66,7 @@ def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) ->
     resolved = cfg.resolve(None, overrides=given)
     parallel.init(layout_of(resolved.config.model), timeout_s=300, seed=resolved.config.rng.seed)
     store = open_store(resolved.config)
-    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, "model.sigma_data": SIGMA_DATA}
+    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(derived, "the data set")
     config = resolved.config
     trainer = Trainer(config)

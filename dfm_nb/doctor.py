@@ -20,7 +20,7 @@ NEEDED = (
     "safetensors",
     "av",
     "skia-python",
-    "omegaconf",
+    "pydantic",
 )
 OPTIONAL = {
     "flash-attn": "faster packed attention on CUDA (otherwise torch's varlen attention)",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 
@@ -142,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
             write_atomically(output.with_name(name), content)
     settings = cfg.to_yaml(cfg.Resolved(source.config, provenance))
     write_atomically(output.with_name("config.yaml"), settings.encode())
-    settings = json.dumps({"model": asdict(model)}, indent=1)
+    settings = json.dumps({"model": model.model_dump()}, indent=1)
     write_atomically(output.with_name("config.json"), settings.encode())
     parallel.shutdown()
     return 0

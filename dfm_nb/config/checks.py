@@ -1,19 +1,26 @@
-"""What must hold between settings: limits on one key, settings that need one another, layouts that fit the processes.
+"""What must hold: limits on one key as pydantic found them broken, and the rules between keys, each stated once.
 
-What enters: a `Config` (and the origin of its keys). What leaves: lists of `Fault`, empty when all is well; nothing is
-raised here and nothing depends on a process group, a device or the network. Every fault names the nearest legal values.
+A rule is a function that yields a `Fault` for each thing that is wrong; nothing is raised here. `RULES` hold for every
+configuration, `TRAINING_RULES` for a run that is about to start, `LAYOUT_RULES` for a number of processes.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
+import os
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from dfm_nb.base import geometry
-from dfm_nb.config.schema import Config
+from dfm_nb.base.nearest import nearest
+from dfm_nb.config import notation
+from dfm_nb.config.schema import FIELDS, Config, Field
 
 
 @dataclass(frozen=True)
@@ -21,389 +28,361 @@ class Fault:
     """One thing that is wrong: `origin: key must ...; got ...; fix`.
 
     key : the dotted key, "" when the fault is not about one.
-    origin : the layer (file or command line) that the value came from, "" when unknown.
     must, given, fix : what must hold; what was given; what to do.
     also : other keys that the fault is about.
+    origin : the layer (file or command line) that the value came from, "" when unknown.
     """
 
     key: str
-    origin: str
     must: str
     given: str
     fix: str
     also: tuple[str, ...] = ()
+    origin: str = ""
 
     def __str__(self) -> str:
         where = ": ".join(p for p in (self.origin, f"{self.key} {self.must}".strip()) if p)
         return f"{where}; got {self.given}; {self.fix}"
 
 
+# ---- one key: pydantic's errors in our words ----------------------------------------------------------------------
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list[str]: "a list of texts",
+    list[float]: "a list of numbers",
+    list[list[int]]: "a list of lists of whole numbers",
+}
 _BOUNDS = {
-    "ge": (lambda v, b: v >= b, "at least"),
-    "gt": (lambda v, b: v > b, "greater than"),
-    "le": (lambda v, b: v <= b, "at most"),
-    "lt": (lambda v, b: v < b, "less than"),
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "greater than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
 }
 
-
-def _numbers(value: Any) -> Iterable[float]:
-    if isinstance(value, (list, tuple)):
-        for entry in value:
-            yield from _numbers(entry)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        yield value
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
 
 
-def check_fields(values: Mapping[str, Any], fields: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
-    """Faults of single keys against the limits in their metadata; null is legal here (its type allowed it)."""
-    faults = []
-    for key, value in values.items():
-        if value is None:
-            continue
-        limits, layer = fields[key].limits, origin.get(key, "")
-        numbers = list(_numbers(value))
-        what = "entries must" if isinstance(value, list) else "must"
-        if not all(math.isfinite(n) for n in numbers):
-            faults.append(
-                Fault(key, layer, f"{what} be finite", repr(value), f"the default is {fields[key].default!r}")
-            )
-            continue
-        for name, (holds, words) in _BOUNDS.items():
-            if name in limits and not all(holds(n, limits[name]) for n in numbers):
-                fix = (
-                    f"the nearest legal value is {limits[name]}"
-                    if name in ("ge", "le")
-                    else f"the default is {fields[key].default}"
-                )
-                faults.append(Fault(key, layer, f"{what} be {words} {limits[name]}", repr(value), fix))
-                break
-        faults += _check_shape(key, value, limits, layer)
-    return faults
+def shown(value: Any) -> str:
+    """A value for an error message, cut to a line."""
+    if value is None:
+        return "null"
+    try:
+        return _short.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
-def _check_shape(key: str, value: Any, limits: Mapping[str, Any], layer: str) -> list[Fault]:
-    if "choices" in limits and value not in limits["choices"]:
-        near = difflib.get_close_matches(str(value).lower(), limits["choices"], 1, cutoff=0.4)
-        fix = f"did you mean {near[0]}?" if near else "choose one of them"
-        return [Fault(key, layer, f"must be one of {', '.join(limits['choices'])}", repr(value), fix)]
-    step = limits.get("multiple_of")
-    if step and value % step:
-        return [
-            Fault(
-                key, layer, f"must be a multiple of {step}", repr(value), f"nearest: {_nearest_multiples(value, step)}"
-            )
-        ]
-    if "min_items" in limits and len(value) < limits["min_items"]:
-        return [Fault(key, layer, f"must have at least {limits['min_items']} entries", repr(value), "add an entry")]
-    length = limits.get("entry_len")
-    if length and any(len(entry) != length for entry in value):
-        return [
-            Fault(key, layer, f"entries must have {length} numbers each", repr(value), "for example [[1,8,8],[3,8,8]]")
-        ]
-    return []
+def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
+    """The first fault of every key that pydantic refused, with the value and the layer it came from."""
+    faults: dict[str, Fault] = {}
+    for details in error.errors(include_url=False, include_input=False):
+        key = ".".join(part for part in details["loc"] if isinstance(part, str))
+        if key not in faults:
+            must, fix = _explain(FIELDS[key], details, values[key])
+            faults[key] = Fault(key, must, shown(values[key]), fix, origin=origin.get(key, ""))
+    return list(faults.values())
 
 
-def _nearest_multiples(value: int, step: int, lowest: int = 1) -> str:
-    down = max(value // step, lowest) * step
-    up = max(-(-value // step), lowest) * step
+def _explain(field: Field, details: ErrorDetails, value: Any) -> tuple[str, str]:
+    """What must hold, and how to fix it."""
+    kind, limits = details["type"], details.get("ctx", {})
+    in_list = isinstance(details["loc"][-1], int)
+    must = "entries must" if in_list else "must"
+    default = f"the default is {notation.write_value(field.default)}"
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        bound = f"{limits[name]:.15g}"
+        return f"{must} be {words} {bound}", f"the nearest legal value is {bound}" if name in ("ge", "le") else default
+    if kind == "finite_number" or (kind == "float_type" and type(value) is int):  # an int beyond the floats
+        return f"{must} be finite", default
+    if kind == "multiple_of":
+        step = limits["multiple_of"]
+        return f"must be a multiple of {step}", f"nearest: {_nearest_multiples(value, step)}"
+    if kind == "literal_error":
+        near = nearest(value, field.limits["choices"], 0.4) if isinstance(value, str) else None
+        fix = f"did you mean {near}?" if near else "choose one of them"
+        return f"must be one of {', '.join(field.limits['choices'])}", fix
+    if kind in ("too_short", "too_long") and in_list:
+        return f"entries must have {limits.get('min_length', limits.get('max_length'))} numbers each", default
+    if kind == "too_short":
+        return f"must have at least {limits['min_length']} entries", default
+    must = f"must be {_WORDS[field.type]}" + (" or null" if field.optional else "")
+    if kind == "placeholder":
+        return must, "write the value itself: ${...} and ??? are not filled in"
+    if field.type not in (int, float, bool, str):
+        return must, f"for example {field.key.rpartition('.')[2]}=[...], with commas between the entries"
+    return must, f"leave it out: {default}" if value is None else default
+
+
+# ---- nearest legal values -----------------------------------------------------------------------------------------
+
+
+def _nearest_multiples(value: int, step: int) -> str:
+    down = max(value // step, 1) * step
+    up = max(-(-value // step), 1) * step
     return f"{down}" if down == up else f"{down} or {up}"
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+def divisors(n: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
 
 
 def _nearest_divisors(n: int, value: int, count: int = 3) -> str:
-    near = sorted(sorted(_divisors(n), key=lambda d: (abs(d - value), d))[:count])
-    return ", ".join(map(str, near))
-
-
-def check_values(config: Config, origin: Mapping[str, str]) -> list[Fault]:
-    """Settings that contradict one another, whatever the number of processes."""
-    m, t, o, s = config.model, config.train, config.optimizer, config.scheduler
-    faults: list[Fault] = []
-
-    def need(holds: bool, key: str, must: str, given: str, fix: str, also: tuple[str, ...] = ()) -> None:
-        if not holds:
-            faults.append(Fault(key, _last_touched((key, *also), origin), must, given, fix, also))
-
-    h, heads = m.hidden_size, m.num_attention_heads
-    if h % heads:
-        widths = _nearest_multiples(h, 2 * heads)
-        need(
-            False,
-            "model.num_attention_heads",
-            f"must divide model.hidden_size = {h}",
-            str(heads),
-            f"heads {_nearest_divisors(h, heads)}, or hidden_size {widths}",
-            ("model.hidden_size",),
-        )
-    else:
-        need(
-            (h // heads) % 2 == 0,
-            "model.num_attention_heads",
-            "must leave an even number of channels per head",
-            f"{h} / {heads} = {h // heads}",
-            f"heads {_nearest_divisors(h // 2, heads)}",
-            ("model.hidden_size",),
-        )
-    need(
-        o.min_lr <= o.lr,
-        "optimizer.min_lr",
-        f"must be at most optimizer.lr = {o.lr:g}",
-        f"{o.min_lr:g}",
-        "lower it, or raise optimizer.lr",
-        ("optimizer.lr",),
-    )
-    need(
-        o.optimizer != "muon" or not o.use_distributed_optimizer,
-        "optimizer.use_distributed_optimizer",
-        "must be false with optimizer.optimizer=muon, which needs whole matrices",
-        str(o.use_distributed_optimizer).lower(),
-        "set it to false, or optimizer.optimizer to adam",
-        ("optimizer.optimizer",),
-    )
-    end = s.lr_decay_iters or t.train_iters
-    need(
-        (s.lr_warmup_iters or 0) < end,
-        "scheduler.lr_warmup_iters",
-        f"must be less than the {end} iterations of the schedule",
-        str(s.lr_warmup_iters),
-        f"for example {max(0, end // 20)}, or raise train.train_iters",
-        ("train.train_iters", "scheduler.lr_decay_iters"),
-    )
-    need(
-        m.pipeline_model_parallel_size > 1 or m.virtual_pipeline_model_parallel_size in (None, 1),
-        "model.virtual_pipeline_model_parallel_size",
-        "needs model.pipeline_model_parallel_size > 1",
-        str(m.virtual_pipeline_model_parallel_size),
-        "set it to null, or set pipeline_model_parallel_size to 2",
-        ("model.pipeline_model_parallel_size",),
-    )
-    need(
-        not m.sequence_parallel or m.tensor_model_parallel_size > 1,
-        "model.sequence_parallel",
-        "needs model.tensor_model_parallel_size > 1",
-        "true with 1",
-        "set it to false, or tensor_model_parallel_size to 2",
-        ("model.tensor_model_parallel_size",),
-    )
-    need(
-        t.global_batch_size % t.micro_batch_size == 0,
-        "train.global_batch_size",
-        f"must be a multiple of train.micro_batch_size = {t.micro_batch_size}",
-        str(t.global_batch_size),
-        f"nearest: {_nearest_multiples(t.global_batch_size, t.micro_batch_size)}",
-        ("train.micro_batch_size",),
-    )
-    need(
-        geometry.is_frame_count(config.validation.frames),
-        "validation.frames",
-        "must be 1 + 4 k",
-        str(config.validation.frames),
-        f"nearest: {geometry.nearest_frames(config.validation.frames)}",
-    )
-    need(
-        len(set(config.ema.sigma_rels)) == len(config.ema.sigma_rels),
-        "ema.sigma_rels",
-        "entries must differ",
-        str(config.ema.sigma_rels),
-        "remove the repeated one",
-    )
-    need(
-        m.lora.alpha is None or m.lora.rank is not None,
-        "model.lora.alpha",
-        "needs model.lora.rank",
-        str(m.lora.alpha),
-        "set model.lora.rank=16, for example, or leave it out",
-        ("model.lora.rank",),
-    )
-    need(
-        not (config.dataset.mock and config.dataset.path),
-        "dataset.mock",
-        "excludes dataset.path",
-        f"true with {config.dataset.path!r}",
-        "drop one of the two",
-        ("dataset.path",),
-    )
-    need(
-        not (config.checkpoint.pretrained and config.checkpoint.load_checkpoint),
-        "checkpoint.pretrained",
-        "excludes checkpoint.load_checkpoint",
-        "both",
-        "load_checkpoint goes on with a run; pretrained starts a new one",
-    )
-    return faults
-
-
-def _last_touched(keys: Iterable[str], origin: Mapping[str, str]) -> str:
-    """The highest layer among the keys of a contradiction: the user's own setting rather than the recipe's."""
-
-    def rank(layer: str) -> int:
-        if layer in ("", "default") or layer.startswith("derived"):
-            return 0
-        return 1 if "recipe" in layer else 3 if "command line" in layer else 2
-
-    return max((origin.get(key, "") for key in keys), key=rank, default="")
-
-
-def check_training(config: Config, origin: Mapping[str, str]) -> list[Fault]:
-    """What a training run needs from outside the configuration: a data set, and weights that are there."""
-    faults = []
-    d, c = config.dataset, config.checkpoint
-    if not d.mock and d.path is None:
-        faults.append(
-            Fault(
-                "dataset.path",
-                "",
-                "must name a folder of shards",
-                "nothing",
-                "give --dataset-path DIR (written by dfm prepare), or --mock",
-            )
-        )
-    if config.model.lora.rank and not (c.pretrained or c.load_checkpoint):
-        faults.append(
-            Fault(
-                "model.lora.rank",
-                origin.get("model.lora.rank", ""),
-                "needs weights to adapt",
-                str(config.model.lora.rank),
-                "give checkpoint.pretrained=PATH, or set it to null to train all weights",
-            )
-        )
-    paths = {
-        "dataset.path": d.path,
-        "checkpoint.load_checkpoint": c.load_checkpoint,
-        "checkpoint.pretrained": c.pretrained,
-    }
-    for key, path in paths.items():
-        if path is not None and not Path(path).exists():
-            faults.append(Fault(key, origin.get(key, ""), "must exist", repr(path), _nearest_path(Path(path))))
-    return faults
+    near = sorted(divisors(n), key=lambda d: (abs(d - value), d))[:count]
+    return ", ".join(map(str, sorted(near)))
 
 
 def _nearest_path(path: Path) -> str:
     """The part of a path that exists, and the entry there that looks most like the next part."""
     there = path
-    while not there.exists() and there != there.parent:
+    missing = path.name
+    while not os.path.exists(there) and there != there.parent:
         missing, there = there.name, there.parent
-    entries = [p.name for p in there.iterdir()] if there.is_dir() else []
-    near = difflib.get_close_matches(missing, entries, 1)
-    return f"did you mean {there / near[0]}?" if near else f"{there} has no {missing!r}"
+    try:
+        near = nearest(missing, os.listdir(there))
+    except OSError:
+        near = None
+    return f"did you mean {there / near}?" if near else f"{there} has no {shown(missing)}"
 
 
-def layout_faults(config: Config, world_size: int, origin: Mapping[str, str] | None = None) -> list[Fault]:
-    """Every reason why the parallel layout does not fit the model, the batch or the number of processes.
+# ---- rules that hold for every configuration ----------------------------------------------------------------------
 
-    Parameters
-    ----------
-    world_size : processes of the job; TP * PP * CP must divide it, the quotient is DP.
+TP = "model.tensor_model_parallel_size"
+PP = "model.pipeline_model_parallel_size"
+VPP = "model.virtual_pipeline_model_parallel_size"
+CP = "model.context_parallel_size"
 
-    Returns
-    -------
-    list of Fault, empty when the layout fits; `str(fault)` is one line with the nearest legal values.
-    """
-    m, t, layer = config.model, config.train, origin or {}
+
+def _attention_heads(config: Config) -> Iterator[Fault]:
+    key, also = "model.num_attention_heads", ("model.hidden_size",)
+    width, heads = config.model.hidden_size, config.model.num_attention_heads
+    if width % heads:
+        fix = f"heads {_nearest_divisors(width, heads)}, or hidden_size {_nearest_multiples(width, 2 * heads)}"
+        yield Fault(key, f"must divide model.hidden_size = {width}", str(heads), fix, also)
+    elif width // heads % 2:  # RoPE and the sine-cosine embedding turn channels in pairs
+        given = f"{width} / {heads} = {width // heads}"
+        fix = f"hidden_size {_nearest_multiples(width, 2 * heads)}"
+        if width % 2 == 0:
+            fix = f"heads {_nearest_divisors(width // 2, heads)}, or {fix}"
+        yield Fault(key, "must leave an even number of channels per head", given, fix, also)
+
+
+def _learning_rate(config: Config) -> Iterator[Fault]:
+    lr, min_lr = config.optimizer.lr, config.optimizer.min_lr
+    if min_lr > lr:
+        must = f"must be at most optimizer.lr = {lr:g}"
+        yield Fault("optimizer.min_lr", must, f"{min_lr:g}", "lower it, or raise optimizer.lr", ("optimizer.lr",))
+
+
+def _whole_matrices(config: Config) -> Iterator[Fault]:
+    if config.optimizer.optimizer == "muon" and config.optimizer.use_distributed_optimizer:
+        must = "must be false with optimizer.optimizer=muon, which needs whole matrices"
+        fix = "set it to false, or optimizer.optimizer to adam"
+        yield Fault("optimizer.use_distributed_optimizer", must, "true", fix, ("optimizer.optimizer",))
+
+
+def _warmup(config: Config) -> Iterator[Fault]:
+    warmup = config.scheduler.lr_warmup_iters or 0
+    end = config.scheduler.lr_decay_iters or config.train.train_iters
+    if warmup >= end:
+        must = f"must be less than the {end} iterations of the schedule"
+        fix = f"for example {end // 20}, or raise train.train_iters"
+        also = ("train.train_iters", "scheduler.lr_decay_iters")
+        yield Fault("scheduler.lr_warmup_iters", must, str(warmup), fix, also)
+
+
+def _stages_need_pipeline(config: Config) -> Iterator[Fault]:
+    stages = config.model.virtual_pipeline_model_parallel_size or 1
+    if stages > 1 and config.model.pipeline_model_parallel_size == 1:
+        fix = "set it to null, or set pipeline_model_parallel_size to 2"
+        yield Fault(VPP, f"needs {PP} > 1", str(stages), fix, (PP,))
+
+
+def _sequence_parallel_needs_tensor_parallel(config: Config) -> Iterator[Fault]:
+    if config.model.sequence_parallel and config.model.tensor_model_parallel_size == 1:
+        fix = "set it to false, or tensor_model_parallel_size to 2"
+        yield Fault("model.sequence_parallel", f"needs {TP} > 1", "true with 1", fix, (TP,))
+
+
+def _micro_batches(config: Config) -> Iterator[Fault]:
+    whole, micro = config.train.global_batch_size, config.train.micro_batch_size
+    if whole % micro:
+        must = f"must be a multiple of train.micro_batch_size = {micro}"
+        fix = f"nearest: {_nearest_multiples(whole, micro)}"
+        yield Fault("train.global_batch_size", must, str(whole), fix, ("train.micro_batch_size",))
+
+
+def _frames(config: Config) -> Iterator[Fault]:
+    frames = config.validation.frames
+    if not geometry.is_frame_count(frames):
+        yield Fault("validation.frames", "must be 1 + 4 k", str(frames), f"nearest: {geometry.nearest_frames(frames)}")
+
+
+def _ema_widths(config: Config) -> Iterator[Fault]:
+    widths = config.ema.sigma_rels
+    if len(set(widths)) < len(widths):
+        yield Fault("ema.sigma_rels", "entries must differ", shown(widths), "remove the repeated one")
+
+
+def _lora(config: Config) -> Iterator[Fault]:
+    lora = config.model.lora
+    if lora.alpha is not None and lora.rank is None:
+        fix = "set model.lora.rank=16, for example, or leave it out"
+        yield Fault("model.lora.alpha", "needs model.lora.rank", str(lora.alpha), fix, ("model.lora.rank",))
+
+
+def _one_data_set(config: Config) -> Iterator[Fault]:
+    if config.dataset.mock and config.dataset.path:
+        given = f"true with {shown(config.dataset.path)}"
+        yield Fault("dataset.mock", "excludes dataset.path", given, "drop one of the two", ("dataset.path",))
+
+
+def _one_start(config: Config) -> Iterator[Fault]:
+    if config.checkpoint.pretrained and config.checkpoint.load_checkpoint:
+        fix = "load_checkpoint goes on with a run; pretrained starts a new one"
+        also = ("checkpoint.load_checkpoint",)
+        yield Fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", "both", fix, also)
+
+
+RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
+    _attention_heads,
+    _learning_rate,
+    _whole_matrices,
+    _warmup,
+    _stages_need_pipeline,
+    _sequence_parallel_needs_tensor_parallel,
+    _micro_batches,
+    _frames,
+    _ema_widths,
+    _lora,
+    _one_data_set,
+    _one_start,
+)
+
+
+# ---- what a training run needs from outside the configuration -----------------------------------------------------
+
+
+def _data(config: Config) -> Iterator[Fault]:
+    if not config.dataset.mock and config.dataset.path is None:
+        fix = "give --dataset-path DIR (written by dfm prepare), or --mock"
+        yield Fault("dataset.path", "must name a folder of shards", "nothing", fix)
+
+
+def _weights_to_adapt(config: Config) -> Iterator[Fault]:
+    rank, start = config.model.lora.rank, config.checkpoint
+    if rank and not (start.pretrained or start.load_checkpoint):
+        fix = "give checkpoint.pretrained=PATH, or set it to null to train all weights"
+        yield Fault("model.lora.rank", "needs weights to adapt", str(rank), fix)
+
+
+def _paths_exist(config: Config) -> Iterator[Fault]:
+    paths = {
+        "dataset.path": config.dataset.path,
+        "checkpoint.load_checkpoint": config.checkpoint.load_checkpoint,
+        "checkpoint.pretrained": config.checkpoint.pretrained,
+    }
+    for key, path in paths.items():
+        if path is not None and not os.path.exists(path):
+            yield Fault(key, "must exist", shown(path), _nearest_path(Path(path)))
+
+
+TRAINING_RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (_data, _weights_to_adapt, _paths_exist)
+
+
+# ---- parallel layouts ---------------------------------------------------------------------------------------------
+
+
+def _tensor_parallel(config: Config) -> Iterator[Fault]:
+    m = config.model
+    tp = m.tensor_model_parallel_size
+    assert m.ffn_hidden_size is not None, "resolve fills it in"
+    sizes = {
+        "model.num_attention_heads": m.num_attention_heads,
+        "model.hidden_size": m.hidden_size,
+        "model.ffn_hidden_size": m.ffn_hidden_size,
+    }
+    undivided = [f"{key} = {size}" for key, size in sizes.items() if size % tp]
+    if undivided:
+        fix = f"nearest: {_nearest_divisors(math.gcd(*sizes.values()), tp)}"
+        yield Fault(TP, f"must divide {' and '.join(undivided)}", str(tp), fix, tuple(sizes))
+
+
+def _pipeline(config: Config) -> Iterator[Fault]:
+    layers, pp = config.model.num_layers, config.model.pipeline_model_parallel_size
+    stages = config.model.virtual_pipeline_model_parallel_size or 1
+    if layers % pp:
+        fix = f"nearest: {_nearest_divisors(layers, pp)}"
+        yield Fault(PP, f"must divide model.num_layers = {layers}", str(pp), fix, ("model.num_layers",))
+    elif pp > 1 and layers // pp % stages:
+        must = f"must divide the {layers // pp} layers of each pipeline process"
+        fix = f"nearest: {_nearest_divisors(layers // pp, stages)}"
+        yield Fault(VPP, must, str(stages), fix, (PP, "model.num_layers"))
+
+
+def _sequence_shards(config: Config) -> Iterator[Fault]:
+    """Every process takes an equal share of a packed sequence."""
+    micro, length = config.train.micro_batch_size, config.dataset.task_encoder_seq_length
+    step, words = config.model.context_parallel_size, "CP"
+    if config.model.sequence_parallel:
+        step, words = step * config.model.tensor_model_parallel_size, "CP * TP"
+    if micro * length % step:
+        must = f"times train.micro_batch_size must be a multiple of {words} = {step}"
+        also = ("train.micro_batch_size", CP, TP)
+        fix = f"nearest: {_nearest_multiples(length, step)}"
+        yield Fault("dataset.task_encoder_seq_length", must, f"{micro} * {length} = {micro * length}", fix, also)
+
+
+def _processes(config: Config, world_size: int) -> Iterator[Fault]:
+    m, t = config.model, config.train
     tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
-    vpp = m.virtual_pipeline_model_parallel_size or 1
-    faults: list[Fault] = []
-
-    def need(holds: bool, key: str, must: str, given: Any, fix: str) -> None:
-        if not holds:
-            faults.append(Fault(key, layer.get(key, ""), must, str(given), fix))
-
-    tp_key = "model.tensor_model_parallel_size"
-    ffn = m.ffn_hidden_size or 4 * m.hidden_size
-    for name, size in (
-        ("num_attention_heads", m.num_attention_heads),
-        ("hidden_size", m.hidden_size),
-        ("ffn_hidden_size", ffn),
-    ):
-        need(
-            size % tp == 0, tp_key, f"must divide model.{name} = {size}", tp, f"nearest: {_nearest_divisors(size, tp)}"
-        )
-    need(
-        not m.sequence_parallel or tp > 1,
-        "model.sequence_parallel",
-        "needs model.tensor_model_parallel_size > 1",
-        f"true with {tp}",
-        "set it to false, or tensor_model_parallel_size to 2",
-    )
-    pp_key = "model.pipeline_model_parallel_size"
-    if m.num_layers % pp:
-        need(
-            False,
-            pp_key,
-            f"must divide model.num_layers = {m.num_layers}",
-            pp,
-            f"nearest: {_nearest_divisors(m.num_layers, pp)}",
-        )
-    else:
-        need(
-            m.num_layers % (pp * vpp) == 0,
-            "model.virtual_pipeline_model_parallel_size",
-            f"must divide the {m.num_layers // pp} layers of each pipeline process",
-            vpp,
-            f"nearest: {_nearest_divisors(m.num_layers // pp, vpp)}",
-        )
-    need(
-        vpp == 1 or pp > 1,
-        "model.virtual_pipeline_model_parallel_size",
-        "needs model.pipeline_model_parallel_size > 1",
-        vpp,
-        "set it to null, or set pipeline_model_parallel_size to 2",
-    )
-    step = cp * (tp if m.sequence_parallel else 1)
-    tokens = t.micro_batch_size * config.dataset.task_encoder_seq_length
-    need(
-        tokens % step == 0,
-        "dataset.task_encoder_seq_length",
-        f"times train.micro_batch_size must be a multiple of CP{' * TP' if m.sequence_parallel else ''} = {step}",
-        f"{t.micro_batch_size} * {config.dataset.task_encoder_seq_length} = {tokens}",
-        f"nearest: {_nearest_multiples(config.dataset.task_encoder_seq_length, step)}",
-    )
-    return faults + _check_processes(config, world_size, tp, pp, cp, vpp, layer)
-
-
-def _check_processes(
-    config: Config, world_size: int, tp: int, pp: int, cp: int, vpp: int, origin: Mapping[str, str]
-) -> list[Fault]:
-    model, t = tp * pp * cp, config.train
+    model = tp * pp * cp
     if world_size % model:
-        fix = (
-            f"start {_nearest_multiples(world_size, model)} processes, "
-            f"or make TP * PP * CP one of {_nearest_divisors(world_size, model)}"
-        )
-        return [
-            Fault(
-                "",
-                "",
-                f"TP * PP * CP must divide the number of processes = {world_size}",
-                f"{tp} * {pp} * {cp} = {model}",
-                fix,
-            )
-        ]
+        must = f"TP * PP * CP must divide the number of processes = {world_size}"
+        counts = _nearest_multiples(world_size, model)
+        fix = f"start {counts} processes, or make TP * PP * CP one of {_nearest_divisors(world_size, model)}"
+        yield Fault("", must, f"{tp} * {pp} * {cp} = {model}", fix, (TP, PP, CP))
+        return
     dp = world_size // model
-    key, step = "train.global_batch_size", t.micro_batch_size * dp
+    step = t.micro_batch_size * dp
+    also = ("train.micro_batch_size", TP, PP, CP)
     if t.global_batch_size % step:
-        return [
-            Fault(
-                key,
-                origin.get(key, ""),
-                f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}",
-                str(t.global_batch_size),
-                f"nearest: {_nearest_multiples(t.global_batch_size, step)}",
-            )
-        ]
-    micro = t.global_batch_size // step
-    if vpp > 1 and micro % pp:
-        return [
-            Fault(
-                key,
-                origin.get(key, ""),
-                f"must give a number of micro-batches that is a multiple of PP = {pp} with interleaved stages",
-                f"{micro}",
-                f"nearest: {_nearest_multiples(t.global_batch_size, step * pp)}",
-            )
-        ]
-    return []
+        if t.global_batch_size % t.micro_batch_size == 0:  # else `_micro_batches` says it
+            must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
+            fix = f"nearest: {_nearest_multiples(t.global_batch_size, step)}"
+            yield Fault("train.global_batch_size", must, str(t.global_batch_size), fix, also)
+    elif (m.virtual_pipeline_model_parallel_size or 1) > 1 and t.global_batch_size // step % pp:
+        must = f"must give a number of micro-batches that is a multiple of PP = {pp} with interleaved stages"
+        fix = f"nearest: {_nearest_multiples(t.global_batch_size, step * pp)}"
+        yield Fault("train.global_batch_size", must, str(t.global_batch_size // step), fix, (*also, VPP))
+
+
+LAYOUT_RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
+    _stages_need_pipeline,
+    _sequence_parallel_needs_tensor_parallel,
+    _micro_batches,
+    _tensor_parallel,
+    _pipeline,
+    _sequence_shards,
+)
+"""The first three are `RULES` too: a layout may be checked alone. They say the same there, and are counted once."""
+
+
+def faults_of(config: Config, training: bool = False, world_size: int | None = None) -> list[Fault]:
+    """Every broken rule, once: those of all configurations, and on request those of a run and of a layout."""
+    rules = (*RULES, *(TRAINING_RULES if training else ()))
+    found = [fault for rule in rules for fault in rule(config)]
+    if world_size is not None:
+        found += layout_faults(config, world_size)
+    return list(dict.fromkeys(found))
+
+
+def layout_faults(config: Config, world_size: int) -> list[Fault]:
+    """Every reason why the parallel layout does not fit the model, the batch or the number of processes."""
+    return [fault for rule in LAYOUT_RULES for fault in rule(config)] + list(_processes(config, world_size))

@@ -1,28 +1,23 @@
-"""Three layers of settings -> one typed, checked configuration, with the layer that each value came from.
+"""Three layers of settings become one typed, checked configuration that knows which layer each value came from.
 
-What enters: a recipe's name (a YAML file of `dfm_nb/recipes`), a YAML file, and `group.key=value` strings; later layers
-win. What leaves: `Resolved`, a `Config` of plain dataclasses and the origin of every key. Guarantees: nothing is
-ignored in silence; unknown keys, wrong types, values out of range and settings that contradict one another are all
-reported by one `ConfigError`, before any process group exists. Cost: milliseconds; torch is not imported.
+Unknown keys, wrong types, values out of range and settings that contradict one another are reported together, by one
+`ConfigError`, before any process group exists; torch is not imported. Types and limits are pydantic's; the layers, the
+aliases and the sentences are ours, because pydantic's errors name neither a layer nor a fix.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-import typing
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterable, Mapping
+from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 
-from dfm_nb.config import sizes
-from dfm_nb.config.checks import Fault, check_fields, check_training, check_values, layout_faults
-from dfm_nb.config.schema import Config, ModelConfig
+from dfm_nb.base.nearest import nearest
+from dfm_nb.config import notation, sizes
+from dfm_nb.config.checks import Fault, faults_of, layout_faults, shown, value_faults
+from dfm_nb.config.schema import FIELDS, Config, Field, ModelConfig
 
 __all__ = [
     "DERIVED",
@@ -46,12 +41,15 @@ RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED = "derived"
 
+_GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
+_ALIASES = {alias: key for key, field in FIELDS.items() for alias in field.limits.get("aliases", ())}
+
 REMOVED = {
     "model.qkv_format": "sequences are always packed (thd); remove the key",
     "dataset.qkv_format": "sequences are always packed (thd); remove the key",
     "checkpoint.load_optim": "use checkpoint.pretrained=PATH to start from weights alone",
     "model.kv_channels": "it is hidden_size / num_attention_heads; remove the key",
-    "model.position_embedding_type": "positions are factorised 3-D; remove the key, or set model.rope=true for rotary ones beside them",
+    "model.position_embedding_type": "it is always sine-cosine; remove it, and set model.rope=true to add RoPE",
 }
 """Keys of the reference implementation that have no counterpart, with what to do instead."""
 
@@ -77,55 +75,17 @@ class ConfigError(ValueError):
 
     def __init__(self, faults: Iterable[Fault]):
         self.faults = list(faults)
-        assert self.faults, "a ConfigError needs a fault"
         count = len(self.faults)
         head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
         super().__init__(head + "".join(f"\n  {fault}" for fault in self.faults))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Fault]]]:
         return type(self), (self.faults,)
-
-
-@dataclass(frozen=True)
-class Field:
-    """What a form or a help page needs to know about one key."""
-
-    key: str
-    type: Any
-    optional: bool
-    default: Any
-    help: str
-    limits: Mapping[str, Any]
-
-    @property
-    def type_name(self) -> str:
-        name = getattr(self.type, "__name__", str(self.type)) if not typing.get_args(self.type) else str(self.type)
-        return f"{name} | None" if self.optional else name
-
-
-def _walk(cls: type, prefix: str = "") -> Iterable[Field]:
-    hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):
-        hint = hints[f.name]
-        if dataclasses.is_dataclass(hint):
-            yield from _walk(typing.cast(type, hint), f"{prefix}{f.name}.")
-            continue
-        optional = isinstance(hint, types.UnionType)
-        if optional:
-            (hint,) = [a for a in typing.get_args(hint) if a is not type(None)]
-        default = f.default_factory() if callable(f.default_factory) else f.default
-        limits = {k: v for k, v in f.metadata.items() if k != "help"}
-        yield Field(prefix + f.name, hint, optional, default, f.metadata["help"], limits)
-
-
-_FIELDS: dict[str, Field] = {f.key: f for f in _walk(Config)}
-_GROUPS = {key.rpartition(".")[0] for key in _FIELDS} - {""}
-_ALIASES = {alias: key for key, f in _FIELDS.items() for alias in f.limits.get("aliases", ())}
 
 
 def fields() -> dict[str, Field]:
     """Every key with its type, default, help text and limits, in the order of the groups."""
-    return dict(_FIELDS)
+    return dict(FIELDS)
 
 
 def recipes() -> list[str]:
@@ -137,7 +97,7 @@ def recipes() -> list[str]:
 class Resolved:
     """A configuration and, for each dotted key, the layer its value came from.
 
-    config : the values, as dataclasses.
+    config : the values.
     provenance : `default`, `recipe NAME`, the YAML file's path, `command line`, or `derived: WHY`.
     """
 
@@ -158,123 +118,158 @@ class Resolved:
         ------
         ConfigError : a value breaks the key's type or limits.
         """
-        config, provenance = _copy(self.config), dict(self.provenance)
-        tree = OmegaConf.structured(config)
-        faults: list[Fault] = []
-        for key, value in values.items():
-            assert key in _FIELDS, key
-            if self.get(key) is None and value is not None:
-                faults += _assign(tree, key, value, why)
-                provenance[key] = f"{DERIVED}: {why}"
-        config = typing.cast(Config, OmegaConf.to_object(tree))
-        out = Resolved(config, provenance)
-        faults = faults or check_fields({k: out.get(k) for k in values}, _FIELDS, provenance)
+        new = {k: v for k, v in values.items() if v is not None and self.get(k) is None}
+        provenance = self.provenance | dict.fromkeys(new, f"{DERIVED}: {why}")
+        config, faults = _typed({k: self.get(k) for k in FIELDS} | new, provenance)
         if faults:
             raise ConfigError(faults)
-        return out
+        return Resolved(config, provenance)
 
 
-def _copy(config: Config) -> Config:
-    return typing.cast(Config, OmegaConf.to_object(OmegaConf.structured(config)))
+def _typed(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> tuple[Config, list[Fault]]:
+    """Dotted keys as a `Config`; where some are refused, their faults and a `Config` of the others."""
+    try:
+        return Config.model_validate(_nested(leaves)), []
+    except ValidationError as error:
+        faults = value_faults(error, leaves, origin)
+    refused = {fault.key for fault in faults}
+    return Config.model_validate(_nested({k: v for k, v in leaves.items() if k not in refused})), faults
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in leaves.items():
+        *groups, name = key.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[name] = value
+    return tree
 
 
 # ---- reading the layers: each becomes {dotted key: value} --------------------------------------------------------
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Leaves of a nested mapping; a mapping under a key that is no group is a leaf (and a fault later)."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and key not in _FIELDS:
-            yield from _flatten(value, key + ".")
-        elif value is None and key in _GROUPS:
+        if key in _GROUPS and (value is None or value == {}):
             continue  # `model:` with nothing below it
-        elif not (isinstance(value, Mapping) and not value and key in _GROUPS):
+        if isinstance(value, Mapping) and value and key not in FIELDS and key.count(".") < 3:  # YAML can hold cycles
+            yield from _flatten(value, key + ".")
+        else:
             yield key, value
 
 
-def _read_yaml(path: Path, what: str) -> tuple[dict[str, Any], list[Fault]]:
-    """A YAML file as dotted keys; keys that a saved configuration marks as derived are left out, to be derived anew."""
+def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """A YAML file as dotted keys, with the provenance that a saved configuration has; ConfigError if it is none."""
+
+    def refuse(must: str, given: str, fix: str) -> ConfigError:
+        return ConfigError([Fault("", must, given, fix, origin=str(path))])
+
     if not path.is_file():
-        state = "is a folder" if path.is_dir() else "does not exist"
-        return {}, [Fault("", what, "must be a YAML file", f"{path}, which {state}", "give the file's path")]
+        state = "a folder" if path.is_dir() else "nothing there"
+        raise refuse("must be a YAML file", state, "give the file's path")
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True) if path.read_text().strip() else {}
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        text = " ".join(str(error).split())
-        return {}, [Fault("", str(path), "must be readable YAML with each key once", text, "correct the file there")]
+        tree = notation.read(path.read_text()) or {}
+    except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
+        raise refuse("must be readable YAML with each key once", str(error), "correct the file there") from None
     if not isinstance(tree, dict):
-        return {}, [
-            Fault("", str(path), "must hold groups of keys", type(tree).__name__, "write `group:` and `  key: value`")
-        ]
-    origin = tree.pop("provenance", None) or {}
-    leaves = {k: v for k, v in _flatten({str(k): v for k, v in tree.items()})}
-    return {k: v for k, v in leaves.items() if not str(origin.get(k, "")).startswith(DERIVED)}, []
+        raise refuse("must hold groups of keys", shown(tree), "write `group:` and `  key: value`")
+    provenance = tree.pop("provenance", None)
+    if not isinstance(provenance, dict):
+        provenance = {}
+    return dict(_flatten(tree)), {str(k): str(v) for k, v in provenance.items()}
+
+
+def _read_layer(path: Path) -> dict[str, Any]:
+    """A YAML file as a layer; what a saved configuration marks as derived is left out, to be derived anew."""
+    leaves, provenance = _read_yaml(path)
+    return {k: v for k, v in leaves.items() if not provenance.get(k, "").startswith(DERIVED)}
+
+
+def _recipe_file(recipe: str) -> Path:
+    if recipe in recipes():
+        return RECIPES / f"{recipe}.yaml"
+    if recipe.endswith((".yaml", ".yml")):
+        return Path(recipe)
+    near = nearest(recipe, recipes())
+    fix = f"did you mean {near}?" if near else "or give the path of a .yaml file"
+    must = f"must be one of {', '.join(recipes())}"
+    raise ConfigError([Fault("recipe", must, shown(recipe), fix, origin=COMMAND_LINE)])
 
 
 def _read_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[Fault]]:
     leaves: dict[str, Any] = {}
     faults: list[Fault] = []
     for text in overrides:
-        key, eq, _ = text.partition("=")
-        if not eq or not key.strip():
-            faults.append(
-                Fault("", COMMAND_LINE, "must be group.key=value", repr(text), "for example train.train_iters=100")
-            )
+        key, eq, value = text.partition("=")
+        key = key.strip()
+        if not eq or not key:
+            fix = "for example train.train_iters=100"
+            faults.append(Fault("", "must be group.key=value", shown(text), fix, origin=COMMAND_LINE))
             continue
         try:
-            tree = OmegaConf.to_container(OmegaConf.from_dotlist([text]), resolve=True)
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            shown = " ".join(str(error).split())
-            faults.append(Fault(key, COMMAND_LINE, "must be a YAML value", shown, f"quote it: '{key}=\"...\"'"))
+            tree = notation.read(value)
+        except ValueError as error:
+            fix = f"quote it: '{key}=\"...\"'"
+            faults.append(Fault(key, "must be a YAML value", str(error), fix, origin=COMMAND_LINE))
             continue
-        key = key.strip()
-        value: Any = tree
-        for name in key.split("."):
-            value = value[name]
-        leaves.update(_flatten({key: value}) if isinstance(value, Mapping) else [(key, value)])
+        leaves.update(_flatten({key: tree}) if isinstance(tree, Mapping) else [(key, tree)])
     return leaves, faults
 
 
-def _nearest(key: str) -> str:
-    """A fix for an unknown key: the nearest key by spelling, by its last name, or the group's keys."""
+# ---- names of keys ------------------------------------------------------------------------------------------------
+
+
+def _fix_of_unknown(key: str) -> str:
+    """What to do about a key that does not exist: the key that was meant, or the keys there are."""
     if key in REMOVED:
         return REMOVED[key]
-    known = [*_FIELDS, *_ALIASES]
-    group, _, name = key.rpartition(".")
-    same_name = [k for k in _FIELDS if k.rpartition(".")[2] == name]
-    if name in OTHER_NAMES and not same_name:
-        return f"did you mean {OTHER_NAMES[name]}?"
-    if same_name:
-        return f"did you mean {same_name[0]}?"
-    in_group = [k for k in known if k.startswith(group + ".")] if group else []
-    near = difflib.get_close_matches(key, in_group, 1, cutoff=0.6) or difflib.get_close_matches(
-        key, known, 1, cutoff=0.6
-    )
-    if not near:
-        by_name = {k.rpartition(".")[2]: k for k in known}
-        near = [by_name[n] for n in difflib.get_close_matches(name, by_name, 1, cutoff=0.75)]
+    near = _nearest_key(key)
     if near:
-        return f"did you mean {near[0]}?"
-    if in_group:
-        return f"keys of {group}: {', '.join(k.rpartition('.')[2] for k in in_group if k in _FIELDS)}"
+        return f"did you mean {near}?"
+    group = key.rpartition(".")[0]
+    if group in _GROUPS:
+        return f"keys of {group}: {', '.join(k.rpartition('.')[2] for k in FIELDS if k.rpartition('.')[0] == group)}"
     return f"groups: {', '.join(sorted(g for g in _GROUPS if '.' not in g))}, mixed_precision"
 
 
+def _nearest_key(key: str) -> str | None:
+    """The key that was meant; group and name are compared apart, so that a slip in one does not hide the other."""
+    group, _, name = key.rpartition(".")
+    same_name = [k for k in FIELDS if k.rpartition(".")[2] == name]
+    if same_name:
+        return same_name[0]
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name]
+    known = {k: k.rpartition(".") for k in (*FIELDS, *_ALIASES)}
+    near_group = nearest(group, _GROUPS)
+    in_group = {n: k for k, (g, _, n) in known.items() if g == near_group}
+    in_group |= {n.removeprefix(f"{near_group}_"): k for n, k in in_group.items()}  # iters is short for train_iters
+    near = nearest(name, in_group)
+    if near:
+        return in_group[near]
+    by_name = {n: k for k, (_, _, n) in known.items()}
+    near = nearest(name, by_name, cutoff=0.75)
+    return by_name[near] if near else None
+
+
 def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[Fault]]:
-    """Aliases to names, synonyms to values; unknown keys and keys given twice under two names become faults."""
+    """Aliases to names; unknown keys and keys given twice under two names become faults."""
     out: dict[str, Any] = {}
     faults: list[Fault] = []
     spelled: dict[str, str] = {}
     for given, value in leaves.items():
         key = _ALIASES.get(given, given)
         if key in _GROUPS:
-            faults.append(Fault(given, layer, "is a group of keys", repr(value), f"write {given}.KEY=VALUE"))
-        elif key not in _FIELDS:
-            faults.append(Fault(given, layer, "is not a key", _shown(value), _nearest(given)))
+            faults.append(Fault(given, "is a group of keys", shown(value), f"write {given}.KEY=VALUE", origin=layer))
+        elif key not in FIELDS:
+            faults.append(Fault(given, "is not a key", shown(value), _fix_of_unknown(given), origin=layer))
         elif key in out and out[key] != value:
-            must = f"is the same key as {spelled[key]}"
-            faults.append(Fault(given, layer, must, f"{out[key]!r} and {value!r}", "keep one of the two"))
+            must, both = f"is the same key as {spelled[key]}", f"{shown(out[key])} and {shown(value)}"
+            faults.append(Fault(given, must, both, "keep one of the two", origin=layer))
         else:
             out[key], spelled[key] = value, given
     return out, faults
@@ -282,68 +277,27 @@ def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list
 
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
     """`model.size` sets layers, width and heads in its own layer, below what that layer sets itself."""
+    origin = dict.fromkeys(leaves, layer)
     name = leaves.get("model.size")
-    if name is None:
-        return leaves, dict.fromkeys(leaves, layer), []
+    if not isinstance(name, str):
+        return leaves, origin, []
     try:
-        row = sizes.find_size(str(name))
-    except ValueError as error:
-        _, _, fix = str(error).partition("; did you mean ")
+        row = sizes.find_size(name)
+    except ValueError:
+        near = nearest(name, sizes.SIZES)
+        fix = f"did you mean {near}?" if near else "choose a row of sizes.py"
         must = f"must be one of {', '.join(sizes.SIZES)}"
-        return (
-            leaves,
-            dict.fromkeys(leaves, layer),
-            [
-                Fault(
-                    "model.size", layer, must, repr(name), f"did you mean {fix}" if fix else "choose a row of sizes.py"
-                )
-            ],
-        )
-    leaves = {**leaves, "model.size": row.name}
-    from_row = {f"model.{k}": v for k, v in row.settings().items() if f"model.{k}" not in leaves}
-    origin = {**dict.fromkeys(leaves, layer), **dict.fromkeys(from_row, f"size {row.name} ({layer})")}
-    return {**leaves, **from_row}, origin, []
+        rest = {k: v for k, v in leaves.items() if k != "model.size"}
+        return rest, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
+    from_row = {f"model.{k}": v for k, v in row.settings().items()}
+    return (
+        from_row | leaves | {"model.size": row.name},
+        dict.fromkeys(from_row, f"size {row.name} ({layer})") | origin,
+        [],
+    )
 
 
-def _shown(value: Any) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-
-
-def _must_be(f: Field) -> str:
-    inner = typing.get_args(f.type)
-    if not inner:
-        word = _WORDS[f.type]
-    elif typing.get_args(inner[0]):
-        word = f"a list of lists of {f.limits['entry_len']} whole numbers"
-    else:
-        word = {str: "a list of texts", float: "a list of numbers", int: "a list of whole numbers"}[inner[0]]
-    return f"must be {word}" + (" or null" if f.optional else "")
-
-
-def _assign(tree: Any, key: str, value: Any, layer: str) -> list[Fault]:
-    f = _FIELDS[key]
-    value = f.limits.get("synonyms", {}).get(str(value), value)
-    example = f"the default is {OmegaConf.to_yaml({'x': f.default}, resolve=False).removeprefix('x:').strip()}"
-    if typing.get_args(f.type):
-        example = f"for example {key.rpartition('.')[2]}=[...], with commas between the entries"
-    elif value is None and not f.optional:
-        example = f"leave it out to take the default, {f.default!r}"
-    wrong = [Fault(key, layer, _must_be(f), _shown(value), example)]
-    if value == "???" or (f.type is str and isinstance(value, (Mapping, list))):
-        return wrong
-    if f.type is int and isinstance(value, float) and value.is_integer():
-        value = int(value)  # 1e4 is how people write ten thousand
-    if f.type is bool and not isinstance(value, (bool, str)):
-        return wrong
-    try:
-        OmegaConf.update(tree, key, value, merge=False)
-    except OmegaConfBaseException:
-        return wrong
-    return []
+# ---- settling -----------------------------------------------------------------------------------------------------
 
 
 def resolve(
@@ -368,63 +322,54 @@ def resolve(
     ------
     ConfigError : every fault of every layer at once.
     """
+    layers: dict[str, dict[str, Any]] = {}
     faults: list[Fault] = []
-    layers: list[tuple[str, dict[str, Any]]] = []
-    if recipe is not None:
-        path = RECIPES / f"{recipe}.yaml"
-        name = f"recipe {recipe}"
-        if recipe in recipes():
-            leaves, found = _read_yaml(path, name)
-        elif recipe.endswith((".yaml", ".yml")):
-            leaves, found = _read_yaml(Path(recipe), name)
-        else:
-            near = difflib.get_close_matches(recipe, recipes(), 1)
-            fix = f"did you mean {near[0]}?" if near else "or the path of a .yaml file"
-            leaves, found = (
-                {},
-                [Fault("recipe", COMMAND_LINE, f"must be one of {', '.join(recipes())}", repr(recipe), fix)],
-            )
-        layers.append((name, leaves))
-        faults += found
-    if config_file is not None:
-        leaves, found = _read_yaml(Path(config_file), "--config-file")
-        layers.append((str(config_file), leaves))
-        faults += found
-    leaves, found = _read_overrides(overrides)
-    layers.append((COMMAND_LINE, leaves))
-    return _settle(layers, faults + found, training, world_size)
+    try:
+        if recipe is not None:
+            layers[f"recipe {recipe}"] = _read_layer(_recipe_file(recipe))
+    except ConfigError as error:
+        faults += error.faults
+    try:
+        if config_file is not None:
+            layers[str(config_file)] = _read_layer(Path(config_file))
+    except ConfigError as error:
+        faults += error.faults
+    layers[COMMAND_LINE], unreadable = _read_overrides(overrides)
+    return _settle(layers, faults + unreadable, training, world_size)
 
 
 def _settle(
-    layers: list[tuple[str, dict[str, Any]]], faults: list[Fault], training: bool, world_size: int | None
+    layers: Mapping[str, dict[str, Any]], faults: list[Fault], training: bool = False, world_size: int | None = None
 ) -> Resolved:
-    tree = OmegaConf.structured(Config)
-    provenance = dict.fromkeys(_FIELDS, DEFAULT)
-    bad: set[str] = set()
-    for layer, raw in layers:
-        leaves, found = _canonical(raw, layer)
-        leaves, origin, more = _expand_size(leaves, layer)
-        faults += found + more
-        bad |= {f.key for f in more}
-        for key, value in leaves.items():
-            wrong = _assign(tree, key, value, layer)
-            faults += wrong
-            provenance[key] = origin[key]
-            (bad.add if wrong else bad.discard)(key) if key != "model.size" else None
-    resolved = _derive(Resolved(typing.cast(Config, OmegaConf.to_object(tree)), provenance))
-    config = resolved.config
-    found = check_fields({k: resolved.get(k) for k in _FIELDS if k not in bad}, _FIELDS, resolved.provenance)
-    bad |= {f.key for f in found}
-    faults += found
-    faults += [f for f in check_values(config, resolved.provenance) if not bad & {f.key, *f.also}]
-    if training:
-        faults += check_training(config, resolved.provenance)
-    layout_keys = {k for k in bad if k.startswith(("model.", "train.", "dataset.task"))}
-    if world_size is not None and not layout_keys:
-        faults += layout_faults(config, world_size, resolved.provenance)
+    """Layers, lowest first, to one configuration; each is typed by itself, so that a fault names its layer."""
+    values: dict[str, Any] = {}
+    provenance = dict.fromkeys(FIELDS, DEFAULT)
+    for layer, raw in layers.items():
+        known, unknown = _canonical(raw, layer)
+        leaves, origin, no_size = _expand_size(known, layer)
+        _, refused = _typed(leaves, origin)
+        faults = faults + unknown + no_size + refused
+        values |= {k: v for k, v in leaves.items() if k not in {fault.key for fault in refused}}
+        provenance |= origin
+    config, _ = _typed(values, provenance)
+    resolved = _derive(Resolved(config, provenance))
+    # A rule over a key whose value was refused would speak of the default in its place.
+    bad = {fault.key for fault in faults}
+    broken = [f for f in faults_of(config, training, world_size) if bad.isdisjoint((f.key, *f.also))]
+    faults = faults + [_blame(fault, provenance, list(layers)) for fault in broken]
     if faults:
         raise ConfigError(faults)
     return resolved
+
+
+def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fault:
+    """Name the highest layer among the keys of a broken rule: the user's own setting rather than the recipe's."""
+    origins = [provenance.get(key, "") for key in (fault.key, *fault.also)]
+    for layer in reversed(layers):
+        for origin in origins:
+            if layer in origin:  # `size DiT-S (recipe default)` is of that recipe
+                return replace(fault, origin=origin)
+    return fault
 
 
 def _derive(resolved: Resolved) -> Resolved:
@@ -462,10 +407,8 @@ def to_yaml(resolved: Resolved) -> str:
 
     The text is a legal `--config-file`; keys marked as derived are derived again when it is read as one.
     """
-    tree = OmegaConf.to_container(OmegaConf.structured(resolved.config))
-    assert isinstance(tree, dict)
-    tree["provenance"] = {k: v for k, v in resolved.provenance.items() if v != DEFAULT}
-    return OmegaConf.to_yaml(OmegaConf.create(tree))
+    provenance = {k: v for k, v in resolved.provenance.items() if v != DEFAULT}
+    return notation.write(resolved.config.model_dump() | {"provenance": provenance})
 
 
 def from_yaml(source: str | Path) -> Resolved:
@@ -483,21 +426,15 @@ def from_yaml(source: str | Path) -> Resolved:
     path = Path(source)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no configuration file; a run folder keeps one as config.yaml")
-    leaves, faults = _read_yaml(path, str(path))
-    origin: dict[str, str] = {}
-    if not faults:
-        saved: Any = OmegaConf.to_container(OmegaConf.load(path))
-        origin = saved.pop("provenance", None) or {}
-        leaves = dict(_flatten(saved))
-    resolved = _settle([(str(path), leaves)], faults, False, None)
-    known = {k: str(origin.get(k, DEFAULT)) for k in _FIELDS}
-    return Resolved(resolved.config, known)
+    leaves, provenance = _read_yaml(path)
+    resolved = _settle({str(path): leaves}, [])
+    return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
 
 
 def print_config(resolved: Resolved, explain: bool = False) -> str:
     """A table of every key, its value and the layer it came from; with `explain`, its type and help text too."""
     rows = []
-    for key, f in _FIELDS.items():
+    for key, f in FIELDS.items():
         value = resolved.get(key)
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
         row = [key, text, resolved.provenance[key]]

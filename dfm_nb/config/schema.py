@@ -1,121 +1,146 @@
-"""The typed settings: one dataclass per group, one `option(...)` per key with its help text and its limits.
+"""The typed settings: one pydantic model per group, one `option(...)` per key with its default, help text and limits.
 
-What enters: nothing. What leaves: `Config`, whose defaults are the lowest layer of `config.resolve`. Everything a form,
-`--print-config` or a validator needs to know about a key is in `field.metadata`; limits on one key live here, limits
-that join several keys live in `_config_checks`. Add a setting by adding one line, and read it somewhere.
+Add a setting by adding one line here and reading it where it is used: forms, `--print-config` and the checks follow.
+Limits on one key stand here; rules that join several keys stand in `checks`.
 """
 
-# ruff: noqa: RUF009
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import Field as PydanticField
+from pydantic_core import PydanticCustomError
+
+INT_LIMIT = 2**31
+"""Whole numbers lie below this: larger ones are slips, and the rules between keys factor these numbers."""
+
+_LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length")
 
 
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field with a help text and limits.
+def option(default: Any, help: str, *, unit: str = "", aliases: tuple[str, ...] = (), **limits: Any) -> Any:
+    """A setting with its help text and limits.
 
     Parameters
     ----------
-    default : the value when no layer sets the key; a list is copied for every instance.
+    default : the value when no layer sets the key.
     help : one line for `--print-config` and for the tooltip of a form.
-    **limits : `ge`, `gt`, `le`, `lt` (bounds of a number, or of each entry of a list), `choices` (legal strings),
-        `multiple_of`, `min_items`, `entry_len` (length of each inner list), `unit`, `aliases` (full dotted names that
-        mean this key), `synonyms` (other spellings of a value).
+    unit : what the number counts, for the help page.
+    aliases : full dotted names that mean this key too.
+    **limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length` of pydantic.
     """
-    metadata = {"help": help, **limits}
-    if isinstance(default, list):
-        return field(
-            default_factory=lambda: [list(v) if isinstance(v, list) else v for v in default], metadata=metadata
-        )
-    return field(default=default, metadata=metadata)
+    extra: dict[str, Any] = {"unit": unit, "aliases": aliases}
+    return PydanticField(default, description=help, json_schema_extra={k: v for k, v in extra.items() if v}, **limits)
 
 
-@dataclass
-class LoraConfig:
-    rank: int | None = option(
+def _whole(value: Any) -> Any:
+    """1e4 is how people write ten thousand, and YAML reads it as a float."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and value >= INT_LIMIT:
+        raise PydanticCustomError("less_than", "too large", {"lt": INT_LIMIT})
+    return value
+
+
+def _text(value: Any) -> Any:
+    """A name may look like a number; `${...}` and `???` are placeholders of other tools, and nothing fills them in."""
+    if isinstance(value, str) and ("${" in value or value == "???"):
+        raise PydanticCustomError("placeholder", "placeholder")
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def _synonyms(table: Mapping[Any, str]) -> BeforeValidator:
+    """Other spellings of a choice, as YAML reads them."""
+    return BeforeValidator(lambda value: table.get(value, value) if isinstance(value, (str, int)) else value)
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Text = Annotated[str, BeforeValidator(_text)]
+SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
+LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
+Precision = Annotated[Literal["fp32", "bf16"], _synonyms({"bf16_mixed": "bf16", 32: "fp32", "32": "fp32"})]
+WandbMode = Annotated[Literal["online", "offline", "disabled"], _synonyms({False: "disabled"})]
+
+
+class Group(BaseModel):
+    """Settings that belong together; values are of exactly the declared type, and unknown names are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class LoraConfig(Group):
+    rank: Int | None = option(
         None, "train only low-rank updates of this rank on the attention and MLP layers; null trains all weights", ge=1
     )
     alpha: float | None = option(None, "the updates are scaled by alpha / rank; null means alpha = rank", gt=0)
 
 
-@dataclass
-class ModelConfig:
-    size: str | None = option(
+class ModelConfig(Group):
+    size: Text | None = option(
         None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
     )
-    num_layers: int = option(12, "transformer layers", ge=1)
-    hidden_size: int = option(384, "width of the trunk", ge=8)
-    num_attention_heads: int = option(6, "attention heads; must divide hidden_size", ge=1)
-    ffn_hidden_size: int | None = option(None, "width of the MLP; null means 4 * hidden_size", ge=1)
-    in_channels: int | None = option(None, "latent channels; null means those of the data set", ge=1)
-    text_dim: int | None = option(None, "width of the text embedding; null means that of the data set", ge=1)
-    patch_spatial: int = option(2, "latent pixels per token along height and along width", ge=1)
-    patch_temporal: int = option(1, "latent frames per token", ge=1)
-    adaln_lora_dim: int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1)
+    num_layers: Int = option(12, "transformer layers", ge=1)
+    hidden_size: Int = option(384, "width of the residual stream", ge=8)
+    num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1)
+    ffn_hidden_size: Int | None = option(None, "width of the MLP; null means 4 * hidden_size", ge=1)
+    in_channels: Int | None = option(None, "latent channels; null means those of the data set", ge=1)
+    text_dim: Int | None = option(None, "width of the text embedding; null means that of the data set", ge=1)
+    patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1)
+    patch_temporal: Int = option(1, "latent frames per token", ge=1)
+    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
-    rope: bool = option(
-        False,
-        "rotary position embedding on the queries and keys of self attention, beside the sine-cosine embedding that is added",
-    )
-    layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation", gt=0, lt=1)
-    sigma_data: float | None = option(
-        None, "standard deviation of the latents (EDM); null means the data set's statistics", gt=0
-    )
+    rope: bool = option(False, "RoPE in self attention, on top of the sine-cosine position embedding")
+    layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
+    sigma_data: float = option(0.5, "standard deviation that the latents are scaled to (EDM's sigma_data)", gt=0)
     P_mean: float = option(-1.2, "mean of ln(sigma) in training")
     P_std: float = option(1.2, "standard deviation of ln(sigma) in training", gt=0)
-    pooled_text: bool = option(True, "the mean text embedding joins the conditioning vector")
-    tensor_model_parallel_size: int = option(1, "TP: processes that share each weight matrix", ge=1)
-    pipeline_model_parallel_size: int = option(1, "PP: processes that share the layers", ge=1)
-    virtual_pipeline_model_parallel_size: int | None = option(
-        None, "interleaved stages per pipeline process; null means one", ge=1
+    pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector")
+    tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1)
+    pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1)
+    virtual_pipeline_model_parallel_size: Int | None = option(
+        None, "VPP: interleaved stages per pipeline process; null means one", ge=1
     )
-    context_parallel_size: int = option(1, "CP: processes that share each sequence", ge=1)
-    sequence_parallel: bool = option(False, "split activations outside the matrix products over the TP processes")
-    attention_backend: str = option(
-        "auto",
-        "packed attention: auto picks the fastest that this machine has",
-        choices=("auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex"),
+    context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1)
+    sequence_parallel: bool = option(False, "SP: split activations outside the matrix products over the TP processes")
+    attention_backend: Literal["auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex"] = option(
+        "auto", "attention kernel for packed sequences; auto takes the fastest that this machine has"
     )
-    recompute_granularity: str | None = option(
-        None,
-        "recompute activations in backward: null, selective (attention) or full (layers)",
-        choices=("selective", "full"),
+    recompute_granularity: Literal["selective", "full"] | None = option(
+        None, "recompute activations in the backward pass: selective (attention), full (layers), or null for none"
     )
-    vae_cache_folder: str | None = option(None, "folder with the tokenizer's files, to decode validation samples")
-    lora: LoraConfig = field(default_factory=LoraConfig)
+    vae_cache_folder: Text | None = option(None, "folder with the tokenizer's files, to decode validation samples")
+    lora: LoraConfig = LoraConfig()
 
 
-@dataclass
-class TrainConfig:
-    train_iters: int = option(10000, "optimizer steps of the whole run", ge=1)
-    global_batch_size: int = option(32, "packs per optimizer step over all processes", ge=1, unit="packs")
-    micro_batch_size: int = option(
+class TrainConfig(Group):
+    train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
+    global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1, unit="packs")
+    micro_batch_size: Int = option(
         1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens", ge=1
     )
-    eval_interval: int = option(500, "validate every so many iterations; 0 never", ge=0)
-    eval_iters: int = option(8, "packs per validation round and process", ge=1)
-    caption_dropout: float = option(0.1, "chance that a sample's caption is replaced by the empty one", ge=0, le=1)
-    max_skipped_steps: int = option(10, "stop after so many steps skipped for NaN or Inf, in a row", ge=0)
-    exit_on_signal: bool = option(
-        True, "on SIGTERM or SIGUSR1 save a checkpoint and exit cleanly", aliases=("train.exit_signal_handler",)
+    eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
+    eval_iters: Int = option(8, "packs per validation and process", ge=1)
+    caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
+    max_skipped_steps: Int = option(
+        10, "most steps in a row that may be skipped for NaN or Inf; more end the run", ge=0
     )
-    exit_duration_s: float | None = option(None, "save and exit after so many seconds of training", gt=0, unit="s")
+    exit_on_signal: bool = option(
+        True, "on SIGTERM or SIGUSR1, save a checkpoint and exit cleanly", aliases=("train.exit_signal_handler",)
+    )
+    exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0, unit="s")
 
 
-@dataclass
-class OptimizerConfig:
-    optimizer: str = option(
-        "adam",
-        "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest",
-        choices=("adam", "muon"),
+class OptimizerConfig(Group):
+    optimizer: Literal["adam", "muon"] = option(
+        "adam", "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest"
     )
     lr: float = option(1e-4, "peak learning rate", gt=0)
     min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = option(
-        0.01,
-        "weight decay of AdamW and Muon, in units of the learning rate: weights fade over 1 / (lr * weight_decay) steps",
-        ge=0,
+        0.01, "weight decay of AdamW and Muon; a step multiplies the weights by 1 - lr * weight_decay", ge=0
     )
     adam_beta1: float = option(0.9, "AdamW beta 1", ge=0, lt=1)
     adam_beta2: float = option(0.99, "AdamW beta 2", ge=0, lt=1)
@@ -123,128 +148,148 @@ class OptimizerConfig:
     muon_extra_scale_factor: float = option(
         0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's", gt=0
     )
-    muon_momentum: float = option(0.95, "momentum of Muon, applied as Nesterov's", ge=0, lt=1)
-    muon_num_ns_steps: int = option(5, "Newton-Schulz iterations of Muon", ge=1)
-    clip_grad: float = option(1.0, "largest global gradient norm; 0 does not clip", ge=0)
-    use_distributed_optimizer: bool = option(False, "share the optimizer's state over the data-parallel processes")
+    muon_momentum: float = option(0.95, "Nesterov momentum of Muon", ge=0, lt=1)
+    muon_num_ns_steps: Int = option(5, "Newton-Schulz iterations of Muon", ge=1)
+    clip_grad: float = option(1.0, "clip the global gradient norm to this; 0 does not clip", ge=0)
+    use_distributed_optimizer: bool = option(False, "shard the optimizer state over the data-parallel processes")
 
 
-@dataclass
-class SchedulerConfig:
-    lr_warmup_iters: int | None = option(
+class SchedulerConfig(Group):
+    lr_warmup_iters: Int | None = option(
         None, "iterations of linear warm-up; null means a tenth of train.train_iters, at most 100", ge=0
     )
-    lr_decay_iters: int | None = option(
+    lr_decay_iters: Int | None = option(
         None, "iteration at which min_lr is reached; null means train.train_iters", ge=1
     )
-    lr_decay_style: str = option("cosine", "shape of the decay", choices=("cosine", "linear", "constant"))
+    lr_decay_style: Literal["cosine", "linear", "constant"] = option("cosine", "shape of the decay")
 
 
-@dataclass
-class DatasetConfig:
-    path: str | None = option(None, "folder with the shards that `dfm prepare` wrote")
-    task_encoder_seq_length: int = option(
+class DatasetConfig(Group):
+    path: Text | None = option(None, "folder with the shards that `dfm prepare` wrote")
+    task_encoder_seq_length: Int = option(
         8192, "tokens in a pack; no sample may be longer", ge=1, unit="tokens", aliases=("dataset.seq_length",)
     )
-    packing_buffer_size: int = option(64, "samples looked at together when packing", ge=1)
-    num_workers: int = option(2, "loader processes per training process; 0 loads in the training process", ge=0)
+    packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1, unit="samples")
+    num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     use_train_split_for_val: bool = option(False, "validate on training samples, when all data are in the train split")
     condition_frames_prob: float = option(
-        0.0, "chance that a clip's first latent frame is given clean, for image-to-video", ge=0, le=1
+        0.0, "probability that a clip's first latent frame is given clean, for image-to-video", ge=0, le=1
     )
-    mock: bool = option(False, "random latents instead of a data set")
-    mock_latent_sizes: list[list[int]] = option(
-        [[1, 8, 8], [3, 8, 8], [1, 12, 8]],
-        "latent [T, H, W] that the mock set cycles through",
-        ge=1,
-        min_items=1,
-        entry_len=3,
+    mock: bool = option(False, "train on random latents instead of a data set")
+    mock_latent_sizes: list[LatentSize] = option(
+        [[1, 8, 8], [3, 8, 8], [1, 12, 8]], "latent [T, H, W] sizes that the mock data set cycles through", min_length=1
     )
-    mock_text_tokens: int = option(12, "caption tokens of a mock sample", ge=1)
+    mock_text_tokens: Int = option(12, "caption tokens of a mock sample", ge=1)
 
 
-@dataclass
-class CheckpointConfig:
-    checkpoint_dir: str | None = option(
-        None, "where checkpoints go; null means checkpoints/ in the run folder", aliases=("checkpoint.save",)
+class CheckpointConfig(Group):
+    checkpoint_dir: Text | None = option(
+        None, "folder for checkpoints; null means checkpoints/ in the run folder", aliases=("checkpoint.save",)
     )
-    load_checkpoint: str | None = option(
+    load_checkpoint: Text | None = option(
         None, "resume from this run, checkpoint folder or iter_* folder", aliases=("checkpoint.load",)
     )
-    pretrained: str | None = option(None, "start from these weights with a fresh optimizer and data order")
-    save_interval: int = option(1000, "save every so many iterations; 0 only at the end", ge=0)
-    async_save: bool = option(False, "write checkpoints while training goes on")
-    keep_last: int = option(3, "newest checkpoints kept; 0 keeps all", ge=0)
-    keep_every: int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
+    pretrained: Text | None = option(None, "start from these weights with a fresh optimizer and data order")
+    save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
+    async_save: bool = option(False, "write checkpoints in the background while training goes on")
+    keep_last: Int = option(3, "newest checkpoints that are kept; 0 keeps all", ge=0)
+    keep_every: Int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
 
 
-@dataclass
-class EmaConfig:
-    sigma_rels: list[float] = option(
-        [0.05, 0.10], "relative widths of the power-function averages; [] keeps none", gt=0, lt=0.2886
+class EmaConfig(Group):
+    sigma_rels: list[SigmaRel] = option(
+        [0.05, 0.10], "relative widths of the power-function EMAs, below 0.2886; [] keeps none"
     )
 
 
-@dataclass
-class LoggerConfig:
-    log_interval: int = option(
-        10, "a log line and a metrics record every so many iterations", ge=1, aliases=("train.log_interval",)
+class LoggerConfig(Group):
+    log_interval: Int = option(
+        10, "iterations between log lines and metrics records", ge=1, aliases=("train.log_interval",)
     )
     tensorboard: bool = option(True, "write TensorBoard events under tensorboard/ in the run folder")
-    wandb_project: str | None = option(None, "Weights & Biases project; null does not log there")
-    wandb_exp_name: str | None = option(None, "Weights & Biases run name; null means the run folder's name")
-    wandb_mode: str = option(
-        "online",
-        "online, offline (files only) or disabled",
-        choices=("online", "offline", "disabled"),
-        synonyms={"False": "disabled"},
-    )
+    wandb_project: Text | None = option(None, "Weights & Biases project; null does not log there")
+    wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null means the run folder's name")
+    wandb_mode: WandbMode = option("online", "online, offline (files only) or disabled")
 
 
-@dataclass
-class RngConfig:
-    seed: int = option(1234, "seed of weights, data order, noise levels and noise", ge=0, lt=2**31)
+class RngConfig(Group):
+    seed: Int = option(1234, "seed of weights, data order, noise levels and noise", ge=0)
 
 
-@dataclass
-class ValidationConfig:
-    prompts: list[str] = option([], "prompts sampled after each validation; [] draws no sample")
-    num_steps: int = option(18, "sampler steps", ge=1)
-    guidance: float = option(3.0, "D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
-    height: int = option(64, "height of the samples", ge=16, multiple_of=16, unit="px")
-    width: int = option(64, "width of the samples", ge=16, multiple_of=16, unit="px")
-    frames: int = option(1, "frames of the samples: 1 + 4 k", ge=1, unit="frames")
+class ValidationConfig(Group):
+    prompts: list[Text] = option([], "prompts to sample after each validation; [] samples none")
+    num_steps: Int = option(18, "sampler steps", ge=1)
+    guidance: float = option(3.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
+    height: Int = option(64, "height of the samples", ge=16, multiple_of=16, unit="px")
+    width: Int = option(64, "width of the samples", ge=16, multiple_of=16, unit="px")
+    frames: Int = option(1, "frames of the samples: 1 + 4 k", ge=1, unit="frames")
     fps: float = option(24.0, "frames per second of the samples", gt=0)
-    num_sigmas: int = option(8, "fixed noise levels of the validation loss", ge=1)
+    num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
 
 
-@dataclass
-class DistConfig:
+class DistConfig(Group):
     timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0, unit="s")
     hang_timeout_s: float = option(
         30.0,
-        "a step that takes longer, and five times longer than any before, ends the job with the rank named; 0: never",
+        "end the job and name the rank when a step takes longer, and five times longer than any before; 0 means never",
         ge=0,
         unit="s",
     )
 
 
-@dataclass
-class Config:
-    mixed_precision: str = option(
-        "bf16",
-        "arithmetic of the network; weights and preconditioning stay fp32",
-        choices=("fp32", "bf16"),
-        synonyms={"bf16_mixed": "bf16", "32": "fp32"},
-    )
-    model: ModelConfig = field(default_factory=ModelConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    dataset: DatasetConfig = field(default_factory=DatasetConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    ema: EmaConfig = field(default_factory=EmaConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
-    rng: RngConfig = field(default_factory=RngConfig)
-    validation: ValidationConfig = field(default_factory=ValidationConfig)
-    dist: DistConfig = field(default_factory=DistConfig)
+class Config(Group):
+    mixed_precision: Precision = option("bf16", "arithmetic of the network; weights and preconditioning stay fp32")
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    dataset: DatasetConfig = DatasetConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    ema: EmaConfig = EmaConfig()
+    logger: LoggerConfig = LoggerConfig()
+    rng: RngConfig = RngConfig()
+    validation: ValidationConfig = ValidationConfig()
+    dist: DistConfig = DistConfig()
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a form, a help page or an error needs to know about one key.
+
+    type : the type without null and without limits.
+    limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `choices`, `unit`, `aliases`; those that are set.
+    """
+
+    key: str
+    type: Any
+    optional: bool
+    default: Any
+    help: str
+    limits: Mapping[str, Any]
+
+    @property
+    def type_name(self) -> str:
+        name = str(self.type) if typing.get_args(self.type) else self.type.__name__
+        return f"{name} | None" if self.optional else name
+
+
+def _fields(group: type[Group], prefix: str = "") -> Iterable[Field]:
+    hints = typing.get_type_hints(group)  # leaves out what Annotated adds
+    for name, info in group.model_fields.items():
+        kind = hints[name]
+        if isinstance(kind, type) and issubclass(kind, Group):
+            yield from _fields(kind, f"{prefix}{name}.")
+            continue
+        arguments = typing.get_args(kind)
+        optional = type(None) in arguments
+        if optional:
+            kind = arguments[0]
+        extra = info.json_schema_extra
+        limits = {n: getattr(m, n) for m in info.metadata for n in _LIMITS if hasattr(m, n)}
+        limits |= extra if isinstance(extra, dict) else {}
+        if typing.get_origin(kind) is Literal:
+            limits["choices"], kind = typing.get_args(kind), str
+        yield Field(prefix + name, kind, optional, info.get_default(), info.description or "", limits)
+
+
+FIELDS: dict[str, Field] = {field.key: field for field in _fields(Config)}

@@ -20,9 +20,6 @@ from dfm_nb.packs.patches import grid_positions, patchify
 if TYPE_CHECKING:
     from dfm_nb.config.schema import Config
 
-SIGMA_DATA = 0.5
-"""Standard deviation that latents are scaled to where the configuration names none (as EDM2 does)."""
-
 CLEAN_SIGMA = 0.002
 """Noise level announced for given frames: EDM's sigma_min."""
 
@@ -61,7 +58,7 @@ class PackSettings:
             seed=config.rng.seed,
             patch_spatial=m.patch_spatial,
             patch_temporal=m.patch_temporal,
-            sigma_data=m.sigma_data or SIGMA_DATA,
+            sigma_data=m.sigma_data,
             P_mean=m.P_mean,
             P_std=m.P_std,
             caption_dropout=config.train.caption_dropout,

@@ -22,7 +22,7 @@ from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import sizes
 from dfm_nb.data.stores import EnergonStore, MockStore
 from dfm_nb.model.linear import lora_parameter_count
-from dfm_nb.packs.packs import SIGMA_DATA, Pack
+from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.batches import open_store, packed_loader
 from dfm_nb.training.report import Report
@@ -233,7 +233,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
 
 def _train(resolved: cfg.Resolved, run: Run) -> None:
     store = open_store(resolved.config)
-    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, "model.sigma_data": SIGMA_DATA}
+    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(derived, "the data set")
     config = resolved.config
     if parallel.rank() == 0:

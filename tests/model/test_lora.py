@@ -70,7 +70,7 @@ def test_export_merged_equals_apart(one_rank, tmp_path):
         (tmp_path / kind).mkdir()
         config = cfg.resolve(None, overrides=[*LORA]).config
         config.model = type(config.model)(**vars(trainer.config.model))
-        config.model.lora = type(config.model.lora)(3, 6.0)
+        config.model.lora = type(config.model.lora)(rank=3, alpha=6.0)
         file = tmp_path / kind / "model.safetensors"
         export.write_weights(whole, file, config.model, kind)
         assert config.model.lora.rank == (None if kind == "merged" else 3)

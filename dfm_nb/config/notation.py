@@ -1,0 +1,53 @@
+"""YAML as settings are written in it: `1e-4` is a number, a date is text, a key stands once, nothing is filled in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_FLOAT = "tag:yaml.org,2002:float"
+_SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
+"""YAML 1.1 wants a point and a sign in 1.0e-4; people leave them out."""
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {name}", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `_Loader` would read as something else."""
+
+
+_Loader.add_implicit_resolver(_FLOAT, _SCIENTIFIC, list("-+.0123456789"))
+_Dumper.add_implicit_resolver(_FLOAT, _SCIENTIFIC, list("-+.0123456789"))
+
+
+def read(text: str) -> Any:
+    """The value of a YAML text; ValueError says in one sentence what is wrong with it."""
+    try:
+        return yaml.load(text, _Loader)
+    except Exception as error:  # on odd tags PyYAML's constructors raise KeyError, IndexError, AttributeError, ...
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def write(tree: Any) -> str:
+    """A tree as YAML of several lines."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def write_value(value: Any) -> str:
+    """A value in one line, as it stands behind `group.key=`."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
