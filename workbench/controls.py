@@ -1,8 +1,7 @@
 """One labelled control for one setting: slider, menu, check box or text, with help beneath and room for a fault.
 
-What enters: a key, its type, limits, default and help. What leaves: a `Control` with a value that can be read, set and
-observed. Guarantees: every control is a native form element (reachable by keyboard, named for screen readers); a fault
-is text beside the control, not colour alone. Cost: four widgets a setting.
+Every control is a native form element, so that the keyboard reaches it and screen readers name it. A fault is text
+beside the control, not colour alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ipywidgets as w
-import yaml
+
+from dfm_nb.config import notation
 
 WIDE = w.Layout(width="min(44em, 100%)")
 LABEL = {"description_width": "15em"}
@@ -59,10 +59,8 @@ class Control:
 
 
 def fault_html(text: str, style: str = "") -> str:
-    return (
-        f'<div role="alert" style="border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}">'
-        f"<b>Must be corrected:</b> {html.escape(text)}</div>"
-    )
+    style = f"border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}"
+    return f'<div role="alert" style="{style}"><b>Must be corrected:</b> {html.escape(text)}</div>'
 
 
 def _same(value: Any) -> Any:
@@ -86,31 +84,21 @@ def text(key: str, label: str, default: Any, help: str, kind: type = str, placeh
         if kind is str:
             return raw
         try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError:
+            return notation.read(raw)
+        except ValueError:
             return raw  # the validation says what is wrong
-        if isinstance(value, str):
-            try:
-                return float(value)  # YAML 1.1 reads 1e-4 as text
-            except ValueError:
-                return value
-        return value
 
     def show(value: Any) -> str:
         if value is None:
             return ""
-        return (
-            value
-            if isinstance(value, str)
-            else yaml.safe_dump(value, default_flow_style=True).split("\n...")[0].strip()
-        )
+        return value if isinstance(value, str) else notation.write_value(value)
 
     box = w.Text(value=show(default), placeholder=placeholder, continuous_update=False)
     return Control(key, label, box, help, parse, show)
 
 
 def number(key: str, label: str, kind: type, default: Any, help: str, limits: typing.Mapping[str, Any]) -> Control:
-    """A slider when both bounds are known, else a box that takes any number, so that a fault can be shown and explained."""
+    """A slider when both bounds are known, else a box that takes any number, so that a fault can be explained."""
     low, high, step = limits.get("ge"), limits.get("le"), limits.get("multiple_of", 1)
     if kind is int and low is not None and high is not None and high - low <= SLIDER_SPAN:
         slider = w.IntSlider(value=default, min=low, max=high, step=step, continuous_update=False)
@@ -126,5 +114,4 @@ def number(key: str, label: str, kind: type, default: Any, help: str, limits: ty
 
 
 def check(key: str, label: str, default: bool, help: str) -> Control:
-    control = Control(key, label, w.Checkbox(value=default, indent=True), help, bool, bool)
-    return control
+    return Control(key, label, w.Checkbox(value=default, indent=True), help, bool, bool)

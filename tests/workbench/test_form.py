@@ -130,6 +130,15 @@ def test_layout_is_checked_for_the_processes():
     assert form.valid and form._general.value == ""
 
 
+def test_form_says_each_fault_once():
+    form = ConfigForm(["model"], recipe="demo", nproc=1)
+    form["model.sequence_parallel"] = True
+    form["model.virtual_pipeline_model_parallel_size"] = 2
+    assert len(form.faults) == 2
+    for key in ("model.sequence_parallel", "model.virtual_pipeline_model_parallel_size"):
+        assert form.controls[key].fault.count("needs model.") == 1
+
+
 def test_unknown_group_or_default_names_the_legal_ones():
     with pytest.raises(ValueError, match="'trian' is no group and no setting; groups are .*train"):
         ConfigForm(["trian"])
