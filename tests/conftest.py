@@ -1,21 +1,25 @@
-"""One process group of one rank for tests that need megatron-core's parallel state, and ranks of their own for those that need more."""
+"""What tests share: ranks, a process group of one, and tiny data and weights that all workers of pytest-xdist use together."""
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import sys
 import tempfile
 import traceback
+from pathlib import Path
+from typing import Callable
 
 import pytest
+from filelock import FileLock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
+
+from tests.processes import fork_context
 
 torch.set_num_threads(1)
 
@@ -43,16 +47,9 @@ def _child(rank, world, store_path, function, args, environment, results):
         os._exit(0)
 
 
-def clean_processes():
-    """Starts processes from a server that has done the imports and nothing else: a fork of this process would carry half of its process groups."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.conftest", "dfm_nb.train", "dfm_nb.generate"])
-    return context
-
-
 def run_ranks(world: int, function, *args, timeout_s: float = 120) -> list:
-    """Run `function(*args)` on `world` ranks with gloo; the results by rank. Imports are paid for once."""
-    context = clean_processes()
+    """Run `function(*args)` on `world` ranks with gloo; the results by rank. Imports are paid for once (see `tests.processes`)."""
+    context = fork_context()
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
@@ -88,19 +85,37 @@ def one_rank():
 
 
 @pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory):
-    """A prepared folder (see `tiny_run`)."""
-    from tests import tiny_run
+def make_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """`make_once(name, make)`: the folder that `make(folder)` fills, once for all workers of pytest-xdist. Nobody writes in it afterwards."""
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent  # the worker's own folder lies in the one that all share
 
-    return tiny_run.prepare(tmp_path_factory.mktemp("tiny") / "data")
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = place / name, place / f"{name}.done"
+        with FileLock(place / f"{name}.lock"):
+            if not done.exists():
+                make(folder)
+                done.touch()
+        return folder
+
+    return once
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tiny_data):
+def tiny_data(make_once):
+    """A prepared folder (see `tiny_run`)."""
+    from tests import tiny_run
+
+    return make_once("tiny-data", tiny_run.prepare)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(make_once, tiny_data):
     """A run folder whose weights mean nothing."""
     from tests import tiny_run
 
-    return tiny_run.train(tiny_data, tiny_data.parent / "run")
+    return make_once("tiny-run", lambda run: tiny_run.train(tiny_data, run))
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +127,9 @@ def tiny_pipe(tiny_checkpoint):
     parallel.init()
     yield Pipeline.from_checkpoint(tiny_checkpoint)
     parallel.shutdown()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules with long tests first: two workers that take a module each then end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -14,10 +14,9 @@ FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_f
 
 
 @pytest.fixture(scope="module")
-def conditioned_checkpoint(tiny_data):
-    return tiny_run.train(
-        tiny_data, tiny_data.parent / "conditioned", "dataset.condition_frames_prob=0.5", "rng.seed=3"
-    )
+def conditioned_checkpoint(tiny_data, tmp_path_factory):
+    run = tmp_path_factory.mktemp("conditioned") / "run"
+    return tiny_run.train(tiny_data, run, "dataset.condition_frames_prob=0.5", "rng.seed=3")
 
 
 @pytest.fixture(scope="module")

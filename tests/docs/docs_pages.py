@@ -1,39 +1,23 @@
 """Runs the code blocks of a documentation page, in order, in an empty folder; what the tests of all pages share.
 
-Every ```bash and ```python block is run; ```text, ```yaml and the like are shown only. `dfm` and `python` blocks come from a server that has paid for
-the imports and forks for each: the same `dfm_nb.cli.entry`, in a fresh process, without ten seconds of imports each. `torchrun` is the real one.
+Every ```bash and ```python block is run; ```text, ```yaml and the like are shown only. `dfm`, `python` and `torchrun` are forks: see `tests.processes`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
-import socket
 import stat
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from tests.processes import commands
 
 ROOT = Path(__file__).parents[2]
 RUN = ("bash", "python")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.M | re.S)
-CLIENT = """#!{python} -SE
-import json, os, socket, sys
-place = {address!r}
-with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
-    s.connect(place)
-    ask = dict(argv=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ))
-    socket.send_fds(s, [json.dumps(ask).encode()], [0, 1, 2])
-    said = s.recv(16)
-sys.exit(int(said) if said else 137)
-"""
 
 
 class Page:
@@ -104,7 +88,7 @@ class Desk:
 
     def run(self, language: str, code: str) -> str:
         """Run one block; an AssertionError shows it with what it printed when it fails."""
-        start = {"bash": ["bash", "-euo", "pipefail", "-c", code], "python": ["dfm-python", code]}[language]
+        start = {"bash": ["bash", "-euo", "pipefail", "-c", code], "python": ["python", "-c", code]}[language]
         began = time.monotonic()
         done = subprocess.run(
             start, cwd=self.folder, env=self.env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=900
@@ -121,114 +105,17 @@ class Desk:
         return self.said
 
 
-@contextmanager
-def desk(folder: Path, preload: tuple[str, ...], hf: str | None = None, **environment: str) -> Iterator[Desk]:
-    """A desk whose `dfm` has `preload` imported.
+def desk(folder: Path, hf: str | None = None, **environment: str) -> Desk:
+    """A desk in `folder`.
 
     Parameters
     ----------
     hf : bash that stands in for the `hf` command, as there is no hub. environment : added for all blocks.
     """
-    env = dict(os.environ, OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", **environment)
-    env["PATH"] = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), env["PATH"]])
+    env = commands().environment(**environment)
+    env["PATH"] = os.pathsep.join([str(folder / "bin"), env["PATH"]])
     here = Desk(folder, env)
     (folder / "scripts").symlink_to(ROOT / "scripts")
     if hf is not None:
         here.tool("hf", hf)
-    with tempfile.TemporaryDirectory(prefix="dfm-docs-") as place:
-        address = os.path.join(place, "s")
-        here.tool("dfm", CLIENT.format(python=sys.executable, address=address))
-        here.tool(
-            "dfm-python", CLIENT.format(python=sys.executable, address=address).replace("argv=", 'name="python", argv=')
-        )
-        server = subprocess.Popen([sys.executable, "-m", "tests.docs_pages", address, *preload], cwd=ROOT, env=env)
-        try:
-            while not os.path.exists(address):
-                assert server.poll() is None, "the server of `dfm` did not start"
-                time.sleep(0.05)
-            yield here
-        finally:
-            server.terminate()
-            server.wait()
-
-
-# ---- the server ---------------------------------------------------------------------------------------------------
-
-
-def serve(address: str, preload: list[str]) -> None:
-    """Fork one process for each request, until terminated."""
-    import importlib
-
-    for module in preload:
-        importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address + ".new")
-        listener.listen(16)
-        os.rename(address + ".new", address)
-        while True:
-            connection, _ = listener.accept()
-            if os.fork() == 0:
-                listener.close()
-                _attend(connection)
-            connection.close()
-
-
-def _attend(connection: socket.socket) -> None:
-    """Start the request's process, pass on its end, and end it when the one who asked is gone."""
-    import select
-
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-    worker = os.fork()
-    if worker == 0:
-        _work(json.loads(message), fds)
-    for fd in fds:
-        os.close(fd)
-    handle = os.pidfd_open(worker)
-    ready, _, _ = select.select([handle, connection], [], [])
-    if handle not in ready:
-        os.kill(worker, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    if handle in ready:
-        connection.send(str(code if code >= 0 else 128 - code).encode())
-    os._exit(0)
-
-
-def _work(ask: dict, fds: list[int]) -> None:
-    """Become the command."""
-    import atexit
-    import runpy
-    import traceback
-
-    for target, fd in enumerate(fds):
-        os.dup2(fd, target)
-    os.environ.clear()
-    os.environ.update(ask["env"])
-    os.chdir(ask["cwd"])
-    code: object = 1
-    try:
-        if ask.get("name") == "python":
-            sys.argv, sys.path[0] = ["-c"], ""
-            with tempfile.TemporaryDirectory() as place:
-                script = Path(place, "block.py")
-                script.write_text(ask["argv"][0])
-                runpy.run_path(str(script), run_name="__main__")
-            code = 0
-        else:
-            from dfm_nb.cli import entry
-
-            sys.argv, sys.path[0] = ["dfm", *ask["argv"]], ""
-            entry()
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2:])
+    return here

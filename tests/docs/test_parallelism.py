@@ -21,11 +21,10 @@ PAGES = [PARALLELISM, CLUSTER, WORKBENCH]
 @pytest.mark.timeout(1500)
 def test_every_block_of_the_pages_runs(tmp_path):
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    preload = ("dfm_nb.train", "dfm_nb.plan", "workbench.form", "workbench.notebook_run", "papermill", "nbformat")
-    with desk(tmp_path, preload) as here:
-        layouts = here.run_page(PARALLELISM)
-        here.said = ""
-        notebooks = here.run_page(WORKBENCH)
+    here = desk(tmp_path)
+    layouts = here.run_page(PARALLELISM)
+    here.said = ""
+    notebooks = here.run_page(WORKBENCH)
 
     assert "2 {'tp': 1, 'cp': 1, 'dp': 1, 'pp': 1}" in layouts and "pp [[0, 8], [1, 9]" in layouts
     assert "TP * PP * CP must divide the number of processes = 6" in layouts

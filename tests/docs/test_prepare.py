@@ -85,16 +85,8 @@ def make_hub(folder):
 def test_every_block_of_the_page_runs(tmp_path):
     make_inputs(tmp_path)
     hub = make_hub(tmp_path / "hub")
-    preload = (
-        "dfm_nb.prepare",
-        "dfm_nb.inspect",
-        "transformers",
-        "webdataset",
-        "dfm_nb.data.energon_encoder",
-        "pandas",
-    )
-    with desk(tmp_path, preload, hf=HF, HUB=str(hub)) as here:
-        said = here.run_page(PAGE)
+    here = desk(tmp_path, hf=HF, HUB=str(hub))
+    said = here.run_page(PAGE)
 
     data = tmp_path / "data"
     read = lambda name: json.loads((tmp_path / name / "manifest.json").read_text())  # noqa: E731

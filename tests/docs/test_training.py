@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints import weights as checkpoint
+from tests.docs.docs_pages import Page, desk
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.M | re.S)
-SCRIPT = "".join(code for language, code in BLOCKS if language == "bash")
+PAGE = Page("docs/training.md")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_block_of_the_page_runs(tiny_data, tmp_path):
     (tmp_path / "butterflies").symlink_to(tiny_data)
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    done = subprocess.run(
-        ["bash", "-exuo", "pipefail", "-c", SCRIPT], cwd=tmp_path, env=env, capture_output=True, text=True
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-4000:]
+    said = desk(tmp_path).run_page(PAGE)
 
     faults = (tmp_path / "faults.txt").read_text()
     assert "2 faults" in faults and "model.hidden_size" in faults and "optimizer.lr" in faults
@@ -55,23 +43,13 @@ def test_every_block_of_the_page_runs(tiny_data, tmp_path):
     assert len(read_metrics(tmp_path / "runs" / "tuned" / "metrics.jsonl")) == 2
 
 
-def test_the_page_has_only_blocks_that_are_run_and_text():
-    assert {language for language, _ in BLOCKS} == {"bash", "text"} and PAGE.count("```") == 2 * len(BLOCKS)
-    assert sum(language == "bash" for language, _ in BLOCKS) > 8
-
-
 def test_settings_that_the_page_names_exist():
     names = set(cfg.fields()).union(*(f.limits.get("aliases", ()) for f in cfg.fields().values()))
     named = set(
         re.findall(
-            r"\b((?:model|train|optimizer|scheduler|dataset|checkpoint|ema|validation|logger|dist)\.[a-z_.]+)", PAGE
+            r"\b((?:model|train|optimizer|scheduler|dataset|checkpoint|ema|validation|logger|dist)\.[a-z_.]+)", PAGE.text
         )
     )
     named = {n.rstrip(".") for n in named if not n.endswith((".pth", ".safetensors", ".png"))}
     wrong = {n for n in named - names if not any(k.startswith(f"{n}.") for k in names)}
     assert len(named) > 30 and wrong <= {"model.hiden_size"}
-
-
-def test_links_of_the_page_lead_to_files():
-    links = re.findall(r"\]\(([^)#]+)\)", PAGE)
-    assert links and [t for t in links if not (ROOT / "docs" / t).resolve().exists()] == []

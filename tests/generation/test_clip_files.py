@@ -21,7 +21,7 @@ from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import main
 from dfm_nb.generation.clip_files import output_path, replay_verdict
 from dfm_nb.generation.request import Request
-from tests.conftest import clean_processes
+from tests.processes import commands, fork_context
 
 SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2"]
 
@@ -242,7 +242,7 @@ def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path, num
     for i in range(200):
         argv += ["--prompt", f"moth {i}"]
     log = tmp_path / "log.txt"
-    process = clean_processes().Process(target=drawing, args=(argv, log))
+    process = fork_context().Process(target=drawing, args=(argv, log))
     process.start()
     deadline = time.monotonic() + 120
     while len(list(tmp_path.glob("*.mp4.json"))) < 2 and process.is_alive() and time.monotonic() < deadline:
