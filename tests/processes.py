@@ -75,11 +75,7 @@ class Commands:
         self._folder = tempfile.TemporaryDirectory(prefix="dfm-tests-")
         self.path = Path(self._folder.name)
         address, python = str(self.path / "socket"), str(self.path / "python")
-        for name, words in {
-            "python": [],
-            "dfm": ["-m", "dfm_nb"],
-            "torchrun": ["-m", "torch.distributed.run"],
-        }.items():
+        for name, words in {"python": [], "dfm": ["-m", "dfm_nb"], "torchrun": ["-m", "torch.distributed.run"]}.items():
             place = self.path / name
             place.write_text(
                 CLIENT.format(python=sys.executable, words=words, address=address, executable=python), encoding="utf-8"
@@ -100,6 +96,12 @@ class Commands:
         name, *rest = map(str, words)
         settings = {"capture_output": True, "text": True, "timeout": 300, "env": self.environment(), **settings}
         return subprocess.run([str(self.path / name), *rest], **settings)
+
+    def start(self, *words: object, **settings) -> subprocess.Popen[str]:
+        """The same without waiting, with both outputs in one; a SIGTERM or SIGINT is passed on, and a SIGKILL ends the fork too."""
+        name, *rest = map(str, words)
+        settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **settings}
+        return subprocess.Popen([str(self.path / name), *rest], env=self.environment(), **settings)
 
     def _serve(self) -> None:
         while True:

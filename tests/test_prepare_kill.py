@@ -11,12 +11,21 @@ import pytest
 
 from dfm_nb.base.argv import torchrun_argv
 from dfm_nb.data import shards
+from tests.processes import alive, commands, wait_until
 
 FLAGS = ["--source", "synthetic", "--num-images", "60", "--num-clips", "6", "--short-side", "32", "--shard-size", "4"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+def prepare(folder):
+    """To the end."""
+    launch = ["--standalone", "--nproc-per-node=2", "-m", "dfm_nb.prepare"]
+    done = commands().run("torchrun", *launch, *FLAGS, "--output-dir", folder, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def start(folder):
+    """Real processes, to be killed."""
     argv = torchrun_argv("dfm_nb.prepare", [*FLAGS, "--output-dir", str(folder), "--resume"], 2)
     quiet = subprocess.DEVNULL
     return subprocess.Popen(argv, env=ENV, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -32,20 +41,13 @@ def parts(folder):
     }
 
 
-def wait_for(condition, limit_s=90):
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 @pytest.mark.slow
 def test_killed_preparation_resumes_to_the_same_bytes(tmp_path):
-    assert start(tmp_path / "clean").wait(180) == 0
+    prepare(tmp_path / "clean")
     rng, folder = random.Random(2), tmp_path / "d"
     for finished, whole_group in ((1, True), (6, False), (11, True)):  # shards that are there when the signal comes
         process = start(folder)
-        wait_for(lambda n=finished: len(list(folder.glob(".dfm/rank*.json"))) >= n)
+        wait_until(lambda n=finished: len(list(folder.glob(".dfm/rank*.json"))) >= n, "shards", 90, pause_s=0.005)
         time.sleep(rng.uniform(0, 0.05))
         workers = psutil.Process(process.pid).children(recursive=True)
         if whole_group:
@@ -53,10 +55,10 @@ def test_killed_preparation_resumes_to_the_same_bytes(tmp_path):
         else:
             process.kill()  # torchrun alone: its processes must go with it
         process.wait()
-        wait_for(lambda w=workers: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in w), 10)
+        wait_until(lambda w=workers: not alive(w), "the workers' end", 10)
         assert not (folder / "manifest.json").exists()
         for tar in folder.glob("*.tar"):  # whole or absent
             assert all(e.read() for e in shards.scan_shard(tar))
-    assert start(folder).wait(180) == 0
+    prepare(folder)
     assert parts(folder) == parts(tmp_path / "clean") and len(parts(folder)) == 3 * 66
     assert not list(folder.glob("*.tmp"))

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,14 @@ from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
+from tests.processes import commands, wait_until
 
 SMALL = [
     "--mock",
     "--recipe",
     "demo",
+    *tiny_run.WIDTH,
     "model.num_layers=2",
-    "model.hidden_size=48",
-    "model.num_attention_heads=4",
     "train.eval_interval=0",
     "dataset.task_encoder_seq_length=96",
     "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]",
@@ -35,17 +34,21 @@ SMALL = [
 ]
 
 
-def command(run_dir, *extra, processes=2):
-    return torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run_dir), *extra], processes)
+def command(run_dir, *extra):
+    """The real torchrun of two real processes, to be killed."""
+    return torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run_dir), *extra], 2)
 
 
-def pretrain(run_dir, *extra, processes=2, ok=True):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command(run_dir, *extra, processes=processes), env=env, capture_output=True, text=True, timeout=300
-    )
-    assert (done.returncode == 0) == ok, done.stdout[-3000:] + done.stderr[-3000:]
+def torchrun(*words):
+    """A torchrun whose processes are forks (see `tests.processes`); what it printed."""
+    done = commands().run("torchrun", *words)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
+
+
+def pretrain(run_dir, *extra, processes=2):
+    launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.train"]
+    return torchrun(*launch, *SMALL, "--run-dir", run_dir, *extra)
 
 
 def losses(run_dir):
@@ -79,9 +82,7 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     process = subprocess.Popen(
         command(run), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not checkpoint.whole_checkpoints(run / "checkpoints"):
-        time.sleep(0.05)
+    wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint", 120)
     kill_tree(process)
     assert len(losses(run)) < 12 or checkpoint.whole_checkpoints(run / "checkpoints")
     output = pretrain(run)
@@ -104,13 +105,8 @@ def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mod
     """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are those of the run that nothing happened to."""
     run = tmp_path / "run"
     script = str(Path(__file__).parent / "distributed" / "dying_run.py")
-    argv = [*torchrun_argv("dfm_nb.train", [], 2, ["--max-restarts=1"])[:-2], script, *SMALL, "--run-dir", str(run)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*argv, f"checkpoint.async_save={mode}"], env=env, capture_output=True, text=True, timeout=300
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-3000:]
+    launch = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", script]
+    output = torchrun(*launch, *SMALL, "--run-dir", run, f"checkpoint.async_save={mode}")
     assert re.search(r"exitcode: -9\) local_rank: 1", output) and output.count("Starting pretraining") == 2
     assert re.search(r"Resumed from .*iter_000000[48] at iteration [48]", output)
     assert losses(run) == losses(clean[0])
@@ -120,19 +116,8 @@ def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mod
 def test_chaos_in_short(tmp_path):
     """`make chaos` with five kills instead of fifty; its full form is in benchmarks/results/chaos.md."""
     script = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
-    argv = [
-        sys.executable,
-        str(script),
-        "--kills",
-        "5",
-        "--iterations",
-        "32",
-        "--torchrun",
-        "0",
-        "--output-dir",
-        str(tmp_path),
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=400)
+    argv = ["--kills", "5", "--iterations", "32", "--torchrun", "0", "--output-dir", str(tmp_path)]
+    done = subprocess.run([sys.executable, str(script), *argv], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads((tmp_path / "chaos.json").read_text())
     assert result["kills"] == 5 and result["identical"] and result["resumed"] >= 1
@@ -182,12 +167,8 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(clean, tmp_path)
 @pytest.mark.slow
 def test_sigterm_saves_and_ends_cleanly(tmp_path):
     run = tmp_path / "run"
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "dfm_nb.train", *SMALL, "--run-dir", str(run), "train.train_iters=2000"]
-    process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and len(losses(run) if (run / "metrics.jsonl").exists() else {}) < 6:
-        time.sleep(0.1)
+    process = commands().start("python", "-m", "dfm_nb.train", *SMALL, "--run-dir", run, "train.train_iters=2000")
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 6, "six steps", 120)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
@@ -246,37 +227,10 @@ def test_two_nodes_give_the_losses_of_one(clean, tmp_path):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = tmp_path / "run"
-    agents = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(rank),
-                "--nproc-per-node",
-                "1",
-                "--master-addr",
-                "127.0.0.1",
-                "--master-port",
-                str(port),
-                "-m",
-                "dfm_nb.train",
-                *SMALL,
-                "--run-dir",
-                str(run),
-            ],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    place = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    train = ["-m", "dfm_nb.train", *SMALL, "--run-dir", run]
+    agents = [commands().start("torchrun", *place, f"--node-rank={rank}", *train) for rank in range(2)]
     outputs = [a.communicate(timeout=240)[0] for a in agents]
     assert [a.returncode for a in agents] == [0, 0], outputs
     assert losses(run) == losses(clean[0])

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from dfm_nb.checkpoints import weights as checkpoint
+from tests.processes import wait_until
 from tests.test_train import SMALL, command, losses, pretrain
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -48,10 +49,11 @@ def workers(process):
 
 
 def wait_for_steps(run, process, count=8):
-    end = time.monotonic() + 120
-    while not (run / "metrics.jsonl").exists() or len(losses(run)) < count:
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.05)
+    def enough():
+        assert process.poll() is None
+        return (run / "metrics.jsonl").exists() and len(losses(run)) >= count
+
+    wait_until(enough, f"{count} steps", 120)
 
 
 @pytest.mark.slow

@@ -72,7 +72,9 @@ def test_wheel_holds_all_that_is_not_code(wheel):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".py"):
                 assert str(path.relative_to(ROOT)) in names
-    assert {"dfm_nb/py.typed", "dfm_nb/recipes/demo.yaml", "workbench/plot.js", "workbench/plot.css"} <= set(names)
+    assert {"dfm_nb/py.typed", "dfm_nb/config/recipes/demo.yaml", "workbench/plot.js", "workbench/plot.css"} <= set(
+        names
+    )
     assert any(n.startswith("dfm_nb/data/tokenizers/residual.safetensors") for n in names) and any(
         n.endswith("licenses/LICENSE") for n in names
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tests.conftest import run_ranks
 
+WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4"]
 SIZE = [
+    *WIDTH,
     "model.num_layers=2",
-    "model.hidden_size=48",
-    "model.num_attention_heads=4",
     "train.train_iters=3",
     "train.global_batch_size=1",
     "dataset.task_encoder_seq_length=160",

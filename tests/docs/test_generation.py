@@ -11,7 +11,7 @@ import pytest
 from dfm_nb import evaluate, generate
 from dfm_nb.base.video import read_image, read_video
 from dfm_nb.diffusion.samplers import SAMPLERS, SCHEDULES
-from dfm_nb.generation import request as prompts
+from dfm_nb.generation.request import Request
 from tests.docs.docs_pages import Page, desk
 
 PAGE = Page("docs/generation.md")
@@ -66,7 +66,7 @@ def test_the_page_names_every_flag_sampler_and_schedule(capsys):
         flags = set(re.findall(r"--[a-z][a-z-]+[a-z0-9]", capsys.readouterr().out)) - unsaid
         assert len(flags) > 15 and [f for f in sorted(flags) if f not in PAGE.text.replace("_", "-")] == []
     assert [n for n in (*SAMPLERS, *SCHEDULES) if f"`{n}`" not in PAGE.text and f" {n}`" not in PAGE.text] == []
-    assert {f.name for f in fields(prompts.Request)} >= set(re.findall(r'"(\w+)":', _jsonl()))
+    assert {f.name for f in fields(Request)} >= set(re.findall(r'"(\w+)":', _jsonl()))
 
 
 def _jsonl() -> str:

@@ -47,7 +47,8 @@ def test_settings_that_the_page_names_exist():
     names = set(cfg.fields()).union(*(f.limits.get("aliases", ()) for f in cfg.fields().values()))
     named = set(
         re.findall(
-            r"\b((?:model|train|optimizer|scheduler|dataset|checkpoint|ema|validation|logger|dist)\.[a-z_.]+)", PAGE.text
+            r"\b((?:model|train|optimizer|scheduler|dataset|checkpoint|ema|validation|logger|dist)\.[a-z_.]+)",
+            PAGE.text,
         )
     )
     named = {n.rstrip(".") for n in named if not n.endswith((".pth", ".safetensors", ".png"))}

@@ -6,9 +6,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dfm_nb.base.argv import guard, torchrun_argv
+from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import main
 from dfm_nb.generation.clip_files import output_path, replay_verdict
 from dfm_nb.generation.request import Request
-from tests.processes import commands, fork_context
+from tests.processes import commands, fork_context, wait_until
 
 SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2"]
 
@@ -204,8 +202,7 @@ def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
     for p in "abc":
         argv += ["--prompt", p]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(torchrun_argv("dfm_nb.generate", argv, 2), env=env, capture_output=True, text=True)
+    done = commands().run("torchrun", "--standalone", "--nproc-per-node=2", "-m", "dfm_nb.generate", *argv)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(p.name for p in tmp_path.glob("*.png")) == [
         "idx=0_rank=0_o.png",
@@ -244,9 +241,7 @@ def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path, num
     log = tmp_path / "log.txt"
     process = fork_context().Process(target=drawing, args=(argv, log))
     process.start()
-    deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("*.mp4.json"))) < 2 and process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(list(tmp_path.glob("*.mp4.json"))) >= 2, "two clips", 120)
     os.kill(process.pid, number)
     process.join(60)
     said = log.read_text()

@@ -231,7 +231,7 @@ def test_attach_to_nothing_says_what_to_do(tmp_path):
 
 TERMINAL = """
 import pathlib, signal, sys, time
-from dfm_nb.runs import Run
+from dfm_nb.base.run import Run
 run = Run.create(sys.argv[1])
 run.claim()
 run.save_config("train:\\n  train_iters: 9\\n")

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dfm_nb import inspect
+from dfm_nb import inspect, prepare
 from dfm_nb.base import plugins
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data.encoding import to_pixels
@@ -303,7 +302,7 @@ def test_data_carry_the_tokenizer_that_made_them(tmp_path):
         "--output-dir",
         str(tmp_path / "d"),
     ]
-    subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", *argv], check=True)
+    assert prepare.main(argv) == 0
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
     assert (
         manifest["tokenizer"]
@@ -330,7 +329,7 @@ def test_prepare_records_the_tokenizer_and_its_psnr(tmp_path, tokenizer):
         "--output-dir",
         str(tmp_path / "d"),
     ]
-    subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", *argv], check=True)
+    assert prepare.main(argv) == 0
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
     assert manifest["tokenizer"]["sha256"] == tokenizer.identity()["sha256"]
     assert manifest["psnr_db"]["images"] > 20
