@@ -1,12 +1,18 @@
-# make demo | make lab | make test | make lint | make docs | make parallel-check | make chaos | make bench | make bench-gpu
+# make demo | make lab                        from pictures to clips; JupyterLab
+# make check | make test                      while you work | before you hand in, and in CI
+# make lint | make notebooks | make browser | make chaos | make parallel-check      parts of it, the last four in full
+# make docs | make bench | make bench-gpu
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+SOURCES := dfm_nb workbench tests scripts benchmarks $(wildcard examples)
+# a worker takes whole modules, those with long tests first (tests/conftest.py)
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations=25
 
-.PHONY: demo lab test lint setup docs parallel-check chaos bench bench-gpu clean
+.PHONY: demo lab check test lint setup notebooks browser chaos parallel-check docs bench bench-gpu clean
 
 setup: $(STAMP)
 
@@ -24,12 +30,24 @@ lab: setup
 	$(BIN)/dfm lab
 
 lint: setup
-	$(BIN)/ruff check dfm_nb workbench tests scripts benchmarks
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+check: setup lint
+	$(PYTEST) -m "not slow"
+
 test: setup lint
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+notebooks: export DFM_FULL := 1
+notebooks: setup
+	$(BIN)/python -m pytest -q --durations=25 tests/notebooks
+
+browser: export DFM_FULL := 1
+browser: setup
+	$(BIN)/python -m pytest -q --durations=25 tests/browser
 
 docs: setup
 	$(BIN)/python scripts/api_reference.py build/docs/api

@@ -187,7 +187,7 @@ def chaos(folder: Path, kills: int, iterations: int, by_torchrun: int, seed: int
     """The clean run, the killed one, and what happened."""
     rng = random.Random(seed)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dfm_nb.train"])
+    context.set_forkserver_preload(["dfm_nb.training.loop", "torch._dynamo"])  # `dfm_nb.train` imports them late
     clean, run, log = folder / "clean", folder / "chaos", folder / "log.txt"
     lives = 0
 

@@ -8,4 +8,4 @@ The pipeline, in order; each arrow is a module:
 and, for text, `text.corpus` (JSONL -> Megatron .bin/.idx) and `text.blend` (weighted blends, the packed loader).
 """
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"

@@ -40,10 +40,7 @@ def test_same_request_gives_the_same_latent_and_another_seed_another(tiny_pipe):
 def test_guidance_follows_its_definition(tiny_pipe):
     """guidance 1 is the conditional model; the guided estimate lies on the line through both."""
     x, sigma = torch.randn(1, 16, 1, 4, 6, dtype=torch.float64), torch.tensor(1.5)
-    D = {
-        g: tiny_pipe.denoiser([Request(PROMPTS[0], **{**FAST, "guidance": g})])(x, sigma)
-        for g in (0.0, 1.0, 3.0)
-    }
+    D = {g: tiny_pipe.denoiser([Request(PROMPTS[0], **{**FAST, "guidance": g})])(x, sigma) for g in (0.0, 1.0, 3.0)}
     torch.testing.assert_close(D[3.0], D[0.0] + 3 * (D[1.0] - D[0.0]), rtol=1e-4, atol=1e-5)
 
 

@@ -108,7 +108,8 @@ def sweep(
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
     rows = points(source, grid, fixed or {}, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    waiting, running = list(rows), {}
+    waiting = list(rows)
+    running: dict[str, tuple[Point, subprocess.Popen, float]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:

@@ -5,7 +5,6 @@ Screenshots go to `runs/browser` (or $DFM_SCREENSHOTS), to be kept as output of 
 
 import os
 import re
-import time
 from pathlib import Path
 
 import nbformat
@@ -16,6 +15,7 @@ from papermill.parameterize import parameterize_notebook
 
 from dfm_nb.base.metrics import read_metrics
 from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
+from tests.processes import alive, wait_until
 from workbench.job import Job
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -24,7 +24,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SHOTS = Path(os.environ.get("DFM_SCREENSHOTS", Path(__file__).parents[2] / "runs" / "browser"))
 PATIENCE_S = 300
-SMALL = {"num_images": 48, "num_clips": 12, "model_size": "tiny", "train_iters": 24, "num_processes": 2, "num_steps": 6}
+FULL = "DFM_FULL" in os.environ  # make browser
+SMALL = {
+    "num_images": 48 if FULL else 24,
+    "num_clips": 12 if FULL else 6,
+    "model_size": "tiny",
+    "train_iters": 24 if FULL else 12,
+    "num_processes": 2 if FULL else 1,
+    "num_steps": 6 if FULL else 3,
+}
 LONG = """
 from workbench import Launcher, Monitor, project_folder
 project_folder()
@@ -93,28 +101,14 @@ def shot(page, name: str) -> None:
     page.screenshot(path=SHOTS / f"{name}.png")
 
 
-def wait_until(what, about: str, timeout_s: float = PATIENCE_S, page=None) -> None:
+def wait_for(what, about: str, page, timeout_s: float = PATIENCE_S) -> None:
     """Poll `what()` while the browser's events are served."""
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for: {about}"
-        page.wait_for_timeout(200) if page is not None else time.sleep(0.2)
+    wait_until(lambda: what() or page.wait_for_timeout(200), about, timeout_s)
 
 
 def drawn(place) -> str:
     """What the loss plot of a page or a cell draws now."""
     return place.locator(".dfm-monitor .dfm-plot").first.locator("svg").inner_html()
-
-
-def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run; one that has ended and waits to be collected by its parent does not."""
-    out = []
-    for p in processes:
-        try:
-            out += [p] if p.is_running() and p.status() != psutil.STATUS_ZOMBIE else []
-        except psutil.NoSuchProcess:
-            pass
-    return out
 
 
 def test_tour_by_hand_from_start_to_clips(page, server):
@@ -133,11 +127,13 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     monitor.locator(".dfm-plot path").first.wait_for(state="attached", timeout=PATIENCE_S * 1000)
     early = drawn(page)
     status = monitor.get_by_role("status")
-    sync_api.expect(status).to_contain_text("finished · iteration 24/24", timeout=PATIENCE_S * 1000)
+    sync_api.expect(status).to_contain_text(
+        "finished · iteration {0}/{0}".format(SMALL["train_iters"]), timeout=PATIENCE_S * 1000
+    )
     assert drawn(page) != early, "the loss plot changes while it trains"
     sync_api.expect(monitor.locator(".progress-bar").first).to_have_attribute("style", re.compile(r"width: 100%"))
     records = read_metrics(server.project / "runs/nb/tour/train")
-    assert [r["iteration"] for r in records if "loss" in r] == list(range(1, 25))
+    assert [r["iteration"] for r in records if "loss" in r] == list(range(1, SMALL["train_iters"] + 1))
     monitor.scroll_into_view_if_needed()
     shot(page, "tour_trained")
 
@@ -154,7 +150,7 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     assert size == [64, 64]
     video.evaluate("async v => { v.muted = true; await v.play(); }")
     seen = set()
-    wait_until(lambda: seen.add(video.evaluate("v => v.currentTime")) or len(seen) >= 3, "the clip plays", 30, page)
+    wait_for(lambda: seen.add(video.evaluate("v => v.currentTime")) or len(seen) >= 3, "the clip plays", page, 30)
     assert video.evaluate("v => v.getVideoPlaybackQuality().totalVideoFrames") > 1
     shot(page, "tour_clips")
 
@@ -165,7 +161,7 @@ def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):
     job, folder = Job(server.project / "runs/long"), server.project / "runs/long"
     lab.run_cell(0)
     lab.cell(0).locator(".dfm-launcher").get_by_role("button", name="Start").click(timeout=120_000)
-    wait_until(lambda: len(read_metrics(folder)) >= 3, "three iterations", page=page)
+    wait_for(lambda: len(read_metrics(folder)) >= 3, "three iterations", page)
     processes = job.processes()
     assert len(processes) >= 4, "a supervisor, torchrun and two workers"
     group = os.getpgid(processes[0].pid)
@@ -174,7 +170,7 @@ def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):
 
     lab.restart_kernel()
     before = len(read_metrics(folder))
-    wait_until(lambda: len(read_metrics(folder)) > before + 3, "training goes on without a kernel", page=page)
+    wait_for(lambda: len(read_metrics(folder)) > before + 3, "training goes on without a kernel", page)
     assert len(alive(processes)) == len(processes)
     lab.run_cell(1)
     again = lab.cell(1).locator(".dfm-launcher")  # what cell 0 shows belonged to the former kernel
@@ -184,7 +180,7 @@ def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):
     monitor.locator(".dfm-plot path").first.wait_for(state="attached")
     attached = drawn(lab.cell(1))
     assert attached != early
-    wait_until(lambda: drawn(lab.cell(1)) != attached, "the plot goes on", 60, page)
+    wait_for(lambda: drawn(lab.cell(1)) != attached, "the plot goes on", page, 60)
     monitor.scroll_into_view_if_needed()
     shot(page, "attached_after_restart")
 

@@ -14,6 +14,7 @@ def alone():
     return run_ranks(1, losses_and_gradients, MUON)[0]
 
 
+@pytest.mark.slow
 def test_it_is_not_adamw(alone):
     adam = run_ranks(1, losses_and_gradients, [])[0]
     assert adam["losses"][0] == alone["losses"][0]

@@ -7,6 +7,8 @@ import pytest
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS, largest_relative_difference, losses_and_gradients
 
+pytestmark = pytest.mark.slow
+
 
 @functools.cache
 def reference():

@@ -6,6 +6,8 @@ from dfm_nb.plan import Plan
 from tests.conftest import run_ranks
 from tests.test_plan import estimated_layer, model_of, one_layer
 
+pytestmark = pytest.mark.slow
+
 
 def on_this_rank(layout: Plan) -> tuple[int, int]:
     """(bytes a layer keeps for backward, parameters of a model of two layers)."""

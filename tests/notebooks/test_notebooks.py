@@ -13,10 +13,13 @@ import nbformat
 import psutil
 import pytest
 
+from tests.processes import commands
 from workbench import notebook_run
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 STRIP = "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.widgets"
+FULL = "DFM_FULL" in os.environ
+"""`make notebooks`: the same cells once more under nbmake, and workers of torchrun that are no forks."""
 SMALL = {
     "00_tour": {
         "num_images": 48,
@@ -54,11 +57,11 @@ def ran(tmp_path_factory):
             done[name] = notebook_run.execute(source, output, SMALL[name], progress=False, cwd=folder)
         return done[name]
 
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    yield run
-    if before is None:
-        del os.environ["OMP_NUM_THREADS"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        if not FULL:
+            patch.setenv("PYTHON_EXEC", str(commands().path / "python"))  # what torchrun starts its workers with
+        yield run
     running = [" ".join(_argv(p)) for p in psutil.Process().children(recursive=True)]
     assert not [a for a in running if "dfm_nb" in a and "forkserver" not in a], (
         "left running"
@@ -169,6 +172,7 @@ def test_failed_run_ends_the_traceback_with_its_own_error(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="the same cells as above: make notebooks")
 def test_notebooks_run_under_nbmake(tmp_path):
     """The same cells started by nbmake: parameters are put in first, and the text notebook stands for all."""
     import papermill.iorw

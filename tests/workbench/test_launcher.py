@@ -12,12 +12,14 @@ import textwrap
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import workbench
+from tests.processes import alive, wait_until
 from workbench import supervisor
 from workbench.job import Job, RunFailed
+
+pytestmark = pytest.mark.slow
 
 FAKE = """
 import json, os, pathlib, subprocess, sys, time
@@ -69,22 +71,9 @@ def launch(tmp_path, program):
         launcher.job.stop(grace_s=1)
 
 
-def eventually(condition, what: str, timeout_s: float = 40.0):
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
-
-
 def steps_done(launcher) -> int:
     path = launcher.run_dir / "metrics.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def alive(processes) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_headless_wait_blocks_and_prints_progress(launch, capsys):
@@ -146,8 +135,8 @@ def test_failing_run_raises_its_own_error_last(launch, ending, cause):
 
 def test_stop_leaves_no_process_of_any_depth(launch):
     launcher = launch(steps=100_000, ending="child", nproc=2, grace_s=5.0).start()
-    eventually(lambda: len(launcher.job.processes()) == 6, "supervisor, torchrun, 2 workers, 2 children of theirs")
-    eventually(lambda: steps_done(launcher) > 0, "a step")
+    wait_until(lambda: len(launcher.job.processes()) == 6, "supervisor, torchrun, 2 workers, 2 children of theirs")
+    wait_until(lambda: steps_done(launcher) > 0, "a step")
     tree = launcher.job.processes()
     launcher.stop()
     assert alive(tree) == []
@@ -158,7 +147,7 @@ def test_stop_leaves_no_process_of_any_depth(launch):
 def test_stop_kills_what_ignores_the_request(launch, program):
     program.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FAKE)
     launcher = launch(steps=100_000, grace_s=1.0).start()
-    eventually(lambda: steps_done(launcher) > 0, "a step")
+    wait_until(lambda: steps_done(launcher) > 0, "a step")
     tree = launcher.job.processes()
     launcher.stop()
     assert alive(tree) == [] and launcher.state == "stopped"
@@ -170,38 +159,38 @@ def test_second_press_of_stop_does_not_wait_for_a_save(launch, program, monkeypa
     launcher = launch(steps=100_000, grace_s=600.0).start()
     launcher.widget  # noqa: B018
     panel = launcher._panel
-    eventually(lambda: steps_done(launcher) > 0, "a step")
+    wait_until(lambda: steps_done(launcher) > 0, "a step")
     tree = launcher.job.processes()
     panel.stop.click()
-    eventually(lambda: panel.stop.description == "Stop now", "the button says what a second press does")
+    wait_until(lambda: panel.stop.description == "Stop now", "the button says what a second press does")
     assert "saving, then ending" in panel.status.value and len(alive(tree)) == 3
     panel.stop.click()
-    eventually(lambda: "stopped" in panel.status.value, "the run is gone")
+    wait_until(lambda: "stopped" in panel.status.value, "the run is gone")
     assert alive(tree) == [] and panel.stop.description == "Stop"
 
 
 def test_killed_torchrun_leaves_no_orphans(launch):
     launcher = launch(steps=100_000, nproc=2).start()
-    eventually(lambda: steps_done(launcher) > 0, "a step")
+    wait_until(lambda: steps_done(launcher) > 0, "a step")
     tree = launcher.job.processes()
     agent = next(p for p in tree if "torch.distributed.run" in " ".join(p.cmdline()) and p.ppid() == tree[0].pid)
     agent.kill()
-    eventually(lambda: alive(tree) == [], "the workers of the killed torchrun are gone")
+    wait_until(lambda: alive(tree) == [], "the workers of the killed torchrun are gone")
     assert launcher.state == "failed" and "SIGKILL" in launcher.job.cause()
 
 
 def test_killed_supervisor_takes_the_run_with_it(launch):
     launcher = launch(steps=100_000).start()
-    eventually(lambda: steps_done(launcher) > 0, "a step")
+    wait_until(lambda: steps_done(launcher) > 0, "a step")
     tree = launcher.job.processes()
     tree[0].kill()
-    eventually(lambda: alive(tree) == [], "torchrun and its worker are gone")
+    wait_until(lambda: alive(tree) == [], "torchrun and its worker are gone")
     assert launcher.state == "lost" and "Resume" in launcher.job.cause()
 
 
 def test_resume_runs_the_same_command_and_goes_on(launch):
     launcher = launch(steps=60).start()
-    eventually(lambda: steps_done(launcher) >= 3, "three steps")
+    wait_until(lambda: steps_done(launcher) >= 3, "three steps")
     launcher.stop()
     reached = steps_done(launcher)
     assert 3 <= reached < 60
@@ -282,7 +271,7 @@ def test_run_survives_its_kernel_and_is_found_again(tmp_path, program):
     assert launcher.state == "running" and launcher.pid == pid
     assert launcher.argv[1:] == ["100000", "well"]
     before = steps_done(launcher)
-    eventually(lambda: steps_done(launcher) > before, "the run goes on")
+    wait_until(lambda: steps_done(launcher) > before, "the run goes on")
     launcher.widget  # noqa: B018
     assert launcher._panel.start.disabled and not launcher._panel.stop.disabled
     tree = launcher.job.processes()
@@ -294,11 +283,11 @@ def test_headless_run_ends_with_its_kernel(tmp_path, program):
     kernel = start_elsewhere(tmp_path, program, headless="1")
     kernel.stdout.readline()
     job = Job(tmp_path / "run")
-    eventually(lambda: len(job.processes()) == 3, "supervisor, torchrun, worker")
+    wait_until(lambda: len(job.processes()) == 3, "supervisor, torchrun, worker")
     tree = job.processes()
     kernel.send_signal(signal.SIGKILL)
     kernel.communicate()
-    eventually(lambda: alive(tree) == [], "nothing is left behind")
+    wait_until(lambda: alive(tree) == [], "nothing is left behind")
 
 
 def test_reused_pid_is_not_taken_for_the_run(tmp_path):
@@ -314,13 +303,13 @@ def test_buttons_start_stop_and_show_their_faults(launch, monkeypatch):
     panel = launcher._panel
     assert panel.resume.disabled and panel.stop.disabled and not panel.start.disabled
     panel.start.click()
-    eventually(lambda: "running" in panel.status.value and not panel.stop.disabled, "the panel follows the run")
-    eventually(lambda: "Iteration" in panel.log.value, "log lines are shown")
+    wait_until(lambda: "running" in panel.status.value and not panel.stop.disabled, "the panel follows the run")
+    wait_until(lambda: "Iteration" in panel.log.value, "log lines are shown")
     panel._guarded(launcher.start)
     assert "already runs in" in panel.alert.value
     tree = launcher.job.processes()
     panel.stop.click()
-    eventually(lambda: "stopped" in panel.status.value, "the panel shows the stop")
+    wait_until(lambda: "stopped" in panel.status.value, "the panel shows the stop")
     assert alive(tree) == [] and not panel.resume.disabled
 
 
@@ -338,5 +327,5 @@ def test_trainer_command_gets_the_run_folder_once(tmp_path):
 
 def test_command_that_cannot_run_is_a_failure(tmp_path):
     job = Job.start(tmp_path, [str(tmp_path / "no-such-program")])
-    eventually(lambda: job.state != "running", "it ends")
+    wait_until(lambda: job.state != "running", "it ends")
     assert job.state == "failed" and "No such file" in job.cause()
