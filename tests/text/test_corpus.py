@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -139,11 +140,9 @@ def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, m
     append = text_parts.Parts.append
 
     def killing(self, *args):
-        import multiprocessing
-
         append(self, *args)
         for child in multiprocessing.active_children():
-            os.kill(child.pid, signal.SIGKILL)
+            child.kill()  # unlike os.kill, does nothing for one that has just been reaped
 
     monkeypatch.setattr(text_parts.Parts, "append", killing)
     with pytest.raises(ValueError, match="worker process ended .*run the same command again"):
@@ -558,7 +557,7 @@ def test_ranks_under_torchrun_write_the_parts_of_one_run(folders, tmp_path):
 
 MEASURE = """
 import resource, sys
-from dfm_nb.text_corpus import PreprocessConfig, preprocess
+from dfm_nb.text.corpus import PreprocessConfig, preprocess
 for name in ("short", "long"):
     folder, tokenizer = sys.argv[1:]
     config = PreprocessConfig((f"{folder}/{name}.jsonl",), f"{folder}/{name}", tokenizer, append_eod=True, progress=False)
