@@ -11,12 +11,13 @@ from dfm_nb.text import encode as text_encode
 from dfm_nb.text.encode import TextEncoder
 from tests.text.text_tokenizers import FOREIGN, ODD, SPACES, WORDS, build, sample_text
 
-FAMILIES = ["bpe", "gpt2", "wordpiece", "llama3", "qwen"]
+FAMILIES = ["gpt2", "llama3", "qwen"]
+OTHERS = ["bpe", "wordpiece", "metaspace"]
 
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    return {kind: build(kind) for kind in [*FAMILIES, "metaspace"]}
+    return {kind: build(kind) for kind in FAMILIES + OTHERS}
 
 
 def reference(tokenizer, text: str) -> list[int]:
@@ -34,7 +35,7 @@ def test_fast_path_equals_tokenizer(tokenizers, kind):
     for seed in range(400):
         text = sample_text(seed, foreign=0.03 * (seed % 3), odd=0.04 * (seed % 4))
         assert encode(encoder, text) == reference(tokenizers[kind], text), repr(text)
-    assert encoder.plain_documents < 300
+    assert len(encoder._words) > 50
 
 
 PIECES = st.sampled_from([*WORDS.split(), *FOREIGN, *ODD, *SPACES, "'", "'l", "12", "a", "B", "\u0301", "ß", " é"])
@@ -64,13 +65,13 @@ def test_added_tokens_in_the_text_are_found(tokenizers):
         text = f"the fox {token} jumps"
         assert tokenizers[kind].token_to_id(token) in encode(encoder, text)
         assert encode(encoder, text) == reference(tokenizers[kind], text)
-        assert encoder.plain_documents >= 1
 
 
-def test_unknown_pretokenizer_takes_the_plain_path(tokenizers):
-    encoder = TextEncoder(tokenizers["metaspace"], np.uint16)
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_tokenizers_take_the_plain_path(tokenizers, kind):
+    encoder = TextEncoder(tokenizers[kind], np.uint16)
     assert not encoder.fast
-    assert encode(encoder, "the lazy dog") == reference(tokenizers["metaspace"], "the lazy dog")
+    assert encode(encoder, "the lazy dog") == reference(tokenizers[kind], "the lazy dog")
 
 
 def test_word_memory_is_bounded(tokenizers, monkeypatch):
