@@ -1,4 +1,4 @@
-"""The process between a kernel and torchrun: `python supervisor.py REQUEST.json`; starts in a tenth of a second, without torch.
+"""The process between a kernel and torchrun: `python supervisor.py REQUEST.json`; it starts in 0.1 s, without torch.
 
 What enters: a JSON file with `folder`, `command`, `cwd`, `grace_s`, `die_with_parent`, `about`. What leaves:
 `launch.json` in the folder, with this process's pid and start time at once, and the exit code at the end; the
