@@ -1,27 +1,26 @@
-"""The interactive layer: small widgets over the command line and the run folder; each file is one of them.
+"""The interactive layer: a widget a file, over the command line and the run folder.
 
     headless.py    is there a person in front of the notebook?
     supervisor.py  the process between a kernel and torchrun: stops the whole tree, records how it ended
     job.py         start, find again and stop such a process
     outcome.py     what it said, and why it ended
     launcher.py    Start / Stop / Resume of a run            `Launcher`
-    launcher_panel.py  its buttons and what they show
+    launcher_panel.py  its buttons, state and log
     metrics.py     metrics.jsonl read while it is written    `MetricsReader`
     plot.py        a light SVG plot                          `LinePlot`
     monitor.py     loss, validation, speed, newest samples   `Monitor`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
     controls.py    one labelled control for one setting
     gallery.py     clips with their settings, side by side   `Gallery`
-    preview.py     a sample that sharpens as it is drawn     `SamplerPreview`
+    preview.py     a sample while it is generated            `SamplerPreview`
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
     place.py       where relative paths start; results       `project_folder`, `publish`
     notebook_*.py  `dfm notebook run | sweep`, on papermill
     lab.py         `dfm lab`
 
-What enters: paths and settings. What leaves: widgets, argv lists and text. Guarantees: training never runs inside the
-kernel's process; nothing here joins a process group; every widget also works without a front end (headless), as text
-and pictures. Cost: importing this package loads nothing heavy; each name is loaded when it is first used.
+Training never runs inside the kernel's process; generation may, and then starts a process group of one there. Every
+widget also works headless, as text and pictures. Names are loaded when they are first used, so the import is light.
 """
 
 from __future__ import annotations

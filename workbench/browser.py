@@ -1,8 +1,7 @@
 """What a data set holds: decoded samples with captions, a histogram of lengths, what was dropped and why.
 
-What enters: a folder of shards (`dfm prepare` or another writer). What leaves: a widget with pages and a caption search,
-or static HTML. Guarantees: runs no code from the data and writes nothing; a damaged sample is named in its place.
-Cost: one pass over the tar headers; only the samples of the page that is shown are read and decoded.
+It writes nothing, and reads and decodes only the samples of the page that is shown. A damaged sample is named in its
+place. Decoding loads the tokenizer that the manifest names.
 """
 
 from __future__ import annotations
@@ -84,7 +83,8 @@ class DatasetBrowser:
             f"{entry.key} · {length_of(entry.meta)} frame(s) · latent {shape} · {clip.text_emb.shape[1]} text tokens"
         )
         shown = Gallery([Item(kind, data, {"prompt": caption})], width_px=160, details=False).html()
-        return f'<div style="width:160px">{shown}<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div></div>'
+        small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
+        return f'<div style="width:160px">{shown}{small}</div>'
 
     def _load_tokenizer(self) -> Any:
         if self._tokenizer_note is None:
@@ -133,7 +133,8 @@ class DatasetBrowser:
             f'<td style="text-align:left">{html.escape(b)}</td></tr>'
             for a, b in rows
         )
-        return f"<table><caption style='text-align:left;font-weight:600'>{html.escape(str(self.place))}</caption>{cells}</table>"
+        head = f"<caption style='text-align:left;font-weight:600'>{html.escape(str(self.place))}</caption>"
+        return f"<table>{head}{cells}</table>"
 
     def drops_html(self) -> str:
         """Every reason with its count, and the first keys."""
@@ -146,9 +147,9 @@ class DatasetBrowser:
             )
         reasons = Counter(d["reason"] for d in drops)
         counted = ", ".join(f"{html.escape(r)} ({n})" for r, n in reasons.most_common())
+        cell = '<td style="text-align:left">{}</td>'
         rows = "".join(
-            f'<tr><td style="text-align:left">{html.escape(str(d["key"]))}</td><td style="text-align:left">{html.escape(str(d["reason"]))}</td>'
-            f'<td style="text-align:left">{html.escape(str(d.get("detail", "")))}</td></tr>'
+            f"<tr>{''.join(cell.format(html.escape(str(d.get(k, '')))) for k in ('key', 'reason', 'detail'))}</tr>"
             for d in drops[:DROPS_SHOWN]
         )
         more = f"<p>and {len(drops) - DROPS_SHOWN} more in manifest.json</p>" if len(drops) > DROPS_SHOWN else ""
@@ -227,13 +228,13 @@ def histogram_svg(counts: dict[int, int], width: int = 560, height: int = 200) -
     parts = []
     for i, (k, n) in enumerate(counts.items()):
         x, y = 10 + (i + 0.5) * step, bottom - (bottom - top) * n / highest
-        parts.append(
-            f'<rect x="{x - bar / 2:.1f}" y="{y:.1f}" width="{bar:.1f}" height="{max(1.0, bottom - y):.1f}" fill="{PALETTE[0]}"/>'
-        )
+        size = f'width="{bar:.1f}" height="{max(1.0, bottom - y):.1f}"'
+        parts.append(f'<rect x="{x - bar / 2:.1f}" y="{y:.1f}" {size} fill="{PALETTE[0]}"/>')
         parts.append(f'<text x="{x:.1f}" y="{y - 5:.1f}" text-anchor="middle">{n:,}</text>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{k}</text>')
     axis = f'<text x="{width / 2}" y="{height - 3}" text-anchor="middle">frames of a sample</text>'
     style = (
         f"max-width:{width}px;width:100%;fill:currentColor;font-size:11px;color:var(--jp-content-font-color1, inherit)"
     )
-    return f'<svg role="img" aria-label="{said}" viewBox="0 0 {width} {height}" style="{style}"><title>{said}</title>{"".join(parts)}{axis}</svg>'
+    head = f'<svg role="img" aria-label="{said}" viewBox="0 0 {width} {height}" style="{style}"><title>{said}</title>'
+    return f"{head}{''.join(parts)}{axis}</svg>"

@@ -1,4 +1,4 @@
-"""One labelled control for one setting: slider, menu, check box or text, with help beneath and room for a fault.
+"""One labelled control for one setting: slider, menu, check box or text, with help below and room for a fault.
 
 Every control is a native form element, so that the keyboard reaches it and screen readers name it. A fault is text
 beside the control, not colour alone.
@@ -18,7 +18,7 @@ from dfm_nb.config import notation
 WIDE = w.Layout(width="min(44em, 100%)")
 LABEL = {"description_width": "15em"}
 SLIDER_SPAN = 4096
-"""A whole number with both bounds gets a slider when it has at most so many values."""
+"""A bounded integer gets a slider when it has at most this many values."""
 
 
 class Control:

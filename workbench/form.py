@@ -34,7 +34,7 @@ class ConfigForm:
         (`train.train_iters`, `mixed_precision`), in the order to show.
     defaults : {key: value} filled in at the start, on top of the recipe; or a recipe's name.
     recipe : the layer below; pass the same one to the run (`--recipe`).
-    nproc : also check that the parallel layout fits so many processes.
+    nproc : also check that the parallel layout fits this many processes.
 
     >>> form = ConfigForm(["train.train_iters"], {"train.train_iters": 20}, recipe="demo")
     >>> form.overrides()
@@ -154,7 +154,7 @@ class ConfigForm:
 
     @property
     def widget(self) -> Any:
-        """An accordion with a section for each group, and beneath it the overrides that result."""
+        """An accordion with a section for each group, and below it the resulting overrides."""
         if self._box is None:
             sections: dict[str, list[Any]] = {}
             for key, control in self.controls.items():

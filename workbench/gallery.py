@@ -1,9 +1,6 @@
 """Clips that play in the notebook, each with its prompt, seed and settings; side by side to compare.
 
-What enters: mp4 and png files (with the `.json` that `dfm generate` writes beside them), or clips in memory; a list, or
-{label: list} for columns to compare. What leaves: HTML that carries its pixels, so that a saved or untrusted notebook
-still plays it; or a live widget that starts and stops all clips together. Guarantees: every clip has controls, starts
-muted, and is named for screen readers. Cost: the files' size times 4/3 in the notebook.
+The HTML carries its pixels, so a saved or untrusted notebook still plays them. That costs the files' size times 4/3.
 """
 
 from __future__ import annotations
@@ -147,7 +144,8 @@ class Gallery:
         labels = "".join(f'<th scope="col" style="text-align:left">{html.escape(c)}</th>' for c in self.columns)
         rows = range(max(map(len, self.columns.values())))
         body = "".join(f"<tr>{''.join(self._cell(c, r) for c in self.columns)}</tr>" for r in rows)
-        return f'{head}<table style="border-collapse:collapse"><thead><tr>{labels}</tr></thead><tbody>{body}</tbody></table>'
+        table = f"<thead><tr>{labels}</tr></thead><tbody>{body}</tbody>"
+        return f'{head}<table style="border-collapse:collapse">{table}</table>'
 
     def _cell(self, column: str, row: int) -> str:
         items = self.columns[column]
@@ -168,10 +166,9 @@ class Gallery:
         caption = f"<div>{html.escape(item.prompt)}</div>" + (
             f'<div style="opacity:.75">{html.escape(detail)}</div>' if detail else ""
         )
-        return (
-            f'<figure style="margin:0;width:{self.width_px}px">{media}<figcaption style="font-size:12px;line-height:1.35;'
-            f'margin-top:3px;color:var(--jp-content-font-color1, inherit)">{caption}</figcaption></figure>'
-        )
+        small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
+        caption = f'<figcaption style="{small}">{caption}</figcaption>'
+        return f'<figure style="margin:0;width:{self.width_px}px">{media}{caption}</figure>'
 
     def _repr_html_(self) -> str:
         return self.html()

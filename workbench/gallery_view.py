@@ -1,8 +1,4 @@
-"""The live gallery: its HTML, and one button for all clips.
-
-What enters: HTML with `<video>` elements. What leaves: an anywidget. Guarantees: playing together starts every clip at
-its first frame; the button says what it will do. Cost: the HTML, sent once.
-"""
+"""The live gallery: its HTML, and one button that plays all clips together from their first frame."""
 
 from __future__ import annotations
 

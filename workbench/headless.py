@@ -1,7 +1,6 @@
 """Is there a person with a browser in front of this notebook?
 
-What enters: the environment and the running kernel. What leaves: a bool. Guarantees: right in JupyterLab, Voila,
-papermill, nbconvert, nbmake and plain Python; `DFM_HEADLESS=1` or `0` decides when set. Cost: none.
+Answers for JupyterLab, Voila, papermill, nbconvert, nbmake and plain Python. `DFM_HEADLESS=1` or `0` overrides it.
 """
 
 from __future__ import annotations

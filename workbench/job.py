@@ -1,11 +1,8 @@
-"""A command that runs in its own process group with a folder as its address: start it, find it again, stop it, explain it.
+"""A command in its own process group, with a folder as its address: start it, find it again, stop it, explain it.
 
     FOLDER/launch.json  pid, start time, command, exit code        FOLDER/launch.log  everything it printed
 
-What enters: a folder and a command. What leaves: a `Job`, which any process can make again from the folder alone.
-Guarantees: the command survives the kernel (unless `die_with_parent`); a reused pid is not mistaken for it; after
-`stop` nothing of the process tree is alive; output is read in whole lines and the tail is never lost.
-Cost: starting takes 0.1 s, asking for the state a few system calls.
+Any process can make a `Job` again from the folder alone. The command survives the kernel, unless `die_with_parent`.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ RECORD, LOG = "launch.json", "launch.log"
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 START_TIMEOUT_S = 20.0
 GRACE_S = 120.0
-"""A run that is asked to stop saves a checkpoint first; only one that hangs needs so long."""
+"""A run that is asked to stop saves a checkpoint first; only one that hangs takes this long."""
 SWEEP_S = 10.0
 TAIL_BYTES = 1 << 18
 
@@ -178,7 +175,10 @@ class Job:
         """One or two sentences on why it failed; "" when it did not."""
         state = self.state
         if state == "lost":
-            return "the process vanished without an exit code (killed, or the machine restarted); Resume goes on from the last checkpoint"
+            return (
+                "the process vanished without an exit code (killed, or the machine restarted); "
+                "Resume goes on from the last checkpoint"
+            )
         return explain(self.output(), int(self.record["exit_code"])) if state == "failed" else ""
 
     # ---- stopping -------------------------------------------------------------------------------------------------
@@ -197,7 +197,8 @@ class Job:
         tree += self._wait_for_end(grace, tree)
         end = time.monotonic() + 2 * SWEEP_S
         while supervised and self.pid is not None and time.monotonic() < end:
-            _send(tree[:1], signal.SIGTERM)  # a second means at once; two that come together count as one: said again
+            # A second SIGTERM means "at once". Two that arrive together count as one, so it is sent again.
+            _send(tree[:1], signal.SIGTERM)
             tree += self._wait_for_end(1.0, tree)
         left = [p for p in tree if _is_alive(p)]
         _send(left, signal.SIGKILL)

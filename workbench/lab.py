@@ -1,8 +1,7 @@
 """`dfm lab`: JupyterLab at the tour, on this machine only, with a token.
 
-Enters: a port and a folder. Leaves: the server in the place of this process; Ctrl-C ends it, runs go on.
-Guarantees: it listens on loopback; every request needs the token; a port that is taken is said before anything starts.
-Where there is no `notebooks/` yet, the ones that came with the package are copied there, to be edited.
+The server takes the place of this process; Ctrl-C ends it, and runs go on. Where there is no `notebooks/` yet, the
+package's own are copied there, to be edited.
 """
 
 from __future__ import annotations
@@ -101,7 +100,10 @@ def free_port(wanted: int | None) -> int:
 
 
 def shipped() -> Path | None:
-    """The notebooks of this installation: beside the source tree, under the environment's share/, or (pip --target) beside the package."""
+    """The notebooks of this installation, or None.
+
+    They are beside the source tree, under the environment's share/, or (pip --target) beside the package.
+    """
     bases = (sysconfig.get_path("data"), site.getuserbase(), Path(__file__).parents[1])
     for folder in (Path(__file__).parents[1] / "notebooks", *(Path(base, SHARE) for base in bases)):
         if (folder / FIRST).is_file():

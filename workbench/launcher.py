@@ -1,10 +1,7 @@
 """Start, stop and resume a torchrun job from a notebook, never inside the kernel's process.
 
-What enters: a run folder and the arguments of a driver (`dfm_nb.train` unless another is named). What leaves: a widget
-with Start, Stop and Resume, or text when headless; `launch.json` and `launch.log` in the run folder (`job`).
-Guarantees: the kernel stays responsive; the run survives a kernel restart and `Launcher.attach` finds it again; Stop
-leaves no process; a failure shows its cause and last lines. Headless, `wait` blocks, prints progress and raises
-`RunFailed` with the run's own error, and the run ends with the kernel. Cost: one daemon thread, 4 looks a second.
+The run survives a kernel restart, and `Launcher.attach` finds it again; Stop leaves no process. Headless, `wait`
+blocks, prints progress and raises `RunFailed` with the run's own error, and the run ends with the kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ TRAINER = "dfm_nb.train"
 
 
 class _Done:
-    """An awaitable that is done, so that `await launcher.wait()` is one cell for both worlds."""
+    """An awaitable that is done, so that the cell `await launcher.wait()` works headless, too."""
 
     def __await__(self) -> Generator[None, None, None]:
         return
@@ -41,7 +38,7 @@ class Launcher:
 
     Parameters
     ----------
-    run_dir : where config, metrics, log and checkpoints go; made if need be.
+    run_dir : where config, metrics, log and checkpoints go; it is made when missing.
     argv : arguments of the program, for example `["--recipe", "demo", "train.train_iters=100"]`; `--run-dir` is added
         for the trainer.
     nproc : processes on this machine.
@@ -156,7 +153,7 @@ class Launcher:
         return self.state != "running" and (bool(self.job.record) or Run(self.run_dir).config_file.exists())
 
     def stop(self, grace_s: float | None = None) -> Launcher:
-        """End the run with all its processes; it saves first if it is past its start. Blocks until they are gone."""
+        """End the run with all its processes; once it trains, it saves first. Blocks until they are gone."""
         self.job.stop(grace_s)
         self._refresh()
         return self

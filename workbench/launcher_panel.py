@@ -1,8 +1,6 @@
 """What a launcher looks like: Start, Stop, Resume, the state, the last log lines, and on failure the cause.
 
-What enters: a `Launcher`. What leaves: an ipywidgets box. Guarantees: a button never blocks the kernel for longer than a
-start takes, and its faults are shown here; state is told by a word and a mark as well as a colour; a daemon thread
-follows the run until it ends. Cost: four looks a second while a run is alive.
+Faults of a button are shown here; otherwise only JupyterLab's log console would have them.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "
 
 
 class Panel:
-    """The buttons and what they show; state is told by a word and a mark as well as a colour."""
+    """The buttons, state and log; the state is a word and a mark as well as a colour."""
 
     def __init__(self, launcher: Any):
         import ipywidgets as w
@@ -35,14 +33,14 @@ class Panel:
 
         self.start = button("Start", "play", "primary", "Start the run in the background", launcher.start)
         self.stop = button("Stop", "stop", "warning", "Save, then end every process of the run", self._stop)
-        self.resume = button("Resume", "forward", "", "Go on from the newest checkpoint", launcher.resume)
+        self.resume = button("Resume", "forward", "", "Continue from the newest checkpoint", launcher.resume)
         self.status, self.alert, self.log = w.HTML(), w.HTML(), w.HTML()
         self.box = w.VBox([w.HBox([self.start, self.stop, self.resume, self.status]), self.alert, self.log])
         self.box.add_class("dfm-launcher")
         self.refresh()
 
     def _guarded(self, action: Any) -> None:
-        """Exceptions of a button are shown in the widget; otherwise only the Log console would see them."""
+        """Run a button's action and show its exception in the widget."""
         self.message = ""
         try:
             action()
@@ -106,18 +104,23 @@ def put(widget: Any, value: str) -> None:
 
 
 def _alert(text: str) -> str:
-    return (
-        '<div role="alert" style="border-left:4px solid #D55E00;padding:4px 10px;margin:4px 0;white-space:pre-wrap;line-height:1.4;'
-        f'color:var(--jp-ui-font-color1, inherit);background:var(--jp-layout-color2, #f6f6f6)"><b>Failed:</b> {html.escape(text)}</div>'
+    style = (
+        "border-left:4px solid #D55E00;padding:4px 10px;margin:4px 0;white-space:pre-wrap;line-height:1.4;"
+        "color:var(--jp-ui-font-color1, inherit);background:var(--jp-layout-color2, #f6f6f6)"
     )
+    return f'<div role="alert" style="{style}"><b>Failed:</b> {html.escape(text)}</div>'
 
 
 def _log_html(tail: str, failed: bool) -> str:
     """The reversed column keeps the last line in view however the lines wrap."""
     height = "24em" if failed else "15em"
-    return (
-        f'<div tabindex="0" role="log" aria-label="Last log lines" style="display:flex;flex-direction:column-reverse;'
-        f"max-height:{height};overflow:auto;margin:4px 0;padding:6px 10px;border:1px solid var(--jp-border-color2, #bbb);"
-        'background:var(--jp-layout-color1, transparent)"><pre style="margin:0;flex-shrink:0;font-size:11px;line-height:1.45;'
-        f'white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;color:var(--jp-content-font-color1, inherit)">{tail}</pre></div>'
+    frame = (
+        f"display:flex;flex-direction:column-reverse;max-height:{height};overflow:auto;margin:4px 0;padding:6px 10px;"
+        "border:1px solid var(--jp-border-color2, #bbb);background:var(--jp-layout-color1, transparent)"
     )
+    lines = (
+        "margin:0;flex-shrink:0;font-size:11px;line-height:1.45;white-space:pre-wrap;word-break:normal;"
+        "overflow-wrap:anywhere;color:var(--jp-content-font-color1, inherit)"
+    )
+    head = f'<div tabindex="0" role="log" aria-label="Last log lines" style="{frame}">'
+    return f'{head}<pre style="{lines}">{tail}</pre></div>'

@@ -1,8 +1,6 @@
 """`metrics.jsonl` read while it is being written, also across a resume that rewrites it.
 
-What enters: a run folder. What leaves: all whole records so far, in order of iteration. Guarantees: a half-written last
-line is read later, when it is whole; after a resume that cut records off, exactly the new file's records are held; a
-damaged line is reported, not raised. Cost: reads only what was added.
+A half-written last line is read later, when it is whole. A damaged line is reported, not raised.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A live view of a run: loss, validation by noise level, learning rate, speed, time left, newest samples.
 
-What enters: a run folder, of a run that is starting, running, stopped or done. What leaves: a widget; at the end of the
-run also a picture that stays in the saved notebook. Guarantees: a daemon thread reads the files, so that no cell waits
-for it and a busy cell does not stall it; at most four repaints a second; it follows, also through a resume, until `close`
-or until another monitor of the run is shown. Headless it shows the picture and a line of text only. Cost: a few milliseconds a repaint.
+A daemon thread reads the run folder, so no cell waits for it. It follows the run, also through a resume, until `close`
+or until another monitor of the run is shown. At the end a picture stays in the saved notebook. Headless it shows only
+that picture and a line of text.
 """
 
 from __future__ import annotations
@@ -246,7 +245,8 @@ class Monitor:
     def picture_html(self, folded: bool = False) -> str:
         said = html.escape(f"{self.status()}. {self.loss.summary}", quote=True)
         data = base64.b64encode(self.png()).decode()
-        image = f'<img src="data:image/png;base64,{data}" alt="{said}" style="max-width:100%"><p>{html.escape(self.status())}</p>'
+        image = f'<img src="data:image/png;base64,{data}" alt="{said}" style="max-width:100%">'
+        image += f"<p>{html.escape(self.status())}</p>"
         return (
             f"<details><summary>Picture of the run, kept in the notebook</summary>{image}</details>"
             if folded

@@ -1,8 +1,7 @@
-"""`dfm notebook run` and `dfm notebook sweep`: notebooks as batch jobs.
+"""`dfm notebook run`, `sweep` and `parameters`: notebooks as batch jobs.
 
-Enters: a command line. Leaves: executed notebooks, HTML reports, a result table. Guarantees: exit code 0 when every cell
-of every run ran, 1 when a cell failed (its error is the last line), 2 for a mistake in the command, before any kernel
-starts.
+Exit code 0: every cell of every run ran. 1: a cell failed, and its error is the last line. 2: a mistake in the command,
+found before any kernel starts.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What a headless notebook says while it runs, and the page it leaves.
-
-What enters: papermill's log, an executed notebook. What leaves: text on stdout, one HTML file with everything in it.
-Guarantees: the page needs no network and no server; a notebook whose page cannot be made keeps its `.ipynb`.
-Cost: the page takes about a second.
-"""
+"""What a headless notebook prints while it runs, and the HTML page it leaves."""
 
 from __future__ import annotations
 

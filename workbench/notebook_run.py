@@ -1,9 +1,7 @@
 """One notebook, run from its first cell to its last without a front end, on papermill.
 
-What enters: an `.ipynb` whose cell tagged `parameters` holds lines `name: type = default  # help`, and text values for
-some of the names. What leaves: the executed notebook and an HTML report beside it, also when a cell fails; `Outcome`.
-Guarantees: a name that the notebook does not have and a value of the wrong type are one `ValueError` each, before a
-kernel starts; the source notebook is not touched. Cost: a kernel (about 2 s) and the cells.
+The cell tagged `parameters` holds lines `name: type = default  # help`. Unknown names and values of another type are
+refused before a kernel starts. The source notebook is not touched.
 """
 
 from __future__ import annotations

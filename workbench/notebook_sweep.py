@@ -1,9 +1,7 @@
-"""A grid of runs of one notebook, several at a time, and the table of what came out.
+"""A grid of runs of one notebook, several at a time, and a table of the results.
 
-What enters: a notebook, {parameter: texts}, an output folder. What leaves: D/000.ipynb, D/000.html, D/000.log, ... and
-D/results.csv, written again after each run. Guarantees: every combination is checked before the first one starts; a run
-that fails is a row with its error and the others go on; each run has its own `work_dir`; an interrupt stops them all.
-Cost: a process and a kernel for each run.
+Every combination is checked before the first run starts. A failed run is a row with its error, and the others go on.
+`results.csv` is written again after each run.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any
 from workbench import notebook_run as runs
 
 OWN = "work_dir"
-"""A parameter of this name gets a folder of its own for each run, unless it is given."""
+"""A parameter with this name gets a folder of its own for each run, unless a value is given."""
 
 POLL_S = 0.2
 

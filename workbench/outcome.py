@@ -1,8 +1,6 @@
-"""What a torchrun job said, and why it ended: from its output and exit code.
+"""What a torchrun job printed, and why it ended: from its output and exit code.
 
-What enters: text as it was printed, several processes into one log, and an exit code. What leaves: the program's own
-lines without the launcher's report, and the cause in a sentence or two. Guarantees: a user's mistake (`error: ...`) comes
-before an exception, a rank's own exception before those that only follow from it. Cost: one pass over the text.
+A user's mistake (`error: ...`) comes before an exception, and a rank's own exception before those that follow from it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re
 
 
 def clean_lines(text: str) -> list[str]:
-    """Non-empty lines without colour codes; of a line redrawn with carriage returns, the last drawing."""
+    """Non-empty lines without colour codes; of a progress bar only its last state."""
     lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _ESCAPES.sub("", text).split("\n"))
     return [line for line in lines if line.strip()]
 

@@ -1,8 +1,7 @@
-"""Where a notebook's relative paths start, and what it wants to tell a table.
+"""Where a notebook's relative paths start, and what it publishes to a table.
 
-What enters: the kernel's working directory; named values. What leaves: the working directory changed to the project
-folder; a display that `dfm notebook sweep` reads. Guarantees: the same relative paths in JupyterLab, nbmake, nbconvert
-(which start in `notebooks/`) and papermill (which starts where it was called). Cost: none.
+JupyterLab, nbmake and nbconvert start in `notebooks/`, papermill where it was called; `project_folder` makes them
+agree.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 
 FIRST = "00_tour.ipynb"
 RESULT_TYPE = "application/vnd.dfm-nb.result+json"
-"""Media type of `publish`: what a run wants to tell a table."""
+"""Media type of `publish`."""
 
 
 def project_folder() -> None:
-    """Change to the folder that holds `notebooks/`, if the kernel started inside it, and say where we are.
+    """Change to the folder that holds `notebooks/`, if the kernel started inside it, and print the folder.
 
     >>> project_folder()      # doctest: +SKIP
     """

@@ -1,8 +1,7 @@
-"""A light line plot: SVG drawn in the browser, a few KiB a redraw; and the same picture as a PNG for saved notebooks.
+"""A light line plot: SVG drawn in the browser; and the same picture as a PNG for saved notebooks.
 
-What enters: series of (x, y). What leaves: an anywidget, or PNG bytes. Guarantees: at most 500 points a series are sent,
-extremes kept; readable in light and dark themes; told apart without colour (dash and marker too); the arrow keys move
-a cursor that reads out values; a one-line summary is the picture's text. Cost: about 3 ms a redraw.
+At most 500 points a series are sent, extremes kept. Lines differ in dash and marker as well as colour; the arrow keys
+move a cursor that reads out values.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def downsample(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) 
 
 
 def finite(x: Sequence[float], y: Sequence[float | None], log_x: bool = False) -> tuple[list[float], list[float]]:
-    """The points that can be drawn."""
+    """The points that can be plotted: finite, and positive on a log axis."""
     good = [
         (a, b) for a, b in zip(x, y) if b is not None and math.isfinite(b) and math.isfinite(a) and (a > 0 or not log_x)
     ]
@@ -91,7 +90,7 @@ class LinePlot(anywidget.AnyWidget):
         self.series: list[Series] = []
 
     def update(self, series: Sequence[Series]) -> None:
-        """Show these series instead of the former ones."""
+        """Replace the series."""
         solid = [s for s in series if s.style == "line"]
         self.series = [
             Series(s.name, *finite(s.x, s.y, self.log_x), s.style, s.colour, _dash(solid, s)) for s in series
@@ -109,7 +108,7 @@ class LinePlot(anywidget.AnyWidget):
 
 
 def _dash(lines: list[Series], one: Series) -> str:
-    """The first line is drawn through, the others each in their own dashes."""
+    """The first line is solid, the others each have their own dashes."""
     return next((DASHES[i % len(DASHES)] for i, s in enumerate(lines) if s is one), "")
 
 

@@ -1,8 +1,6 @@
-"""A sample that sharpens as it is drawn: what the network believes the clip is, after each step of the sampler.
+"""A sample while it is generated: the model's estimate of the finished clip after each sampler step.
 
-What enters: a `generate.Pipeline`. What leaves: the finished clips, and the pictures on the way (`frames`, `filmstrip`).
-Guarantees: drawing runs in a thread, one at a time; Stop ends it after the current step; the result is the one that the
-pipeline gives without a preview. Cost: one decoded frame for each step that is shown (at most four a second live).
+Sampling runs in a thread, one at a time. The result is the one that the pipeline gives without a preview.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ SIDE_PX = 256
 
 
 class Stopped(Exception):
-    """The user ended the drawing."""
+    """The user stopped the sampling."""
 
 
 class SamplerPreview:
-    """Draw one prompt and watch.
+    """Generate a clip for one prompt and watch.
 
     Parameters
     ----------
-    pipe : a loaded pipeline. prompt : shown at the start. settings : fields of `generate.Request` for every drawing.
+    pipe : a loaded pipeline. prompt : shown at the start. settings : fields of `generate.Request` for every clip.
 
     >>> preview = SamplerPreview(pipe)                              # doctest: +SKIP
     >>> clips = preview.draw("a blue morpho", num_steps=18)         # doctest: +SKIP
@@ -49,12 +47,12 @@ class SamplerPreview:
         self._thread: threading.Thread | None = None
         self._box: Any = None
 
-    # ---- drawing --------------------------------------------------------------------------------------------------
+    # ---- sampling -------------------------------------------------------------------------------------------------
 
     def draw(self, prompt: str | None = None, **settings: Any) -> Any:
-        """Draw now and return the clips; the widget, if shown, follows. Raises what the pipeline raises."""
+        """Generate now and return the clips; the widget, if shown, follows. Raises what the pipeline raises."""
         if not self._busy.acquire(blocking=False):
-            raise ValueError("a sample is being drawn; wait for it or press Stop")
+            raise ValueError("a clip is being generated; wait for it or press Stop")
         try:
             self.prompt = self.prompt if prompt is None else prompt
             self.frames, self.clips, self._last_s = [], None, 0.0
@@ -66,7 +64,7 @@ class SamplerPreview:
             self._busy.release()
 
     def _on_step(self, step: int, num_steps: int, clips: Any) -> None:
-        """Called by the pipeline after each step, 1 to `num_steps`; a clip is decoded when its `frames` are looked at."""
+        """Called by the pipeline after each step, 1 to `num_steps`; reading `frames` decodes a clip."""
         if self._stop.is_set():
             raise Stopped
         self.num_steps = num_steps
@@ -81,20 +79,20 @@ class SamplerPreview:
             self._show(len(self.frames) - 1)
 
     def stop(self) -> None:
-        """End the drawing after the current step."""
+        """Stop after the current step."""
         self._stop.set()
 
     # ---- pictures -------------------------------------------------------------------------------------------------
 
     def filmstrip(self) -> np.ndarray:
-        """The way from noise to clip in a row: uint8 [H, W, 3].
+        """The estimates from noise to clip in a row: uint8 [H, W, 3].
 
         Raises
         ------
-        ValueError : nothing was drawn yet.
+        ValueError : nothing was generated yet.
         """
         if not self.frames:
-            raise ValueError("nothing was drawn yet; call draw(prompt)")
+            raise ValueError("nothing was generated yet; call draw(prompt)")
         wanted = strip_steps(self.num_steps)
         row = [f for s, f in self.frames if s in wanted]
         gap = np.full((row[0].shape[0], 4, 3), 255, np.uint8)
@@ -102,13 +100,15 @@ class SamplerPreview:
 
     def _repr_html_(self) -> str:
         if not self.frames:
-            return "<i>nothing was drawn yet</i>"
+            return "<i>nothing was generated yet</i>"
         shown = [s for s, _ in self.frames if s in strip_steps(self.num_steps)]
         said = html.escape(
-            f"{self.prompt}: estimates after steps {', '.join(map(str, shown))} of {self.num_steps}", quote=True
+            f"{self.prompt.rstrip('.')}: estimates after steps {', '.join(map(str, shown))} of {self.num_steps}",
+            quote=True,
         )
         data = base64.b64encode(_png(self.filmstrip())).decode()
-        return f'<figure style="margin:0"><img src="data:image/png;base64,{data}" alt="{said}" style="max-width:100%"><figcaption>{said}</figcaption></figure>'
+        image = f'<img src="data:image/png;base64,{data}" alt="{said}" style="max-width:100%">'
+        return f'<figure style="margin:0">{image}<figcaption>{said}</figcaption></figure>'
 
     # ---- the widget -----------------------------------------------------------------------------------------------
 
@@ -138,15 +138,15 @@ class SamplerPreview:
             "seed": w.IntText(value=start["seed"], description="seed", layout=wide, style=label),
         }
         self._draw = w.Button(
-            description="Draw", icon="play", button_style="primary", tooltip="Draw a sample with these settings"
+            description="Draw", icon="play", button_style="primary", tooltip="Generate a clip with these settings"
         )
         self._halt = w.Button(
-            description="Stop", icon="stop", button_style="warning", tooltip="End after this step", disabled=True
+            description="Stop", icon="stop", button_style="warning", tooltip="Stop after this step", disabled=True
         )
         self._draw.on_click(lambda _b: self._begin())
         self._halt.on_click(lambda _b: self.stop())
         self._image, self._note, self._result = w.HTML(), w.HTML(), w.HTML()
-        self._image.value = _img(np.full((64, 64, 3), 128, np.uint8), "nothing drawn yet")
+        self._image.value = _img(np.full((64, 64, 3), 128, np.uint8), "nothing generated yet")
         self._back = w.IntSlider(
             value=0, min=0, max=0, description="step back", layout=wide, style=label, disabled=True
         )
@@ -163,7 +163,7 @@ class SamplerPreview:
             return
         self._draw.disabled, self._halt.disabled, self._back.disabled = True, False, True
         self._result.value = ""
-        self._say("drawing; the first step also loads the text encoder")
+        self._say("generating; the first step also loads the text encoder")
         chosen = {k: v.value for k, v in self._inputs.items()}
         self._thread = threading.Thread(target=self._draw_in_thread, args=(self._prompt.value, chosen), daemon=True)
         self._thread.start()

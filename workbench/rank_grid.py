@@ -1,8 +1,6 @@
-"""Which rank does what: the processes of a layout drawn as a grid, and their groups along each axis.
+"""Which rank does what: the processes of a layout as a grid, and their groups along each axis.
 
-What enters: the number of processes and the parallel degrees. What leaves: coordinates, groups, a table as HTML.
-Guarantees: the order is megatron-core's tp-cp-dp-pp, tp fastest; degrees that do not fit are a `ValueError` with what
-would. Cost: none; neither torch nor megatron is imported.
+The order is megatron-core's tp-cp-dp-pp, tp fastest. Neither torch nor megatron is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ TINTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E
 
 @dataclass(frozen=True)
 class RankGrid:
-    """A layout of `world_size` processes; dp is what is left.
+    """A layout of `world_size` processes; dp = world_size / (tp cp pp).
 
     >>> grid = RankGrid(8, tp=2, pp=2)
     >>> grid.dp, grid.where(5), grid.groups("tp")[:2]
@@ -62,7 +60,7 @@ class RankGrid:
         return out
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The ranks that talk to one another along an axis, each group in order."""
+        """The ranks that communicate along an axis, each group in order."""
         if axis not in AXES:
             raise ValueError(f"an axis is one of {', '.join(AXES)}; got {axis!r}")
         found: dict[tuple, list[int]] = {}
@@ -100,7 +98,8 @@ class RankGrid:
             rows += f'<tr><th scope="row" style="{_HEAD}">{f"dp {d}" if self.dp > 1 else ""}</th>{cells}</tr>'
         title = f"stage {p} of {self.pp}" if self.pp > 1 else "all layers"
         caption = f'<caption style="font-weight:600;text-align:left;padding:2px 0">{title}</caption>'
-        return f'<table style="border-collapse:separate;border-spacing:4px;margin:0">{caption}<tr><td></td>{head}</tr>{rows}</table>'
+        table = '<table style="border-collapse:separate;border-spacing:4px;margin:0">'
+        return f"{table}{caption}<tr><td></td>{head}</tr>{rows}</table>"
 
     def _column(self, c: int, t: int) -> str:
         return " ".join(f"{n} {v}" for n, v, degree in (("cp", c, self.cp), ("tp", t, self.tp)) if degree > 1)

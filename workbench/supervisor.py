@@ -1,11 +1,8 @@
 """The process between a kernel and torchrun: `python supervisor.py REQUEST.json`; it starts in 0.1 s, without torch.
 
-What enters: a JSON file with `folder`, `command`, `cwd`, `grace_s`, `die_with_parent`, `about`. What leaves:
-`launch.json` in the folder, with this process's pid and start time at once, and the exit code at the end; the
-command's output in `launch.log`.
-Guarantees: SIGTERM or SIGINT here stops the whole tree: the workers are asked first (a trainer then saves and exits 0),
-after `grace_s`, or at once on a second signal, the rest is killed; workers whose launcher was killed are adopted and killed; the kernel may restart or
-vanish without harm unless `die_with_parent` is set. Cost: one sleeping Python process of about 15 MiB.
+It writes `launch.json` at once (pid, start time) and at the end (exit code), and the command's output to `launch.log`.
+SIGTERM stops the whole tree. The workers are asked first, so that a trainer saves and exits with 0. After `grace_s`, or
+on a second signal, the rest is killed. Workers whose launcher was killed are adopted and killed.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_one_drawing_at_a_time():
     thread = threading.Thread(target=draw)
     thread.start()
     wait_for(lambda: preview.frames)
-    with pytest.raises(ValueError, match="is being drawn"):
+    with pytest.raises(ValueError, match="is being generated"):
         preview.draw()
     preview.stop()
     thread.join(5)
