@@ -107,7 +107,7 @@ def energon_samples(folder: Path):
     """Energon's loader with our cooking and nothing behind it; one worker-less process, one batch a sample."""
     from megatron.energon import Cooker, DefaultTaskEncoder, WorkerConfig, get_savable_loader, get_train_dataset
 
-    from dfm_nb.data.energon_encoder import cook_clip
+    from examples.energon_loader import cook_clip
 
     class Samples(DefaultTaskEncoder):
         decoder = None
@@ -167,21 +167,9 @@ def digest(samples: Iterator[Sample]) -> str:
 
 def energon_packs_loader(folder: Path, settings: PackSettings):
     """Energon's savable loader with our task encoder; one worker-less process, a pack a batch."""
-    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
+    from examples.energon_loader import pack_loader
 
-    from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
-
-    data = get_train_dataset(
-        folder,
-        worker_config=WorkerConfig.default_worker_config(0),
-        batch_size=1,
-        shuffle_buffer_size=BUFFER,
-        packing_buffer_size=BUFFER,
-        max_samples_per_sequence=None,
-        task_encoder=DiffusionTaskEncoder(folder, settings, CAPACITY),
-        repeat=True,
-    )
-    return get_savable_loader(data)
+    return pack_loader(folder, settings, CAPACITY, BUFFER, shuffle=True)
 
 
 def energon_packs(folder: Path, settings: PackSettings):

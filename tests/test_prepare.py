@@ -88,30 +88,6 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
     assert done.returncode == 0 and "CrudeSample" in done.stdout
 
 
-def test_energons_own_loader_gives_packs_of_the_same_samples(prepared):
-    from megatron.energon import WorkerConfig, get_savable_loader, get_train_dataset
-
-    from dfm_nb.config import Config
-    from dfm_nb.data.energon_encoder import DiffusionTaskEncoder
-    from dfm_nb.data.stores import EnergonStore
-    from dfm_nb.packs.packs import PackSettings
-
-    encoder = DiffusionTaskEncoder(prepared, PackSettings.of(Config(), seed=1), 64)
-    data = get_train_dataset(
-        prepared,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=1,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        packing_buffer_size=20,
-        task_encoder=encoder,
-    )
-    packs = [batch[0] for _, batch in zip(range(4), get_savable_loader(data))]
-    known = set(EnergonStore(prepared).keys)
-    assert all(p.cu_q[-1] == 64 and set(p.keys) <= known for p in packs)
-    assert sum(len(p.keys) for p in packs) > 8
-
-
 def test_complete_folder_is_left_alone(prepared):
     before = (prepared / "manifest.json").stat().st_mtime_ns
     assert run(prepared) == 0

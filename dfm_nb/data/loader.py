@@ -10,7 +10,7 @@ Guarantees
 Cost: planning about 0.1 ms a pack; decoding about 1 ms a sample, once if it fits the cache.
 
 Energon's own loader keeps its place inside worker processes and is not exact with packing (docs/decisions/0002); its readers and splits are
-used here, and `energon_encoder.DiffusionTaskEncoder` gives the same samples and packs to that loader.
+used here, and `examples/energon_loader.py` gives the same samples and packs to that loader.
 """
 
 from __future__ import annotations

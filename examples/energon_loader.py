@@ -1,0 +1,133 @@
+"""The samples and packs of training through Energon's own loader, for those who already run one.
+
+    python examples/energon_loader.py data/first --packs 3
+
+Cooking and packing are the package's own functions. The project's training reads by `data.loader.PackedLoader`
+instead: its order can be resumed exactly and in another layout (docs/decisions/0002).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.energon import (
+    Cooker,
+    DefaultTaskEncoder,
+    Sample,
+    WorkerConfig,
+    get_savable_loader,
+    get_train_dataset,
+    stateless,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from dfm_nb.base.records import EncodedClip
+from dfm_nb.config import Config
+from dfm_nb.data.stores import EnergonStore, cook
+from dfm_nb.packs.packer import fill
+from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
+
+
+@dataclass
+class ClipSample(Sample):
+    """An `EncodedClip` with Energon's bookkeeping."""
+
+    clip: EncodedClip
+
+
+@stateless
+def cook_clip(raw: dict) -> ClipSample:
+    """Bytes by part -> sample; runs no code from the data, as the encoder's `decoder` is off."""
+    return ClipSample(
+        __key__=raw["__key__"],
+        __restore_key__=raw["__restore_key__"],
+        __subflavors__=raw.get("__subflavors__"),
+        clip=cook(raw),
+    )
+
+
+class PackEncoder(DefaultTaskEncoder):
+    """Cooks samples, adds noise and packs them.
+
+    Parameters
+    ----------
+    path : the prepared folder, whose statistics and empty caption are used.
+    capacity : tokens of a pack.
+    """
+
+    decoder = None
+    cookers = [Cooker(cook_clip)]
+
+    def __init__(self, path: str | Path, settings: PackSettings, capacity: int):
+        super().__init__()
+        store = EnergonStore(path)
+        self.settings, self.capacity = settings, capacity
+        self.statistics, self.empty_text = store.statistics, store.empty_text
+
+    def _tokens(self, sample: ClipSample) -> int:
+        volume = self.settings.patch_temporal * self.settings.patch_spatial**2
+        return sample.clip.latent[0, 0].numel() // volume
+
+    @stateless
+    def encode_sample(self, sample: ClipSample) -> ClipSample:
+        return sample
+
+    def select_samples_to_pack(self, samples: list[ClipSample]) -> list[list[ClipSample]]:
+        """Every sample of the buffer in one pack; each pack takes the oldest sample and what fills it best."""
+        groups, waiting = [], list(samples)
+        while waiting:
+            chosen = set(fill([self._tokens(s) for s in waiting], self.capacity))
+            groups.append([s for i, s in enumerate(waiting) if i in chosen])
+            waiting = [s for i, s in enumerate(waiting) if i not in chosen]
+        return groups
+
+    @stateless
+    def pack_selected_samples(self, samples: list[ClipSample]) -> Pack:
+        draws = [draw_sample(s.clip, 0, self.settings, self.statistics, self.empty_text) for s in samples]
+        return pack_draws(draws, self.settings, self.capacity)
+
+    # a batch is a list of packs, so that nothing is stacked
+
+    @stateless
+    def batch(self, samples: list[Pack]) -> list[Pack]:
+        return samples
+
+    @stateless
+    def encode_batch(self, batch: list[Pack]) -> list[Pack]:
+        return batch
+
+
+def pack_loader(path: str | Path, settings: PackSettings, capacity: int, buffer: int = 20, shuffle: bool = False):
+    """Energon's savable loader over a folder's training split, in this process; each batch is a list of one `Pack`."""
+    data = get_train_dataset(
+        path,
+        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
+        batch_size=1,
+        shuffle_buffer_size=buffer if shuffle else None,
+        max_samples_per_sequence=None,
+        packing_buffer_size=buffer,
+        task_encoder=PackEncoder(path, settings, capacity),
+    )
+    return get_savable_loader(data)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="a folder that dfm prepare made")
+    parser.add_argument("--packs", type=int, default=2, help="how many to show")
+    parser.add_argument("--capacity", type=int, default=1024, help="tokens of a pack")
+    args = parser.parse_args(argv)
+    batches: Iterator[list[Pack]] = iter(pack_loader(args.folder, PackSettings.of(Config()), args.capacity))
+    for _ in range(args.packs):
+        (pack,) = next(batches)
+        print(f"{len(pack.keys)} samples in {args.capacity} tokens: {', '.join(pack.keys)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

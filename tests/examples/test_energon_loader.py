@@ -1,0 +1,20 @@
+"""examples/energon_loader.py on the tiny data set."""
+
+from dfm_nb.config import Config
+from dfm_nb.data.stores import EnergonStore
+from dfm_nb.packs.packs import PackSettings
+from examples.energon_loader import main, pack_loader
+
+
+def test_energons_own_loader_gives_packs_of_the_same_samples(tiny_data):
+    loader = pack_loader(tiny_data, PackSettings.of(Config(), seed=1), 64, buffer=20)
+    packs = [batch[0] for _, batch in zip(range(4), loader)]
+    known = set(EnergonStore(tiny_data).keys)
+    assert all(p.cu_q[-1] == 64 and set(p.keys) <= known for p in packs)
+    assert sum(len(p.keys) for p in packs) > 8
+
+
+def test_program_names_the_samples_of_each_pack(tiny_data, capsys):
+    assert main([str(tiny_data), "--packs", "2", "--capacity", "64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all("samples in 64 tokens" in line for line in lines)
