@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
-SOURCES := dfm_nb workbench tests scripts benchmarks $(wildcard examples) examples
+SOURCES := dfm_nb workbench tests scripts benchmarks examples
 # a worker takes whole modules, those with long tests first (tests/conftest.py)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations=25
 

@@ -144,7 +144,9 @@ class Pipeline:
             path = self._tokenizer_path
             if path is None and (self.folder / "tokenizer.safetensors").is_file():
                 path = str(self.folder)
-            self._tokenizer = self._load("tokenizer", path, "on latents of another tokenizer", "its file with --tokenizer-path")
+            self._tokenizer = self._load(
+                "tokenizer", path, "on latents of another tokenizer", "its file with --tokenizer-path"
+            )
         return self._tokenizer
 
     @property
@@ -378,6 +380,7 @@ class Pipeline:
             done += len(piece)
         assert done == len(frames), (done, len(frames))
         return frames
+
 
 def _generator(purpose: str, request: Request) -> torch.Generator:
     """Random numbers of one sample: a function of (seed, index), so batch and layout do not matter."""
