@@ -8,7 +8,7 @@ rewritten after each case. Runs from a bare checkout: the package need not be in
 
 A case is a size, a pack length, a back end of `dfm_nb.model.attention` and eager or compiled layers; a step is forward, backward and fused AdamW in bf16 with
 fp32 master weights. First every size with the default back end, eager and compiled; then DiT-XL with each other back end. DiT-7B runs with as many of
-its layers as memory allows, and says how many. FLOPs are `sizes.model_flops`: true segment lengths, recomputation not counted. MFU is against the
+its layers as memory allows, and says how many. FLOPs are `counts.model_flops`: true segment lengths, recomputation not counted. MFU is against the
 dense bf16 peak of `sizes.PEAK_FLOPS`; a GPU that is not there gets none. The step is timed on three packs that it has seen before, and on packs that it has not:
 where that takes much longer, `torch.compile` compiles anew for each pack. Every case is a process of its own with a time limit: one that dies, runs out of memory
 or hangs is a row with the reason, and the others go on; the exit code is then 1. Without CUDA the exit code is 2. `--profile` adds where the GPU's time
@@ -80,7 +80,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb.config import sizes
+    from dfm_nb.config import counts, sizes
     from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
@@ -89,7 +89,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     shape = sizes.find_size(case["size"])
     if cuda and case["size"] == "DiT-7B":
         whole = cfg.resolve(None, overrides=settings(case)).config
-        per_layer = sizes.parameter_table(whole)["layers"] / shape.num_layers
+        per_layer = counts.layer_parameter_count(whole.model)
         memory = torch.cuda.get_device_properties(0).total_memory
         case["num_layers"] = layers_that_fit(memory, per_layer, case["tokens"], shape.hidden_size, shape.num_layers)
     config = cfg.resolve(None, overrides=settings(case)).config
@@ -128,7 +128,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "num_layers": config.model.num_layers,
-        "parameters": sizes.parameter_count(config),
+        "parameters": counts.parameter_count(config.model),
         "resolved_backend": trainer.model_config.packed_attention_backend,
         "step_s": statistics.median(step_s),
         "each_step_s": step_s,
@@ -147,11 +147,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flops(config, pack) -> int:
-    from dfm_nb.config import sizes
+    from dfm_nb.config import counts
 
     n = len(pack.keys)
     q, kv = ([b - a for a, b in zip(cu, cu[1:])][:n] for cu in (pack.cu_q, pack.cu_kv))
-    return sizes.model_flops(config, q, kv)
+    return counts.model_flops(config.model, q, kv)
 
 
 def _resident_peak() -> int:

@@ -53,7 +53,7 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
     from dfm_nb.base.argv import world_size_from_env
     from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
-    from dfm_nb.config import sizes
+    from dfm_nb.config import counts
     from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
@@ -113,7 +113,7 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
     checkpoint.verify(checkpoint.find(folder / "async"))
     out = {
         "size": size,
-        "parameters": sizes.parameter_count(resolved.config),
+        "parameters": counts.parameter_count(resolved.config.model),
         "checkpoint_gb": total / 1e9,
         "processes": world,
         "rounds": rows,

@@ -108,7 +108,7 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
 
     from dfm_nb import config as cfg
     from dfm_nb import parallel
-    from dfm_nb.config import sizes as model_sizes
+    from dfm_nb.config import counts
     from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
@@ -136,7 +136,7 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
         (pack,) = steps[-1][1]
         lengths = [[b - a for a, b in zip(cu, cu[1:])][: len(pack.keys)] for cu in (pack.cu_q, pack.cu_kv)]
         assert sum(lengths[0]) == tokens and len(lengths[0]) == (1 if single else tokens // PICTURE)
-        flops.append(float(model_sizes.model_flops(config, *lengths)))
+        flops.append(float(counts.model_flops(config.model, *lengths)))
     seconds = [[_timed(lambda t=t, p=p: t.step(p)) for t, p in steps] for _ in range(rounds + 1)][1:]
     return [statistics.median(times) for times in zip(*seconds)], flops
 

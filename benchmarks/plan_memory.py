@@ -2,12 +2,15 @@
 
     python benchmarks/plan_memory.py [--cases "DiT-S,1024,none,fp32 DiT-S,1024,full,bf16"]
 
-Each case is a fresh process: imports and a tiny model's step first (libraries load their kernels then), then the resident set is read, the peak
-counter is reset, the model is built and takes two steps on mock packs (the optimizer's state exists from the first on). Measured: peak minus the
-resident set before. glibc gives every freed block of 64 KiB or more back to the system (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_), so
-that the resident set is what is held and not what was. As a check on that, a second process reads the peak of torch's CPU allocator from the profiler's
-memory events, which counts tensors alone. Writes benchmarks/results/plan_memory.{json,md} after each case and goes on from what is there; fails when an
-estimate is more than 15 % off.
+Each case is a fresh process. Imports and a step of a tiny model come first, because libraries load their kernels
+then. The resident set is read, the peak counter is reset, and the model is built and takes two steps on mock packs;
+the optimizer's state exists from the first on. Measured: peak minus the resident set before. glibc gives every freed
+block of 64 KiB or more back to the system (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_), so that the resident
+set is what is held and not what was. As a check on that, a second process reads the peak of torch's CPU allocator
+from the profiler's memory events, which counts tensors alone.
+
+Writes benchmarks/results/plan_memory.{json,md} after each case and goes on from what is there. Fails when an estimate
+is more than 15 % off.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ OUT = Path(__file__).parent / "results" / "plan_memory"
 TOLERANCE = 0.15
 STEPS = 2
 CASES = (
-    "demo,1024,none,fp32 demo,1024,full,fp32 demo,4096,none,fp32 demo,4096,full,fp32 DiT-S,1024,none,fp32 DiT-S,1024,selective,fp32 "
-    "DiT-S,1024,full,fp32 DiT-S,1024,none,bf16 DiT-S,1024,full,bf16 DiT-S,4096,none,fp32 DiT-S,4096,full,fp32 DiT-B,1024,none,fp32 "
-    "DiT-B,1024,full,fp32 DiT-L,512,full,fp32"
+    "demo,1024,none,fp32 demo,1024,full,fp32 demo,4096,none,fp32 demo,4096,full,fp32 "
+    "DiT-S,1024,none,fp32 DiT-S,1024,selective,fp32 DiT-S,1024,full,fp32 DiT-S,1024,none,bf16 DiT-S,1024,full,bf16 "
+    "DiT-S,4096,none,fp32 DiT-S,4096,full,fp32 DiT-B,1024,none,fp32 DiT-B,1024,full,fp32 DiT-L,512,full,fp32"
 )
 """size, tokens of a pack, recompute, precision"""
 
@@ -76,7 +79,7 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     import torch
 
     from dfm_nb import parallel, plan
-    from dfm_nb.config.sizes import parameter_count, resolve_size
+    from dfm_nb.config.counts import parameter_count
     from dfm_nb.model import attention
 
     torch.set_num_threads(1)
@@ -100,14 +103,14 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     load = plan.Load(
         tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs
     )
-    estimate, _ = plan.memory(resolve_size(config.model), plan.Plan(recompute=recompute), load)
+    estimate = plan.memory(config.model, plan.Plan(recompute=recompute), load)
     parallel.shutdown()
     return {
         "size": size,
         "tokens": tokens,
         "recompute": recompute,
         "precision": precision,
-        "parameters": parameter_count(config),
+        "parameters": parameter_count(config.model),
         "measured": peak,
         "estimate": estimate.total,
         "activations": estimate.activations,
@@ -126,18 +129,17 @@ def run_case(size: str, tokens: int, recompute: str, precision: str = "fp32", ki
 
 
 def table(rows: list[dict]) -> str:
-    gib = 1 << 30
+    heads = ("model", "tokens", "precision", "recompute", "resident", "tensors alone", "estimate", "of it activations")
     lines = [
-        f"Peak memory of {STEPS} training steps, one CPU process ({platform.machine()}), a fresh process per case; GiB.",
+        f"Peak GiB of {STEPS} training steps, one CPU process ({platform.machine()}), a fresh process per case.",
         "",
-        "| model | tokens | precision | recompute | resident | tensors alone | estimate | of it activations | estimate / resident - 1 |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(heads)} | estimate / resident - 1 |",
+        "|---" * (len(heads) + 1) + "|",
     ]
     for r in rows:
-        lines.append(
-            f"| {r['size']} | {r['tokens']} | {r['precision']} | {r['recompute']} | {r['measured'] / gib:.3f} | {r['allocated'] / gib:.3f} | {r['estimate'] / gib:.3f} "
-            f"| {r['activations'] / gib:.3f} | {r['error']:+.1%} |"
-        )
+        case = " | ".join(str(r[k]) for k in ("size", "tokens", "precision", "recompute"))
+        gib = " | ".join(f"{r[k] / (1 << 30):.3f}" for k in ("measured", "allocated", "estimate", "activations"))
+        lines.append(f"| {case} | {gib} | {r['error']:+.1%} |")
     return "\n".join(lines)
 
 

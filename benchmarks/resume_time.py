@@ -111,7 +111,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
     from dfm_nb import parallel
     from dfm_nb.checkpoints import saving
     from dfm_nb.checkpoints import weights as checkpoint
-    from dfm_nb.config import sizes
+    from dfm_nb.config import counts
     from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
@@ -170,7 +170,7 @@ def states(size: str, rounds: int, place: Path) -> dict:
     parallel.shutdown()
     return {
         "size": size,
-        "parameters": sizes.parameter_count(resolved.config),
+        "parameters": counts.parameter_count(resolved.config.model),
         "bytes": size_of["sharded"],
         "seconds": out,
     }

@@ -1,13 +1,15 @@
-"""Every size of the DiT paper on every axis of parallelism: does it run, what does it take, is the loss that of one process?
+"""Every size of the DiT paper on every axis of parallelism: does it run, what does it take, is the loss one process's?
 
     python benchmarks/sizes_axes.py [--sizes DiT-S,DiT-B] [--axes 1,TP2] [--again]
 
-Each cell is a run of its own: forked ranks on gloo, float32, the paper's shape with patch 2, two short packs a step, two optimizer steps.
-Where weights, gradients and AdamW's moments of two replicas fit in `--memory-gib`, all weights are trained. Where they do not (DiT-L, DiT-XL), the
-weights are whole and the backward goes through all of them, but low-rank updates are what is trained (`model.lora.rank=16`); the table says so.
-A new DiT puts out zero, which would hide its layers: gates and output layer are given values first.
-Measured: both losses against one process, seconds of the second step, and the growth of the resident set, added up over the ranks.
-Writes benchmarks/results/sizes_axes.{json,md} after each cell and goes on from what is there. Fails when a loss differs by more than 1e-5.
+Each cell is a run of its own: forked ranks on gloo, float32, the paper's shape with patch 2, two short packs a step,
+two optimizer steps. Where weights, gradients and AdamW's moments of two replicas fit in `--memory-gib`, all weights
+are trained. Where they do not (DiT-L, DiT-XL), the weights are whole and the backward goes through all of them, but
+low-rank updates are what is trained (`model.lora.rank=16`); the table says so. A new DiT puts out zero, which would
+hide its layers, so gates and output layer are given values first.
+Measured: both losses against one process, seconds of the second step, and the growth of the resident set, added up
+over the ranks. Writes benchmarks/results/sizes_axes.{json,md} after each cell and goes on from what is there. Fails
+when a loss differs by more than 1e-5.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def rank(overrides: list[str]) -> dict:
 
 
 def wake(trainer) -> None:
-    """A new DiT's gates and output are zero, so its loss would say nothing about its layers: give those parameters values by name."""
+    """Give the gates and the output layer values by name: in a new DiT they are zero and would hide its layers."""
     import torch
 
     from dfm_nb.base.seeds import generator_for
@@ -148,8 +150,10 @@ def table(rows: list[dict]) -> str:
     found = {(r["size"], r["axis"]): r for r in rows}
     off = differences(rows)
     lines = [
-        f"Two training steps of {2 * TOKENS} tokens in fp32 on CPU (gloo); loss of the second step, its largest relative difference to one process, seconds",
-        "of the second step (on two cores that other work may share: not a comparison of speed) and memory over all ranks. `rank 16`: whole weights, low-rank updates trained, where moments of all weights did not fit.",
+        f"Two training steps of {2 * TOKENS} tokens in fp32 on CPU (gloo): loss of the second step, its largest",
+        "relative difference to one process, seconds of the second step (on two cores that other work may share: not a",
+        "comparison of speed) and memory over all ranks.",
+        "`rank 16`: whole weights, low-rank updates trained, where moments of all weights did not fit.",
         "",
         "| size | parameters | trained | axis | loss | difference | s | GiB |",
         "|---|---|---|---|---|---|---|---|",
@@ -160,17 +164,17 @@ def table(rows: list[dict]) -> str:
             if r:
                 difference = f"{off[size, axis]:.1e}" if (size, axis) in off else ""
                 lines.append(
-                    f"| {size} | {parameters(size) / 1e6:,.0f} M | {r['trained']} | {axis} | {r['losses'][1]:.5f} | {difference} "
-                    f"| {r['seconds']:.1f} | {r['gib']:.1f} |"
+                    f"| {size} | {parameters(size) / 1e6:,.0f} M | {r['trained']} | {axis} | {r['losses'][1]:.5f} "
+                    f"| {difference} | {r['seconds']:.1f} | {r['gib']:.1f} |"
                 )
     return "\n".join(lines) + "\n"
 
 
 def parameters(size: str) -> int:
     from dfm_nb import config as cfg
-    from dfm_nb.config import sizes
+    from dfm_nb.config.counts import parameter_count
 
-    return sizes.parameter_count(cfg.resolve(None, overrides=settings(size)).config)
+    return parameter_count(cfg.resolve(None, overrides=settings(size)).config.model)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,9 +194,8 @@ def main(argv: list[str] | None = None) -> int:
     done = {(r["size"], r["axis"]) for r in rows}
     wanted = [w for w in wanted if args.again or w not in done][: args.limit]
     for size, axis in wanted:
-        low_rank = (
-            parameters(size) * 2 * 16 > args.memory_gib * 2**30
-        )  # two replicas of weights, gradients and two moments
+        # two replicas of weights, gradients and two moments
+        low_rank = parameters(size) * 2 * 16 > args.memory_gib * 2**30
         row = cell(size, axis, low_rank)
         rows = [r for r in rows if (r["size"], r["axis"]) != (size, axis)] + [row]
         print(f"{size:7s} {axis:26s} losses {row['losses']} {row['seconds']:.1f} s {row['gib']:.1f} GiB", flush=True)

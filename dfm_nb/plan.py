@@ -1,29 +1,27 @@
 """`dfm plan`: which layouts of a model fit a number of GPUs, what each holds per GPU, and which step is the shortest.
 
-What enters: a model size, a sequence length, GPUs and their memory. What leaves: layouts with bytes per GPU and a relative step time, best
-first, and the nearest of those that do not fit.
-Guarantees: nothing is built. Weights, gradients and optimizer follow from `sizes`; the bytes that a layer keeps for backward are the
-list of tensors that autograd saves, counted on real layers by tests/test_plan.py and, for TP, SP and CP, tests/distributed/test_plan_layouts.py;
-benchmarks/plan_memory.py holds the total against the peak memory of real steps on CPU. What CUDA and NCCL keep for themselves, and
-fragmentation, are not in it: `--margin` is for them.
-Times are a model: matrix products at one rate, links at another, see `Machine`.
-Cost: milliseconds, without torch.
+Nothing is built: parameters, FLOPs and widths come from `config.counts`, and memory and time are arithmetic on them.
+What a layer keeps for backward is the list of tensors that autograd saves, which tests count on real layers;
+`benchmarks/plan_memory.py` holds the total against the peak of real steps on CPU. What CUDA and NCCL keep for
+themselves, and fragmentation, are not in it: `--margin` is for them.
 
-Letters: S tokens of a pack, t = S / CP those of a rank, K text tokens, R conditioning rows, h hidden size, f MLP width, e bytes of a number.
+Letters: t tokens of a pack on a rank, h hidden size, f MLP width, p numbers in a token of the latent, e bytes of a
+number.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import Iterator
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Iterator, Sequence
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.config import sizes
-from dfm_nb.config.sizes import VECTORS_PER_LAYER, Shape
+from dfm_nb.config import counts, sizes
+from dfm_nb.config.checks import divisors
+from dfm_nb.config.schema import ModelConfig
 
 GIB = 1 << 30
 RECOMPUTE = ("none", "selective", "full")
@@ -31,10 +29,11 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Load:
-    """What one process is given: packs of `tokens` tokens from `samples` samples, `packs` of them a step over all processes.
+    """What is trained on: packs of `tokens` tokens from `samples` samples, `packs` of them a step over all processes.
 
-    A last segment for padding is counted as one more row. cpu : plain SDPA for each run of equal segments instead of one kernel for all;
-    runs : how many runs there are (several are joined by a copy).
+    A last segment for padding is counted as one more conditioning row.
+    cpu : attention is one SDPA call for each run of equal segments, as on CPU, instead of one kernel for the pack.
+    runs : how many such runs there are; the results of several are joined by a copy.
     """
 
     tokens: int
@@ -45,6 +44,15 @@ class Load:
     ema_averages: int = 2
     cpu: bool = False
     runs: int = 1
+
+    @property
+    def text(self) -> int:
+        """Text tokens of a pack."""
+        return self.text_tokens * self.samples
+
+    @property
+    def rows(self) -> int:
+        return self.samples + 1
 
 
 @dataclass(frozen=True)
@@ -60,9 +68,13 @@ class Plan:
     recompute: str = "none"
 
     def __str__(self) -> str:
-        degrees = [f"{n}{v}" for n, v in (("TP", self.tp), ("CP", self.cp), ("PP", self.pp), ("DP", self.dp)) if v > 1]
-        flags = ["SP"] * self.sp + ["distributed optimizer"] * self.distributed_optimizer
-        return " ".join([*(degrees or ["one GPU"]), *flags, f"recompute {self.recompute}"])
+        degrees = {"TP": self.tp, "CP": self.cp, "PP": self.pp, "DP": self.dp}
+        words = [f"{name}{degree}" for name, degree in degrees.items() if degree > 1] or ["one GPU"]
+        if self.sp:
+            words.append("SP")
+        if self.distributed_optimizer:
+            words.append("distributed optimizer")
+        return " ".join([*words, f"recompute {self.recompute}"])
 
     def overrides(self) -> list[str]:
         """The settings of `dfm pretrain` that ask for this layout."""
@@ -76,83 +88,80 @@ class Plan:
             f"model.recompute_granularity={granularity}",
         ]
 
+    def local_tokens(self, load: Load) -> int:
+        """Tokens of a pack that a rank's matrix products see: t."""
+        return load.tokens // self.cp
+
+    def outside_tokens(self, load: Load) -> int:
+        """Those that it holds between the products, where sequence parallelism splits them over TP."""
+        return self.local_tokens(load) // (self.tp if self.sp else 1)
+
+
+# ---- memory -------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one process at its fullest moment, and which stage that is on."""
+    """Bytes on one process at its fullest moment, and its pipeline stage."""
 
     parameters: int
     gradients: int
     optimizer: int
     activations: int
+    stage: int = 0
 
     @property
     def total(self) -> int:
         return self.parameters + self.gradients + self.optimizer + self.activations
 
 
-def stage_parameters(s: Shape, plan: Plan, stage: int) -> int:
-    """Parameters of one process of pipeline stage `stage`; equal to what megatron-core builds there.
-
-    Tensor parallelism splits attention and MLP; the modulation (adaLN), the embedders, norms and row biases are on every rank.
-    """
-    h, f, table = s.hidden_size, s.ffn_hidden_size, sizes.parameter_table(s)
-    split = (3 * h * h + 3 * h) + h * h + (h * h + h) + (2 * h * h + 2 * h) + h * h + (h * f + f) + f * h
-    layers = s.num_layers // plan.pp
-    layer = table["layers"] // s.num_layers
-    count = layers * (layer - split + split // plan.tp)
-    count += sum(table[part] for part in ("sigma_embedder", "fps_embedder", "text_embedder", "pooled_text"))
-    count += table["x_embedder"] * (stage == 0) + table["final_layer"] * (stage == plan.pp - 1)
-    return count
-
-
-def layer_saved_bytes(s: Shape, plan: Plan, load: Load) -> int:
-    """Bytes that autograd keeps of one layer between its forward and its backward, on one process.
-
-    Parameters
-    ----------
-    plan : with recompute "full" this is the layer's input alone.
-    """
-    h, f, e, tp = s.hidden_size, s.ffn_hidden_size, load.bytes_per_number, plan.tp
-    t, heads = load.tokens // plan.cp, s.num_attention_heads // plan.tp
-    outside = t // tp if plan.sp else t  # tokens outside the matrix products
-    if plan.recompute == "full":
+def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
+    """Bytes that autograd keeps of one layer between its forward and its backward, on one process."""
+    h, e = model.hidden_size, load.bytes_per_number
+    t, outside = plan.local_tokens(load), plan.outside_tokens(load)
+    if plan.recompute == "full":  # the layer's input alone
         return outside * h * e
-    text, rows = load.text_tokens * load.samples, load.samples + 1
-    flash = plan.recompute == "none"
-    # three branches: input and output of the norm, shifted and scaled input of the product, branch output before its gate
-    kept = 12 * outside * h * e + 3 * 2 * outside * (e if load.cpu else 4)
-    kept += 2 * t * f // tp * e  # MLP before and after GELU
-    kept += 2 * t * h // tp * e  # both attentions' results
-    kept += t * h // tp * e  # queries of the cross attention
-    kept += 2 * text * h // tp * e  # keys and values of the text
-    kept += _self_attention_saved(s, plan, load, flash)
-    if flash:
-        kept += 2 * t * heads * 4  # log of the softmax's denominator, twice
-        if load.cpu and load.runs > 1:
-            kept += 2 * t * h // tp * e  # results of the runs, before they are joined
-    return kept + (VECTORS_PER_LAYER + 1) * rows * h * e
+    # Each of the three branches keeps its norm's input, the norm's result (for the gradient of the scale), that shifted
+    # and scaled (the product's input), and its own result (for the gradient of the gate).
+    kept = 3 * 4 * outside * h * e
+    # Mean and inverse deviation of each norm; float32 on GPUs.
+    kept += 3 * 2 * outside * (e if load.cpu else 4)
+    # Inside the branches tensors are split over TP. A product's result is kept by what comes next, attention or GELU,
+    # and the second product's input by that product. Attention keeps its result too, but it is the same tensor.
+    kept += t * counts.inner_widths(model).total() // plan.tp * e
+    kept += load.text * counts.text_width(model) // plan.tp * e
+    kept += load.rows * counts.row_width(model) * e
+    return kept + _attention_saved_bytes(model, plan, load)
 
 
-def _self_attention_saved(s: Shape, plan: Plan, load: Load, flash: bool) -> int:
-    """Queries, keys and values, and what the norms of queries and keys keep."""
-    h, e, tp = s.hidden_size, load.bytes_per_number, plan.tp
-    t, heads = load.tokens // plan.cp, s.num_attention_heads // plan.tp
-    share = t * h // tp * e
-    if not s.qk_layernorm:
-        kept = 3 * share
-    else:  # unit vectors in float32, their scales; the values keep the joint projection alive
-        kept = 2 * t * h // tp * 4 + 2 * t * heads * 4 + 2 * share + 3 * share
-    if plan.cp > 1 and flash:  # gathered keys and values of the whole pack instead of local ones
-        kept += 2 * load.tokens * h // tp * e - (4 if s.qk_layernorm else 2) * share
+def _attention_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
+    """What attention keeps beside queries, keys, values and its result."""
+    e, t = load.bytes_per_number, plan.local_tokens(load)
+    width, heads = model.hidden_size // plan.tp, model.num_attention_heads // plan.tp
+    kept = 0
+    if model.qk_layernorm:
+        # The norms keep unit vectors and their scales in float32; attention keeps the norms' results. The three thirds
+        # of the joint projection stay as well, because the values are a view of it.
+        kept += 2 * t * (width + heads) * 4 + 2 * t * width * e
+    if plan.recompute == "selective":  # attention runs again in backward and keeps nothing of its own
+        return kept
+    kept += 2 * t * heads * 4  # logarithm of the softmax's denominator, of self and of cross attention
+    if plan.cp > 1:
+        # Keys and values of the whole pack are gathered. They take the place of the local ones, and with norms that of
+        # the whole joint projection and the normed keys.
+        kept += 2 * load.tokens * width * e - (4 if model.qk_layernorm else 2) * t * width * e
+    if load.cpu and load.runs > 1:
+        kept += 2 * t * width * e  # the runs' results, before they are joined
     return kept
 
 
-def _outside_bytes(s: Shape, plan: Plan, load: Load, stage: int) -> int:
+def _outside_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
     """What a pack in flight keeps outside the layers: embedders, final layer, loss."""
-    h, e, t, p = s.hidden_size, load.bytes_per_number, load.tokens // plan.cp, s.patch_dim
-    text, rows = load.text_tokens * load.samples, load.samples + 1
-    kept = (2 * h + s.text_dim) * text * e + rows * (9 * h + 2 * sizes.SINUSOID_DIM) * e + rows * text * e
+    h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), counts.patch_dim(model)
+    assert model.text_dim is not None
+    kept = load.text * (2 * h + model.text_dim) * e  # text embedder and its norm
+    kept += load.rows * (9 * h + 2 * counts.SINUSOID_DIM) * e  # embedders of noise level and frame rate
+    kept += load.rows * load.text * e  # weights of the pooled text
     if stage == 0:
         kept += t * p * e
     if stage == plan.pp - 1:
@@ -161,40 +170,38 @@ def _outside_bytes(s: Shape, plan: Plan, load: Load, stage: int) -> int:
     return kept
 
 
-def _backward_bytes(s: Shape, plan: Plan, load: Load, stage: int) -> int:
-    """The most that the backward of a stage's last layer holds beyond what was kept for it: in its MLP, where tensors are widest."""
-    h, f, e, t = s.hidden_size, s.ffn_hidden_size, load.bytes_per_number, load.tokens // plan.cp
-    outside = t // plan.tp if plan.sp else t
-    weight = h * f // plan.tp * e
-    held = (
-        t * f // plan.tp * e + outside * h * e + weight
-    )  # gradients of the GELU's result, of the residual stream and of fc2
+def _backward_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
+    """The most that the backward of a stage's last layer holds beyond what was kept for it."""
+    h, e, t = model.hidden_size, load.bytes_per_number, plan.local_tokens(load)
+    f = counts.inner_widths(model)["mlp"] // 2 // plan.tp
+    # It is fullest in the MLP, where tensors are widest: gradients of GELU's result, of the residual stream and of fc2.
+    held = t * f * e + plan.outside_tokens(load) * h * e + h * f * e
     if plan.recompute == "full":  # the layer's own tensors come back
-        return held + layer_saved_bytes(s, replace(plan, recompute="none"), load)
+        return held + layer_saved_bytes(model, replace(plan, recompute="none"), load)
     freed = 3 * t * h * e if stage == plan.pp - 1 else 0  # the final layer's tensors have gone by then
     return max(held - freed, 3 * t * h * e)
 
 
-def stage_memory(s: Shape, plan: Plan, load: Load, stage: int) -> Memory:
-    """Bytes on one process of a pipeline stage. Stage i holds the activations of PP - i packs (one-forward-one-backward schedule)."""
-    count, e = stage_parameters(s, plan, stage), load.bytes_per_number
-    shards = plan.dp * plan.cp if plan.distributed_optimizer else 1
-    master = 0 if e == 4 else 4  # float32 copy of bf16 weights
-    optimizer = count * (8 + master) // shards + 4 * count * load.ema_averages
+def stage_memory(model: ModelConfig, plan: Plan, load: Load, stage: int) -> Memory:
+    """Bytes on one process of a pipeline stage."""
+    e = load.bytes_per_number
+    count = counts.parameter_count(model, plan.tp, plan.pp, stage)
+    adam = count * (8 if e == 4 else 12)  # two moments in float32, and a float32 copy of bf16 weights
+    if plan.distributed_optimizer:
+        adam //= plan.dp * plan.cp
+    averages = 4 * count * load.ema_averages
+    # One-forward-one-backward schedule: stage i has begun PP - i packs before its first backward.
     in_flight = min(plan.pp - stage, max(1, load.packs // plan.dp))
-    pack = s.num_layers // plan.pp * layer_saved_bytes(s, plan, load) + _outside_bytes(s, plan, load, stage)
-    activations = in_flight * pack + _backward_bytes(s, plan, load, stage)
-    update = (
-        4 * count if load.ema_averages and e < 4 else 0
-    )  # float32 copies of the weights for the averages, after backward
-    return Memory(e * count, 4 * count, optimizer, max(activations, update))
+    pack = model.num_layers // plan.pp * layer_saved_bytes(model, plan, load) + _outside_bytes(model, plan, load, stage)
+    activations = in_flight * pack + _backward_bytes(model, plan, load, stage)
+    # After backward activations are gone, but averaging bf16 weights makes float32 copies of them.
+    update = 4 * count if load.ema_averages and e < 4 else 0
+    return Memory(e * count, 4 * count, adam + averages, max(activations, update), stage)
 
 
-def memory(s: Shape, plan: Plan, load: Load) -> tuple[Memory, int]:
-    """The fullest process's memory, and its pipeline stage."""
-    stages = {stage: stage_memory(s, plan, load, stage) for stage in {0, plan.pp - 1}}
-    fullest = max(sorted(stages), key=lambda stage: stages[stage].total)
-    return stages[fullest], fullest
+def memory(model: ModelConfig, plan: Plan, load: Load) -> Memory:
+    """That of the fullest process: on the first stage or on the last."""
+    return max((stage_memory(model, plan, load, stage) for stage in (0, plan.pp - 1)), key=lambda m: m.total)
 
 
 # ---- time ---------------------------------------------------------------------------------------------------------
@@ -202,9 +209,10 @@ def memory(s: Shape, plan: Plan, load: Load) -> tuple[Memory, int]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates that turn work into time; only their ratio matters for the ranking. Defaults: data sheet of the H100 SXM (bf16 dense, NVLink one way).
+    """Rates that turn work into time; only their ratio matters for the ranking.
 
-    flops : operations a second of one GPU; bytes_per_s : what one GPU sends a second to its peers.
+    flops : operations a second of one GPU; bytes_per_s : what one GPU sends a second to its peers. The defaults are the
+    data sheet of the H100 SXM: bf16 dense, NVLink one way.
     """
 
     flops: float = 989e12
@@ -230,42 +238,48 @@ def _ring(n: int, size: float) -> float:
     return (n - 1) / n * size
 
 
-def _layer_traffic(s: Shape, plan: Plan, load: Load) -> tuple[float, float, float]:
-    """Bytes a process sends for one layer and pack: (forward, backward, what recomputation sends again)."""
-    e, t = load.bytes_per_number, load.tokens // plan.cp
-    hidden = t * s.hidden_size * e
-    text = load.text_tokens * load.samples * s.hidden_size * e
-    # after attention, cross attention and MLP; an all-reduce is a reduce-scatter and an all-gather, with SP they are apart
-    tp_forward = 3 * 2 * _ring(plan.tp, hidden) + (_ring(plan.tp, text) if plan.sp else 0)
-    tp_backward = (3 * 2 + 3 * plan.sp) * _ring(plan.tp, hidden) + 2 * _ring(plan.tp, text)
-    gathered = _ring(plan.cp, 2 * load.tokens * s.hidden_size // plan.tp * e)  # keys and values
-    again = {"none": 0.0, "selective": gathered, "full": tp_forward + gathered}[plan.recompute]
-    return tp_forward + gathered, tp_backward + gathered, again
+def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> float:
+    """Bytes a process sends for one layer and pack: forward, backward and what recomputation sends again."""
+    hidden = plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
+    text = load.text * model.hidden_size * load.bytes_per_number
+    # After attention, cross attention and MLP. An all-reduce is a reduce-scatter and an all-gather. With SP they are
+    # apart, the text is gathered too, and backward gathers each branch's input once more.
+    forward = 3 * 2 * _ring(plan.tp, hidden)
+    backward = 3 * 2 * _ring(plan.tp, hidden) + 2 * _ring(plan.tp, text)
+    if plan.sp:
+        forward += _ring(plan.tp, text)
+        backward += 3 * _ring(plan.tp, hidden)
+    gathered = _ring(plan.cp, 2 * load.tokens * model.hidden_size // plan.tp * load.bytes_per_number)  # keys and values
+    again = {"none": 0.0, "selective": gathered, "full": forward + gathered}[plan.recompute]
+    return forward + gathered + backward + gathered + again
 
 
-def step_time(s: Shape, plan: Plan, load: Load, machine: Machine) -> StepTime:
-    """Time of one optimizer step: every process's packs in a row, pipeline bubble, gradients over the data-parallel processes."""
+def step_time(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -> StepTime:
+    """Time of one optimizer step: a process's packs in a row, the pipeline's bubble, gradients summed over replicas."""
     packs = load.packs // plan.dp
-    lengths = [load.tokens // load.samples] * load.samples
-    texts = [load.text_tokens] * load.samples
-    share = plan.tp * plan.cp * plan.pp * machine.flops
-    forward = sizes.forward_flops(s, lengths, texts) / share
-    attention = 4 * s.hidden_size * s.num_layers * sum(q * (q + k) for q, k in zip(lengths, texts)) / share
+    lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
+    rate = plan.tp * plan.cp * plan.pp * machine.flops
+    forward = counts.forward_flops(model, lengths, texts) / rate
+    attention = counts.attention_flops(model, lengths, texts) / rate
     again = {"none": 0.0, "selective": attention, "full": forward}[plan.recompute]
-    traffic = sum(_layer_traffic(s, plan, load)) * s.num_layers // plan.pp
-    outside = load.tokens // plan.cp // (plan.tp if plan.sp else 1)
+    traffic = _layer_traffic(model, plan, load) * model.num_layers // plan.pp
     if plan.pp > 1:  # hidden states to the next stage, their gradients back
-        traffic += 2 * outside * s.hidden_size * load.bytes_per_number
+        traffic += 2 * plan.outside_tokens(load) * model.hidden_size * load.bytes_per_number
     links = traffic / machine.bytes_per_s
-    pack = 3 * forward + again + links
-    replicas = plan.dp * plan.cp
-    count = stage_parameters(s, plan, 0)
-    gather = load.bytes_per_number if plan.distributed_optimizer else 4
-    reduce = _ring(replicas, 4 * count) / machine.bytes_per_s  # reduce-scatter, or the first half of an all-reduce
-    spread = _ring(replicas, gather * count) / machine.bytes_per_s
-    hidden = 2 * forward + again if plan.dp > 1 else 0.0  # the last pack's backward covers the reduction
-    exchange = max(0.0, reduce - hidden) + spread if plan.distributed_optimizer else max(0.0, reduce + spread - hidden)
-    return StepTime(3 * forward * packs, again * packs, links * packs + exchange, (plan.pp - 1) * pack)
+    bubble = (plan.pp - 1) * (3 * forward + again + links)
+
+    # Gradients are summed over replicas: a reduce-scatter, then an all-gather of gradients or, with a distributed
+    # optimizer, of new weights. The last pack's backward covers what can be sent before it ends.
+    replicas, count = plan.dp * plan.cp, counts.parameter_count(model, plan.tp, plan.pp)
+    reduce = _ring(replicas, 4 * count) / machine.bytes_per_s
+    covered = 2 * forward + again if plan.dp > 1 else 0.0
+    if plan.distributed_optimizer:
+        spread = _ring(replicas, load.bytes_per_number * count) / machine.bytes_per_s
+        exchange = max(0.0, reduce - covered) + spread  # new weights are known only after the step
+    else:
+        spread = _ring(replicas, 4 * count) / machine.bytes_per_s
+        exchange = max(0.0, reduce + spread - covered)
+    return StepTime(3 * forward * packs, again * packs, links * packs + exchange, bubble)
 
 
 # ---- layouts ------------------------------------------------------------------------------------------------------
@@ -273,72 +287,125 @@ def step_time(s: Shape, plan: Plan, load: Load, machine: Machine) -> StepTime:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal layout with its memory (of `stage`, the fullest) and time."""
+    """A legal layout with the memory of its fullest process, its time, and whether it fits."""
 
     plan: Plan
     memory: Memory
-    stage: int
     time: StepTime
     fits: bool
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
-
-
 def layouts(gpus: int) -> Iterator[Plan]:
     """Every way to split `gpus` processes; SP needs TP, and a distributed optimizer something to share it over."""
-    for tp in _divisors(gpus):
-        for cp in _divisors(gpus // tp):
-            for pp in _divisors(gpus // tp // cp):
+    for tp in divisors(gpus):
+        for cp in divisors(gpus // tp):
+            for pp in divisors(gpus // tp // cp):
                 dp = gpus // tp // cp // pp
-                flags = itertools.product((False, True)[: 1 + (tp > 1)], (False, True)[: 1 + (dp * cp > 1)], RECOMPUTE)
-                yield from (Plan(tp, cp, pp, dp, *flag) for flag in flags)
+                sp = (False, True) if tp > 1 else (False,)
+                sharded = (False, True) if dp * cp > 1 else (False,)
+                for flags in itertools.product(sp, sharded, RECOMPUTE):
+                    yield Plan(tp, cp, pp, dp, *flags)
 
 
-def _legal(config: cfg.Config, plan: Plan) -> list[str]:
+def _faults(config: cfg.Config, plan: Plan) -> list[str]:
+    """Why a layout is not legal. The degrees of `config` itself are overwritten; nothing else reads them."""
     m = config.model
     m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
     m.sequence_parallel = plan.sp
     return cfg.check_layout(config, plan.tp * plan.cp * plan.pp * plan.dp)
 
 
-def candidates(
-    config: cfg.Config, load: Load, gpus: int, limit_bytes: float, margin: float = 0.15, machine: Machine = Machine()
+def plan_layouts(
+    model: str,
+    *,
+    seq_length: int = 8192,
+    gpus: int = 8,
+    gpu_memory_gib: float = 80.0,
+    mixed_precision: str = "bf16",
+    global_batch_size: int = 32,
+    samples: int = 1,
+    text_tokens: int = 512,
+    margin: float = 15.0,
+    gpu_tflops: float = Machine.flops / 1e12,
+    link_gb_s: float = Machine.bytes_per_s / 1e9,
+    overrides: Sequence[str] = (),
 ) -> list[Candidate]:
-    """Every legal layout, the shortest step first; the less memory first where steps are equal.
+    """Every legal layout of a model on `gpus` GPUs: the shortest step first, and of equal ones the one of least memory.
 
     Parameters
     ----------
-    config : resolved; its own parallel degrees do not matter. limit_bytes : memory of a GPU.
-    margin : an estimate fits when it, plus this fraction of it, is within the limit.
+    model : a size, for example "DiT-XL". overrides : more settings as "group.key=value".
+    seq_length : tokens of a pack, from `samples` samples with `text_tokens` caption tokens each.
+    global_batch_size : packs per optimizer step over all processes.
+    margin : percent; a layout `fits` when its estimate, plus so much of it, is within `gpu_memory_gib`.
+    gpu_tflops, link_gb_s : 10^12 operations a second of one GPU, and 10^9 bytes a second from it to its peers.
 
     Raises
     ------
-    ValueError : no layout is legal; the message has the faults of plain data parallelism.
+    ValueError : a number is not positive, a setting is wrong, or no layout is legal (with the faults of plain DP).
     """
-    config = copy.deepcopy(config)
-    s, out = sizes.resolve_size(config.model), []
+    _check_positive(seq_length=seq_length, gpus=gpus, gpu_memory_gib=gpu_memory_gib)
+    _check_positive(global_batch_size=global_batch_size, samples=samples, text_tokens=text_tokens)
+    _check_positive(gpu_tflops=gpu_tflops, link_gb_s=link_gb_s)
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"--margin must be 0 percent or more; got {margin:g}")
+    if samples > seq_length:
+        raise ValueError(f"--samples must be at most --seq-length = {seq_length}, a token each; got {samples}")
+    config, load = _workload(model, seq_length, mixed_precision, global_batch_size, overrides, samples, text_tokens)
+    machine = Machine(gpu_tflops * 1e12, link_gb_s * 1e9)
+    found = []
     for plan in layouts(gpus):
-        if _legal(config, plan):
-            continue
-        needed, stage = memory(s, plan, load)
-        fits = needed.total * (1 + margin) <= limit_bytes
-        out.append(Candidate(plan, needed, stage, step_time(s, plan, load, machine), fits))
-    if not out:
-        raise ValueError(
-            f"no layout of {gpus} GPUs is legal for this model and batch: {_legal(config, Plan(dp=gpus))[0]}"
-        )
-    return sorted(out, key=lambda c: (round(c.time.total, 9), c.memory.total))
+        if not _faults(config, plan):
+            needed = memory(config.model, plan, load)
+            fits = needed.total * (1 + margin / 100) <= gpu_memory_gib * GIB
+            found.append(Candidate(plan, needed, step_time(config.model, plan, load, machine), fits))
+    if not found:
+        fault = _faults(config, Plan(dp=gpus))[0]
+        raise ValueError(f"no layout of {gpus} GPUs is legal for this model and batch: {fault}")
+    return sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total))
+
+
+SETTINGS = dict(plan_layouts.__kwdefaults__ or {})
+"""What `plan_layouts` can be asked beside the model, with the defaults; the flags of the command are the same."""
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {value:g}")
+
+
+def _workload(
+    model: str,
+    seq_length: int,
+    mixed_precision: str,
+    global_batch_size: int,
+    overrides: Sequence[str],
+    samples: int,
+    text_tokens: int,
+    **_others: object,
+) -> tuple[cfg.Config, Load]:
+    asked = [
+        f"model.size={sizes.find_size(model).name}",
+        f"mixed_precision={mixed_precision}",
+        f"dataset.task_encoder_seq_length={seq_length}",
+        f"train.global_batch_size={global_batch_size}",
+    ]
+    fed = {"model.in_channels": sizes.LATENT_CHANNELS, "model.text_dim": sizes.TEXT_DIM}
+    config = cfg.resolve(None, overrides=[*asked, *overrides]).with_derived(fed, "assumed").config
+    tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
+    packs = config.train.global_batch_size // config.train.micro_batch_size
+    number = 4 if config.mixed_precision == "fp32" else 2
+    return config, Load(tokens, samples, text_tokens, packs, number, len(config.ema.sigma_rels))
 
 
 def distance(a: Plan, b: Plan) -> int:
     """How many settings differ (data parallelism follows from the others)."""
-    return sum(x != y for key, x in asdict(a).items() if key != "dp" for y in [asdict(b)[key]])
+    return sum(getattr(a, f.name) != getattr(b, f.name) for f in fields(Plan) if f.name != "dp")
 
 
 def misfits(found: list[Candidate]) -> list[tuple[Candidate, int, Candidate | None]]:
-    """Layouts that do not fit, one entry per (TP, CP, PP, DP): the one that needs least, how many there are, and the nearest that fits."""
+    """What does not fit, a row per (TP, CP, PP, DP): the layout that needs least, how many, the nearest that fits."""
     fitting = [c for c in found if c.fits]
     groups: dict[tuple[int, ...], list[Candidate]] = {}
     for c in found:
@@ -360,92 +427,69 @@ def parse(argv: list[str] | None):
         prog="dfm plan", description="Layouts of a model on a number of GPUs: memory per GPU and relative step time."
     )
     p.add_argument("--model", required=True, help=f"a size: {', '.join(sizes.SIZES)}")
-    p.add_argument("--seq-length", type=int, default=8192, help="tokens of a pack (dataset.task_encoder_seq_length)")
-    p.add_argument("--gpus", type=int, default=8, help="processes, one per GPU")
-    p.add_argument("--gpu-memory-gib", type=float, default=80.0, help="memory of one GPU")
-    p.add_argument("--mixed-precision", default="bf16", choices=("bf16", "fp32"), help="arithmetic of the network")
-    p.add_argument("--global-batch-size", type=int, default=32, help="packs per optimizer step over all processes")
-    p.add_argument("--samples", type=int, default=1, help="samples in a pack")
-    p.add_argument("--text-tokens", type=int, default=512, help="caption tokens of a sample")
-    p.add_argument("--margin", type=float, default=15.0, help="percent that has to be left beside the estimate")
-    p.add_argument(
-        "--gpu-tflops", type=float, default=Machine.flops / 1e12, help="10^12 operations a second of one GPU"
-    )
-    p.add_argument(
-        "--link-gb-s", type=float, default=Machine.bytes_per_s / 1e9, help="10^9 bytes a second from a GPU to its peers"
-    )
+    p.add_argument("--seq-length", type=int, help="tokens of a pack (dataset.task_encoder_seq_length)")
+    p.add_argument("--gpus", type=int, help="processes, one per GPU")
+    p.add_argument("--gpu-memory-gib", type=float, help="memory of one GPU")
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic of the network")
+    p.add_argument("--global-batch-size", type=int, help="packs per optimizer step over all processes")
+    p.add_argument("--samples", type=int, help="samples in a pack")
+    p.add_argument("--text-tokens", type=int, help="caption tokens of a sample")
+    p.add_argument("--margin", type=float, help="percent that has to be left beside the estimate")
+    p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of one GPU")
+    p.add_argument("--link-gb-s", type=float, help="10^9 bytes a second from a GPU to its peers")
     p.add_argument("--top", type=int, default=12, help="layouts shown")
     p.add_argument("--json", action="store_true", help="everything as JSON")
     p.add_argument(
         "overrides", nargs="*", metavar="group.key=value", help="as for dfm pretrain, for example model.text_dim=1024"
     )
+    p.set_defaults(**SETTINGS)
     return p.parse_intermixed_args(argv)
 
 
-def _checked(args) -> None:
-    positive = (
-        "seq_length",
-        "gpus",
-        "gpu_memory_gib",
-        "global_batch_size",
-        "samples",
-        "text_tokens",
-        "gpu_tflops",
-        "link_gb_s",
-        "top",
-    )
-    for name in positive:
-        if not 0 < getattr(args, name) < float("inf"):
-            raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {getattr(args, name):g}")
-    if not 0 <= args.margin < float("inf"):
-        raise ValueError(f"--margin must be 0 percent or more; got {args.margin:g}")
-    if args.samples > args.seq_length:
-        raise ValueError(
-            f"--samples must be at most --seq-length = {args.seq_length}, a token each; got {args.samples}"
-        )
-
-
-def _describe(c: Candidate, best: float) -> dict:
+def _described(c: Candidate, best: float) -> dict:
     """One layout as plain values: settings, GiB per GPU, time relative to the best and each cause's share of that."""
-    m, t = asdict(c.memory) | {"total": c.memory.total}, asdict(c.time)
+    m = c.memory
+    parts = ("parameters", "gradients", "optimizer", "activations", "total")
     return {
         "layout": str(c.plan),
         **asdict(c.plan),
-        "gib": {k: v / GIB for k, v in m.items()},
-        "fullest_stage": c.stage,
+        "gib": {name: getattr(m, name) / GIB for name in parts},
+        "fullest_stage": m.stage,
         "fits": c.fits,
         "relative_time": c.time.total / best,
-        "reasons": {k: v / best for k, v in t.items()},
+        "reasons": {name: part / best for name, part in asdict(c.time).items()},
         "overrides": c.plan.overrides(),
     }
 
 
+def _table(fitting: list[Candidate], top: int) -> list[str]:
+    """The layouts that fit, best first, and the settings of the first."""
+    rows = [_described(c, fitting[0].time.total) for c in fitting[:top]]
+    width = max(len(row["layout"]) for row in rows)
+    lines = [
+        "GiB per GPU (optim: with the averages of the weights); time relative to the first, and what it is made of",
+        "",
+        f"{'layout':<{width}}   param   grad  optim  activ  total   time = compute recomp commun bubble",
+    ]
+    for row in rows:
+        gib = " ".join(f"{part:6.2f}" for part in row["gib"].values())
+        compute, *others = row["reasons"].values()
+        shares = " ".join(f"{part:6.2f}" for part in others)
+        lines.append(f"{row['layout']:<{width}}  {gib}  {row['relative_time']:5.2f} = {compute:7.2f} {shares}")
+    if len(fitting) > top:
+        lines.append(f"... and {len(fitting) - top} more that fit (--top {len(fitting)})")
+    return [*lines, "", "The first one's settings: " + " ".join(rows[0]["overrides"])]
+
+
 def report(found: list[Candidate], top: int) -> str:
-    """A table of the layouts that fit, best first, and a line for each split that has layouts that do not."""
+    """A table of the layouts that fit, and a line for each split that has layouts that do not."""
     fitting = [c for c in found if c.fits]
     lines = [f"{len(fitting)} of {len(found)} layouts fit."]
     if fitting:
-        best = fitting[0].time.total
-        width = max(len(str(c.plan)) for c in fitting[:top])
-        head = f"{'layout':<{width}}  {'param':>6} {'grad':>6} {'optim':>6} {'activ':>6} {'total':>6}  "
-        lines += [
-            "GiB per GPU (optim: with the averages of the weights); time relative to the first, and what it is made of",
-            "",
-        ]
-        lines += [head + f"{'time':>5} = {'compute':>7} {'recomp':>6} {'commun':>6} {'bubble':>6}"]
-        for c in fitting[:top]:
-            m, t = c.memory, c.time
-            gib = " ".join(f"{v / GIB:6.2f}" for v in (m.parameters, m.gradients, m.optimizer, m.activations, m.total))
-            parts = (t.compute, t.recompute, t.communication, t.bubble)
-            shares = " ".join(f"{v / best:{w}.2f}" for v, w in zip(parts, (7, 6, 6, 6)))
-            lines.append(f"{c.plan!s:<{width}}  {gib}  {t.total / best:5.2f} = {shares}")
-        if len(fitting) > top:
-            lines.append(f"... and {len(fitting) - top} more that fit (--top {len(fitting)})")
-        lines += ["", "The first one's settings: " + " ".join(fitting[0].plan.overrides())]
-    rows = misfits(found)
-    if rows:
+        lines += _table(fitting, top)
+    if len(fitting) < len(found):
         lines += ["", "Do not fit:"]
-    for least, count, near in rows:
+    for least, count, near in misfits(found):
         split = f"TP{least.plan.tp} CP{least.plan.cp} PP{least.plan.pp} DP{least.plan.dp}"
         fix = f"nearest that fits: {near.plan} ({near.memory.total / GIB:.1f} GiB)" if near else "none fits"
         lines.append(f"  {split}: {count} layouts, from {least.memory.total / GIB:.1f} GiB ({least.plan}); {fix}")
@@ -454,48 +498,36 @@ def report(found: list[Candidate], top: int) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    _checked(args)
-    size = sizes.find_size(args.model)
-    overrides = [
-        f"model.size={size.name}",
-        f"mixed_precision={args.mixed_precision}",
-        f"dataset.task_encoder_seq_length={args.seq_length}",
-        f"train.global_batch_size={args.global_batch_size}",
-        *args.overrides,
-    ]
-    config = cfg.resolve(None, overrides=overrides).config
-    precision = 4 if config.mixed_precision == "fp32" else 2
-    tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
-    packs = config.train.global_batch_size // config.train.micro_batch_size
-    load = Load(tokens, args.samples, args.text_tokens, packs, precision, len(config.ema.sigma_rels))
-    machine = Machine(args.gpu_tflops * 1e12, args.link_gb_s * 1e9)
-    found = candidates(config, load, args.gpus, args.gpu_memory_gib * GIB, args.margin / 100, machine)
+    _check_positive(top=args.top)
+    asked = {name: getattr(args, name) for name in SETTINGS}
+    found = plan_layouts(args.model, **asked)
     fitting = [c for c in found if c.fits]
+
+    config, load = _workload(args.model, **asked)
+    parameters = counts.parameter_count(config.model)
     if args.json:
         best = (fitting or found)[0].time.total
-        print(
-            json.dumps(
-                {
-                    "model": size.name,
-                    "parameters": sizes.parameter_count(config),
-                    "load": asdict(load),
-                    "gpus": args.gpus,
-                    "gpu_memory_gib": args.gpu_memory_gib,
-                    "margin_percent": args.margin,
-                    "machine": asdict(machine),
-                    "layouts": [_describe(c, best) for c in fitting],
-                    "misfits": [
-                        _describe(least, best) | {"count": count, "nearest": str(near.plan) if near else None}
-                        for least, count, near in misfits(found)
-                    ],
-                },
-                indent=1,
-            )
-        )
+        answer = {
+            "model": config.model.size,
+            "parameters": parameters,
+            "load": asdict(load),
+            "gpus": args.gpus,
+            "gpu_memory_gib": args.gpu_memory_gib,
+            "margin_percent": args.margin,
+            "machine": asdict(Machine(args.gpu_tflops * 1e12, args.link_gb_s * 1e9)),
+            "layouts": [_described(c, best) for c in fitting],
+            "misfits": [
+                _described(least, best) | {"count": count, "nearest": str(near.plan) if near else None}
+                for least, count, near in misfits(found)
+            ],
+        }
+        print(json.dumps(answer, indent=1))
         return 0
+
+    gpus = f"{args.gpus} GPU{'s' if args.gpus > 1 else ''} of {args.gpu_memory_gib:g} GiB ({args.margin:g} % left free)"
     print(
-        f"{size.name}, {sizes.parameter_count(config) / 1e6:,.0f} M parameters, packs of {tokens} tokens, {packs} a step, {config.mixed_precision}, "
-        f"on {args.gpus} GPU{'s' * (args.gpus > 1)} of {args.gpu_memory_gib:g} GiB ({args.margin:g} % left free)"
+        f"{config.model.size}, {parameters / 1e6:,.0f} M parameters, packs of {load.tokens} tokens, {load.packs} a "
+        f"step, {config.mixed_precision}, on {gpus}"
     )
     others = sum(1 for _ in layouts(args.gpus)) - len(found)
     if others:

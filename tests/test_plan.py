@@ -6,7 +6,7 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb import plan
 from dfm_nb.base.argv import guard
-from dfm_nb.config import sizes
+from dfm_nb.config import counts
 from dfm_nb.model import attention
 from dfm_nb.plan import Load, Plan
 
@@ -56,7 +56,7 @@ def one_layer(overrides: list[str], precision: str) -> int:
 
 def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
     load = Load(TOKENS, SAMPLES, TEXT, 1, {"fp32": 4, "bf16": 2}[precision], 0, True, runs=SAMPLES)
-    return plan.layer_saved_bytes(sizes.resolve_size(model_of(*overrides)), layout, load)
+    return plan.layer_saved_bytes(model_of(*overrides), layout, load)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -70,12 +70,11 @@ def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, n
     assert estimated_layer(layout, overrides, precision) == pytest.approx(counted, rel=0.01)
 
 
-GIB80 = 80 * plan.GIB
+GIVEN = ["model.in_channels=16", "model.text_dim=384"]
 
 
-def found_for(size="DiT-XL", gpus=8, limit=GIB80, tokens=8192):
-    config = cfg.resolve(None, overrides=[f"model.size={size}", f"dataset.task_encoder_seq_length={tokens}"]).config
-    return plan.candidates(config, Load(tokens), gpus, limit)
+def found_for(gib=80.0):
+    return plan.plan_layouts("DiT-XL", gpus=8, gpu_memory_gib=gib)
 
 
 def test_layouts_use_every_gpu_once_and_differ():
@@ -85,7 +84,7 @@ def test_layouts_use_every_gpu_once_and_differ():
     assert not any(p.distributed_optimizer and p.dp * p.cp == 1 for p in every)
 
 
-def test_candidates_are_legal_and_the_best_is_first():
+def test_planned_layouts_are_legal_and_the_best_is_first():
     found = found_for()
     assert {c.plan.tp for c in found} == {1, 2, 4, 8} and {c.plan.pp for c in found} == {1, 2, 4}  # 28 layers: not 8
     times = [c.time.total for c in found]
@@ -93,7 +92,7 @@ def test_candidates_are_legal_and_the_best_is_first():
 
 
 def test_memory_limit_divides_the_candidates():
-    found = found_for(limit=30 * plan.GIB)
+    found = found_for(gib=30)
     assert {c.fits for c in found} == {True, False}
     assert all(c.fits == (c.memory.total * 1.15 <= 30 * plan.GIB) for c in found)
     rows = plan.misfits(found)
@@ -102,18 +101,18 @@ def test_memory_limit_divides_the_candidates():
 
 
 def test_nearest_that_fits_changes_least():
-    found = found_for(limit=30 * plan.GIB)
+    found = found_for(gib=30)
     fitting = [c.plan for c in found if c.fits]
     for least, _, near in plan.misfits(found):
         assert plan.distance(least.plan, near.plan) == min(plan.distance(least.plan, p) for p in fitting)
 
 
 def test_each_setting_saves_what_it_is_for():
-    s = sizes.resolve_size(cfg.resolve(None, overrides=["model.size=DiT-XL"]).config.model)
+    model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
     base, load = Plan(dp=8), Load(8192)
-    of = lambda p: plan.memory(s, p, load)[0]  # noqa: E731
+    of = lambda p: plan.memory(model, p, load)  # noqa: E731
     sharded = of(Plan(dp=8, distributed_optimizer=True))
-    averages = 4 * load.ema_averages * sizes.parameter_count(s)
+    averages = 4 * load.ema_averages * counts.parameter_count(model)
     assert (of(base).optimizer - averages) == pytest.approx(8 * (sharded.optimizer - averages), rel=1e-6)
     assert of(Plan(dp=8, recompute="full")).activations < of(base).activations / 4
     assert of(Plan(cp=8)).activations < of(base).activations / 4
@@ -122,8 +121,8 @@ def test_each_setting_saves_what_it_is_for():
 
 
 def test_time_names_its_causes():
-    s = sizes.resolve_size(cfg.resolve(None, overrides=["model.size=DiT-XL"]).config.model)
-    of = lambda p: plan.step_time(s, p, Load(8192), plan.Machine())  # noqa: E731
+    model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
+    of = lambda p: plan.step_time(model, p, Load(8192), plan.Machine())  # noqa: E731
     plain, full, pipeline, tensor = (
         of(Plan(dp=8)),
         of(Plan(dp=8, recompute="full")),

@@ -1,17 +1,19 @@
-"""How much memory sampling takes, before it starts: an estimate, what is there, and what to change when it is too much.
+"""How much memory generation takes, before it starts: an estimate, what is there, and what to change if it is too much.
 
-Enters: the model's sizes, the layout and the size of a batch. Leaves: `SamplingMemory` in bytes per process; one sentence with the fix.
-Guarantees: pure but for `available_bytes`; grows with every one of frames, sides, batch and guidance, falls with cp and tp.
-Cost: none. Of the measured growth of a process on CPU (float32, 4,096 and 8,192 tokens) the estimate was 0.98
-(tests/test_sampling_memory.py).
+Of the measured growth of a process on CPU (float32, 4,096 and 8,192 tokens) the estimate was 0.98.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+
+from dfm_nb.base import geometry
+from dfm_nb.config import counts
+from dfm_nb.config.schema import ModelConfig
 
 GIB = 1 << 30
 STATES = 8  # float64 copies of the batch that a sampler and its guidance hold at once
@@ -19,41 +21,43 @@ STATES = 8  # float64 copies of the batch that a sampler and its guidance hold a
 
 @dataclass(frozen=True)
 class Work:
-    """One batch: clips of latent [channels, t, h, w] in patches of `patch` values; `halves` 2 with guidance, else 1."""
+    """One batch of clips on one process: latents [in_channels, t, h, w] each.
 
+    weight_bytes : weights of this process. number_bytes : of one number of an activation, 2 for bf16.
+    halves : 2 with guidance, else 1. tp, cp, pp : degrees of tensor, context and pipeline parallelism.
+    """
+
+    model: ModelConfig
+    weight_bytes: int
     batch: int
     t: int
     h: int
     w: int
     halves: int = 2
     text_tokens: int = 32
-    channels: int = 16
-    patch_spatial: int = 2
-    patch_temporal: int = 1
+    number_bytes: int = 4
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+
+    @property
+    def pixels(self) -> tuple[int, int, int]:
+        """Frames, height and width of a clip."""
+        return geometry.pixel_size(self.t, self.h, self.w)
+
+    @property
+    def clip_tokens(self) -> int:
+        return self.t * self.h * self.w // (self.model.patch_temporal * self.model.patch_spatial**2)
 
     @property
     def tokens(self) -> int:
         """Tokens of the packed sequence."""
-        per_clip = self.t * self.h * self.w // (self.patch_temporal * self.patch_spatial**2)
-        return self.batch * self.halves * per_clip
+        return self.batch * self.halves * self.clip_tokens
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What of the model counts, per process; `number_bytes` of an activation, 2 for bf16."""
-
-    weight_bytes: int
-    num_layers: int
-    hidden_size: int
-    ffn_hidden_size: int
-    number_bytes: int = 4
-    tp: int = 1
-    cp: int = 1
-
-
-@dataclass(frozen=True)
-class SamplingMemory:
-    """Bytes on one process at the fullest moment of a denoiser call, weights included."""
+class Memory:
+    """Bytes on one process at the fullest moment of a denoiser call."""
 
     weights: int
     activations: int
@@ -62,29 +66,30 @@ class SamplingMemory:
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.text + self.state
+        return self.weights + self.beside_weights
 
     @property
     def beside_weights(self) -> int:
-        return self.total - self.weights
+        return self.activations + self.text + self.state
 
 
-def estimate(sizes: Sizes, work: Work) -> SamplingMemory:
-    """Memory of one call of the guided denoiser.
-
-    Notes
-    -----
-    A layer holds at most: residual, input, normed and modulated input, a float32 form, and either q, k, v and the attention's output (with
-    context parallelism also all keys and values) or the MLP before and after its activation. Nothing is kept for a backward pass.
-    """
-    h, f, e, tokens = sizes.hidden_size, sizes.ffn_hidden_size, sizes.number_bytes, work.tokens
-    local = -(-tokens // sizes.cp)
-    attention = local * 4 * h // sizes.tp + (tokens * 2 * h // sizes.tp if sizes.cp > 1 else 0)
-    mlp = local * 2 * f // sizes.tp
-    activations = local * h * (4 * e + 4) + max(attention, mlp) * e
-    text = work.batch * work.halves * work.text_tokens * (h + sizes.num_layers * 2 * h // sizes.tp) * e
-    values = work.batch * work.channels * work.t * work.h * work.w
-    return SamplingMemory(sizes.weight_bytes, activations, text, values * 8 * STATES)
+def estimate(work: Work) -> Memory:
+    """Memory of one call of the guided denoiser; nothing is kept for a backward pass."""
+    model, e, h = work.model, work.number_bytes, work.model.hidden_size
+    local = -(-work.tokens // work.cp)
+    # Of a layer at most these are alive: residual, input, normed and modulated input, a float32 form of one of them ...
+    activations = local * h * (4 * e + 4)
+    # ... and the inside of one branch: q, k, v and the result of attention, or both sides of the MLP's activation.
+    widths = counts.inner_widths(model)
+    attention = local * widths["self_attention"] // work.tp
+    if work.cp > 1:  # gathered keys and values of the whole sequence
+        attention += work.tokens * 2 * h // work.tp
+    activations += max(attention, local * widths["mlp"] // work.tp) * e
+    # Text keys and values stay from the first call on, those of every layer.
+    per_text_token = h + model.num_layers // work.pp * counts.text_width(model) // work.tp
+    text = work.batch * work.halves * work.text_tokens * per_text_token * e
+    values = work.batch * work.clip_tokens * counts.patch_dim(model)
+    return Memory(work.weight_bytes, activations, text, values * 8 * STATES)
 
 
 def available_bytes(device: torch.device) -> int:
@@ -105,49 +110,51 @@ def available_bytes(device: torch.device) -> int:
     return free
 
 
-def advice(sizes: Sizes, work: Work, room: int) -> str:
-    """What to change, any one of: batch, frames, sides or cp-size, each to the largest that fits `room` bytes beside the weights."""
+def advice(work: Work, room: int) -> str:
+    """What to change, any one of batch, frames, sides and cp-size: to what fits `room` bytes beside the weights."""
 
-    def fits(s: Sizes = sizes, **changes) -> bool:
-        return estimate(s, replace(work, **changes)).beside_weights <= room
+    def first_fit(changes: Iterable[dict[str, int]]) -> Work | None:
+        smaller = (replace(work, **change) for change in changes)  # type: ignore[arg-type]
+        return next((w for w in smaller if estimate(w).beside_weights <= room), None)
 
     def tenths(side: int, k: int) -> int:
         return max(2, side * k // 10 // 2 * 2)  # latent pixels, so that px stay divisible by 16
 
+    frames, height, width = work.pixels
     out = []
-    if (batch := next((b for b in range(work.batch - 1, 0, -1) if fits(batch=b)), None)) is not None:
-        out.append(f"lower --batch-size from {work.batch} to {batch}")
-    if (t := next((t for t in range(work.t - 1, 0, -1) if fits(t=t)), None)) is not None:
-        out.append(f"lower --num-video-frames from {4 * work.t - 3} to {4 * t - 3}")
-    smaller = ((tenths(work.h, k), tenths(work.w, k)) for k in range(9, 0, -1))
-    if (size := next(((h, w) for h, w in smaller if h * w < work.h * work.w and fits(h=h, w=w)), None)) is not None:
-        out.append(f"lower --height and --width from {8 * work.h} and {8 * work.w} to {8 * size[0]} and {8 * size[1]}")
-    more = (sizes.cp * 2**k for k in range(1, 9))
-    cp = next((c for c in more if fits(replace(sizes, cp=c))), None)
-    if cp is not None:
-        out.append(f"raise --cp-size from {sizes.cp} to {cp} (with --nproc-per-node {cp * sizes.tp})")
+    if fit := first_fit({"batch": b} for b in range(work.batch - 1, 0, -1)):
+        out.append(f"lower --batch-size from {work.batch} to {fit.batch}")
+    if fit := first_fit({"t": t} for t in range(work.t - 1, 0, -1)):
+        out.append(f"lower --num-video-frames from {frames} to {fit.pixels[0]}")
+    sides = [(tenths(work.h, k), tenths(work.w, k)) for k in range(9, 0, -1)]
+    if fit := first_fit({"h": h, "w": w} for h, w in sides if h * w < work.h * work.w):
+        out.append(f"lower --height and --width from {height} and {width} to {fit.pixels[1]} and {fit.pixels[2]}")
+    shared = first_fit({"cp": work.cp * 2**k} for k in range(1, 9))
+    if shared:
+        out.append(f"raise --cp-size from {work.cp} to {shared.cp} (with --nproc-per-node {shared.cp * work.tp})")
     text = ", or ".join(out) or "lower --batch-size, --num-video-frames, --height and --width together"
-    if cp is None:
-        shared = estimate(replace(sizes, cp=8 * sizes.cp), work).total / GIB
-        text += f" (--cp-size {8 * sizes.cp} alone would take it to {shared:.3g} GiB)"
+    if not shared:
+        most = 8 * work.cp
+        text += f" (--cp-size {most} alone would take it to {estimate(replace(work, cp=most)).total / GIB:.3g} GiB)"
     return text
 
 
-def refusal(sizes: Sizes, work: Work, room: int, begun: bool) -> str:
-    """The sentence for a batch that does not fit. begun : memory ran out while drawing, so what is asked for must shrink by half."""
-    m = estimate(sizes, work)
+def refusal(work: Work, room: int, begun: bool) -> str:
+    """The sentence for a batch that does not fit `room` bytes beside the weights.
+
+    begun : memory ran out while sampling, so what is asked for must shrink by half.
+    """
+    m = estimate(work)
     if begun:
         room = min(room, m.beside_weights // 2)
-    parts = (("weights", m.weights), ("activations", m.activations), ("text", m.text), ("state", m.state))
-    said = ", ".join(f"{name} {part / GIB:.3g}" for name, part in parts)
-    each = work.tokens // work.batch // work.halves
+    frames, height, width = work.pixels
+    parts = ", ".join(f"{name} {part / GIB:.3g}" for name, part in asdict(m).items())
     what = (
-        f"{work.batch} clip(s) of {4 * work.t - 3} frames at {8 * work.h}x{8 * work.w} ({each} tokens each, cp-size {sizes.cp}): an estimated "
-        f"{m.total / GIB:.3g} GiB per process ({said})"
+        f"{work.batch} clip(s) of {frames} frames at {height}x{width} ({work.clip_tokens} tokens each, "
+        f"cp-size {work.cp}): an estimated {m.total / GIB:.3g} GiB per process ({parts})"
     )
     if begun:
-        return f"out of memory for {what}; {advice(sizes, work, room)}"
-    return (
-        f"there is too little memory for {what}, with {room / GIB:.3g} GiB left beside the weights; {advice(sizes, work, room)}; "
-        "--no-memory-check draws all the same"
-    )
+        return f"out of memory for {what}; {advice(work, room)}"
+    left = f"{room / GIB:.3g} GiB left beside the weights"
+    fix = f"{advice(work, room)}; --no-memory-check skips the estimate"
+    return f"there is too little memory for {what}, with {left}; {fix}"

@@ -240,30 +240,25 @@ class Pipeline:
 
     # ---- memory -----------------------------------------------------------------------------------------------
 
-    def memory(self, requests: Sequence[Request]) -> tuple[sampling_memory.Sizes, sampling_memory.Work]:
+    def memory(self, requests: Sequence[Request]) -> sampling_memory.Work:
         """What `sampling_memory.estimate` needs to know of a batch."""
         m, first = self.config.model, requests[0]
-        weights = sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters())
-        sizes = sampling_memory.Sizes(
-            weights,
-            m.num_layers // m.pipeline_model_parallel_size,
-            m.hidden_size,
-            m.ffn_hidden_size or 4 * m.hidden_size,
-            4 if self.config.mixed_precision == "fp32" else 2,
-            m.tensor_model_parallel_size,
-            m.context_parallel_size,
+        return sampling_memory.Work(
+            m,
+            sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters()),
+            len(requests),
+            *first.latent_grid,
+            halves=1 if first.weights(self.guide is not None)[0] == 1 else 2,
+            number_bytes=4 if self.config.mixed_precision == "fp32" else 2,
+            tp=m.tensor_model_parallel_size,
+            cp=m.context_parallel_size,
+            pp=m.pipeline_model_parallel_size,
         )
-        halves = 1 if first.weights(self.guide is not None)[0] == 1 else 2
-        work = sampling_memory.Work(
-            len(requests), *first.latent_grid, halves, 32, m.in_channels, m.patch_spatial, m.patch_temporal
-        )
-        return sizes, work
 
     def _check_memory(self, requests: Sequence[Request]) -> None:
-        sizes, work = self.memory(requests)
-        room = sampling_memory.available_bytes(self.device)
-        if self.memory_check and sampling_memory.estimate(sizes, work).beside_weights > room:
-            raise ValueError(sampling_memory.refusal(sizes, work, room, begun=False))
+        work, room = self.memory(requests), sampling_memory.available_bytes(self.device)
+        if self.memory_check and sampling_memory.estimate(work).beside_weights > room:
+            raise ValueError(sampling_memory.refusal(work, room, begun=False))
 
     @contextlib.contextmanager
     def _explaining_memory(self, requests: Sequence[Request]):
@@ -274,7 +269,7 @@ class Pipeline:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise
             room = sampling_memory.available_bytes(self.device)
-            raise ValueError(sampling_memory.refusal(*self.memory(requests), room, begun=True)) from error
+            raise ValueError(sampling_memory.refusal(self.memory(requests), room, begun=True)) from error
 
     # ---- latents ----------------------------------------------------------------------------------------------
 

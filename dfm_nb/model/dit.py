@@ -3,7 +3,7 @@
 Enters: a `ModelInputs` of one pack (on this rank: its context-parallel share of the tokens, all of the text). Leaves: F [tokens, patch].
 Guarantees: every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text; a new model
 outputs zero; the weights of a new model depend on (seed, parameter name), not on the layout.
-Cost: see `sizes.model_flops`.
+Cost: see `config.counts`, whose table of linear layers tests hold equal to this network.
 
 Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
 """
@@ -41,6 +41,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from megatron.core.utils import make_viewless_tensor
 
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.config.counts import SINUSOID_DIM, VECTORS_PER_LAYER, patch_dim
 from dfm_nb.model.adaln import RowMap, add_gated, modulate
 from dfm_nb.model.attention import PackedAttention, PackedLayout
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
@@ -48,7 +49,6 @@ from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
 from dfm_nb.parallel.groups import global_name, shard_dim
 
-SINUSOID_DIM = 256
 REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")
 """Prefixes of the parameters that every pipeline stage has a copy of."""
 
@@ -236,7 +236,7 @@ class DiTLayer(TransformerLayer):
         self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
     ):
         super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
-        self.adaln = AdaLN(config, 9, config.adaln_lora_dim)
+        self.adaln = AdaLN(config, VECTORS_PER_LAYER, config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
             p.sequence_parallel = config.sequence_parallel
 
@@ -418,10 +418,6 @@ def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> t
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
-def patch_dim(model_config) -> int:
-    return model_config.in_channels * model_config.patch_temporal * model_config.patch_spatial**2
-
-
 def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdpa", **overrides) -> DiTConfig:
     """megatron-core's configuration of a resolved `config.model` group (`in_channels` and `text_dim` set)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
@@ -430,7 +426,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
-        ffn_hidden_size=model.ffn_hidden_size or 4 * model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size,
         patch_dim=patch_dim(model),
         text_dim=model.text_dim,
         adaln_lora_dim=model.adaln_lora_dim,

@@ -132,10 +132,3 @@ def merged(tensors: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch
             w, b = out[stem + "weight"], tensors[stem + B]
             out[stem + "weight"] = (w.double() + scale * (b.double() @ a.double())).to(w.dtype)
     return out
-
-
-def lora_parameter_count(model) -> int:
-    """Parameters of all low-rank updates of a resolved `config.model` group."""
-    h, f = model.hidden_size, model.ffn_hidden_size or 4 * model.hidden_size
-    self_attention, cross_attention, mlp = (h + 3 * h) + 2 * h, 2 * h + (h + 2 * h) + 2 * h, 2 * (h + f)
-    return (model.lora.rank or 0) * model.num_layers * (self_attention + cross_attention + mlp)

@@ -6,6 +6,7 @@ import math
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader, PackPlan
 from dfm_nb.data.stores import EnergonStore, MockStore
 from dfm_nb.packs.packs import PackSettings
@@ -31,7 +32,8 @@ def open_store(config: cfg.Config, split: str = "train") -> EnergonStore | MockS
     """The samples of `dataset.path`, or random ones with `dataset.mock`."""
     d = config.dataset
     if d.mock:
-        channels, text_dim = config.model.in_channels or 16, config.model.text_dim or 384
+        channels = config.model.in_channels or sizes.LATENT_CHANNELS
+        text_dim = config.model.text_dim or sizes.TEXT_DIM
         return MockStore(d.mock_latent_sizes, d.mock_text_tokens, channels, text_dim)
     if split == "val" and d.use_train_split_for_val:
         split = "train"

@@ -19,9 +19,8 @@ from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.config import sizes
+from dfm_nb.config import counts
 from dfm_nb.data.stores import EnergonStore, MockStore
-from dfm_nb.model.linear import lora_parameter_count
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.batches import open_store, packed_loader
@@ -241,14 +240,14 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     training = Training(resolved, run, store)
     log.info(
         "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples",
-        sizes.parameter_count(config) / 1e6,
+        counts.parameter_count(config.model) / 1e6,
         layout_of(config.model),
         dist.get_world_size(),
         config.mixed_precision,
         len(store),
     )
     if config.model.lora.rank:
-        trained = lora_parameter_count(config.model)
+        trained = counts.lora_parameter_count(config.model, config.model.lora.rank)
         log.info("Low-rank updates (rank %d): %.3f M parameters are trained", config.model.lora.rank, trained / 1e6)
     training.resume()
     log.info("Starting pretraining...")

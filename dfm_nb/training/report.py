@@ -15,7 +15,7 @@ from dfm_nb.base.log import iteration_line, log
 from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run
-from dfm_nb.config import sizes
+from dfm_nb.config import counts, sizes
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.loggers import Loggers
@@ -110,7 +110,7 @@ def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict
         # cu_q and cu_kv are cumulative; a segment of padding may follow those of the samples
         q = [b - a for a, b in zip(p.cu_q, p.cu_q[1:])][: len(p.keys)]
         kv = [b - a for a, b in zip(p.cu_kv, p.cu_kv[1:])][: len(p.keys)]
-        flops += sizes.model_flops(config, q, kv)
+        flops += counts.model_flops(config.model, q, kv)
     per_s = flops / duration_s / layout_of(config.model).model_size
     out = {"tflops_per_s": per_s / 1e12}
     if parallel.device().type == "cuda" and (peak := sizes.peak_flops(torch.cuda.get_device_name())):

@@ -1,7 +1,6 @@
 """The three layers, and every fault a user can make in them."""
 
 import difflib
-import math
 import pickle
 import re
 import time
@@ -497,4 +496,3 @@ def test_nearest_name_is_found_for_any_one_letter_slip():
 
 def test_sizes_are_choices_of_the_model():
     assert all(C.resolve(None, overrides=[f"model.size={name}"]).config.model.size == name for name in sizes.SIZES)
-    assert not math.isnan(sizes.parameter_count(C.resolve(None).config))

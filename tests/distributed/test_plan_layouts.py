@@ -1,7 +1,7 @@
 import pytest
 
-from dfm_nb import parallel, plan
-from dfm_nb.config import sizes
+from dfm_nb import parallel
+from dfm_nb.config import counts
 from dfm_nb.plan import Plan
 from tests.conftest import run_ranks
 from tests.test_plan import estimated_layer, model_of, one_layer
@@ -22,8 +22,8 @@ def on_this_rank(layout: Plan) -> tuple[int, int]:
 
 @pytest.mark.parametrize("layout", [Plan(tp=2), Plan(tp=2, sp=True), Plan(cp=2), Plan(pp=2)], ids=str)
 def test_parallel_layers_keep_and_hold_what_is_estimated(layout):
-    shape = sizes.resolve_size(model_of("model.num_layers=2"))
+    model = model_of("model.num_layers=2")
     for rank, (counted, parameters) in enumerate(run_ranks(2, on_this_rank, layout)):
-        assert parameters == plan.stage_parameters(shape, layout, rank if layout.pp > 1 else 0)
+        assert parameters == counts.parameter_count(model, layout.tp, layout.pp, rank if layout.pp > 1 else 0)
         if layout.pp == 1:
             assert estimated_layer(layout, [], "fp32") == pytest.approx(counted, rel=0.03), (rank, counted)

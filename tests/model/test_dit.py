@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.config import sizes
 from dfm_nb.data.stores import MockStore
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
@@ -53,24 +52,6 @@ def test_new_model_gives_zero(one_rank):
     assert not out.any()
     loss = loss_of(out).loss
     assert 0.7 < loss.mean() < 1.4  # the effective target has unit variance (EDM, section 5)
-
-
-@pytest.mark.parametrize("lora", [None, 8])
-@pytest.mark.parametrize("pooled", [True, False])
-def test_parameter_count_is_the_closed_form(one_rank, lora, pooled):
-    overrides = (f"model.adaln_lora_dim={'null' if lora is None else lora}", f"model.pooled_text={str(pooled).lower()}")
-    chunk = make(*overrides)
-    assert sum(p.numel() for p in chunk.parameters()) == sizes.parameter_count(model_config(*overrides))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", ["DiT-S", "DiT-B", "DiT-L", "DiT-XL"])
-def test_named_sizes_have_the_counted_parameters(one_rank, size):
-    model = cfg.resolve(
-        None, overrides=[f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
-    ).config.model
-    _, (chunk,) = build_chunks(model, "bf16", seed=1)
-    assert sum(p.numel() for p in chunk.parameters()) == sizes.parameter_count(model)
 
 
 @pytest.mark.parametrize("rope", ["false", "true"])

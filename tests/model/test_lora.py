@@ -9,9 +9,10 @@ from dfm_nb import config as cfg
 from dfm_nb import export
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.weights import Weights
+from dfm_nb.config.counts import lora_parameter_count
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
-from dfm_nb.model.linear import is_lora, lora_parameter_count
+from dfm_nb.model.linear import is_lora
 from tests.distributed.layouts import make_trainer, randomise
 from tests.test_train import SMALL, losses, pretrain
 
@@ -43,7 +44,7 @@ def test_new_updates_change_nothing_and_are_counted(one_rank):
     assert torch.equal(output_of(plain.chunks[0], pack), output_of(adapted.chunks[0], pack))
     counted = sum(p.numel() for p in adapted.chunks[0].parameters() if p.requires_grad)
     assert counted == sum(p.numel() for n, p in adapted.chunks[0].named_parameters() if is_lora(n))
-    assert counted == lora_parameter_count(adapted.config.model) > 0
+    assert counted == lora_parameter_count(adapted.config.model, adapted.config.model.lora.rank) > 0
 
 
 @pytest.mark.parametrize("recompute", ["null", "full", "selective"])

@@ -1,0 +1,178 @@
+"""The DiT as a table of its linear layers. Parameters, FLOPs, low-rank updates and memory estimates follow from it.
+
+The network itself could be counted instead: parameters on the meta device, FLOPs by torch's counter. That takes torch,
+megatron-core and a process group: seconds, where `dfm plan` answers in half a second and the training loop counts each
+step in microseconds. So the table stands here, without torch, and tests/config/test_counts.py holds it equal to the
+network: each product by its name, shape, bias and tensor-parallel split, and the forward's FLOPs by FlopCounterMode.
+
+Every function takes the model group of a resolved configuration, with the data set's `in_channels` and `text_dim`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Sequence
+
+from dfm_nb.config.schema import ModelConfig
+
+SINUSOID_DIM = 256
+"""Width of the sinusoidal embedding of c_noise and of the frame rate (DiT, Peebles & Xie 2023)."""
+
+VECTORS_PER_LAYER = 9
+"""Shift, scale and gate for self attention, cross attention and MLP (adaLN-zero)."""
+
+
+def patch_dim(model: ModelConfig) -> int:
+    """Numbers in one token of the latent: in_channels * patch_temporal * patch_spatial^2."""
+    assert model.in_channels is not None
+    return model.in_channels * model.patch_temporal * model.patch_spatial**2
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One product y = W x + b. The name is that of the module in `model.dit`, for a layer's own within the layer.
+
+    applied_to : "video" or "text", once per token of it, or "sample", once per sample (noise level, frame rate, adaLN).
+    split : what tensor parallelism divides: "column" the outputs, "row" the inputs (not the bias), None nothing.
+    """
+
+    name: str
+    fan_in: int
+    fan_out: int
+    applied_to: str
+    split: str | None = None
+    bias: bool = True
+
+    def parameters(self, tp: int = 1) -> int:
+        """Weights and biases on one of `tp` ranks."""
+        weights = self.fan_in * self.fan_out // (tp if self.split else 1)
+        biases = self.fan_out // (tp if self.split == "column" else 1)
+        return weights + (biases if self.bias else 0)
+
+
+def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
+    """What each layer has, in the order of the forward."""
+    h, f, rank = model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim
+    assert f is not None
+    adaln = [Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample")]
+    if rank is not None:
+        adaln.insert(0, Linear("adaln.down", h, rank, "sample", bias=False))
+    return (
+        *adaln,
+        Linear("self_attention.linear_qkv", h, 3 * h, "video", "column"),
+        Linear("self_attention.linear_proj", h, h, "video", "row"),
+        Linear("cross_attention.linear_q", h, h, "video", "column"),
+        Linear("cross_attention.linear_kv", h, 2 * h, "text", "column"),
+        Linear("cross_attention.linear_proj", h, h, "video", "row"),
+        Linear("mlp.linear_fc1", h, f, "video", "column"),
+        Linear("mlp.linear_fc2", f, h, "video", "row"),
+    )
+
+
+def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
+    """What is there once: `x_embedder` on the first pipeline stage, `final*` on the last, the others on every one."""
+    h, p = model.hidden_size, patch_dim(model)
+    assert model.text_dim is not None
+    return (
+        *(Linear(f"{scalar}_embedder.fc1", SINUSOID_DIM, h, "sample") for scalar in ("sigma", "fps")),
+        *(Linear(f"{scalar}_embedder.fc2", h, h, "sample") for scalar in ("sigma", "fps")),
+        Linear("text_embedder", model.text_dim, h, "text"),
+        *([Linear("text_pool", h, h, "sample")] if model.pooled_text else []),
+        Linear("x_embedder", p, h, "video"),
+        Linear("final_adaln.up", h, 2 * h, "sample"),
+        Linear("final", h, p, "video"),
+    )
+
+
+# ---- parameters ---------------------------------------------------------------------------------------------------
+
+
+def layer_parameter_count(model: ModelConfig, tp: int = 1) -> int:
+    """Parameters of one layer on one of `tp` ranks: the linear layers, and the norms of queries and keys."""
+    return sum(x.parameters(tp) for x in layer_linears(model)) + (
+        2 * model.hidden_size // model.num_attention_heads if model.qk_layernorm else 0
+    )
+
+
+def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0) -> int:
+    """Parameters of the DiT, without low-rank updates: all of them, or those of one process of a layout.
+
+    Parameters
+    ----------
+    tp, pp : tensor- and pipeline-parallel degrees. stage : the process's pipeline stage, from 0.
+    """
+    count = model.num_layers // pp * layer_parameter_count(model, tp) + model.hidden_size  # text_norm
+    for x in outer_linears(model):
+        first_only, last_only = x.name == "x_embedder", x.name.startswith("final")
+        if not ((first_only and stage > 0) or (last_only and stage < pp - 1)):
+            count += x.parameters()
+    return count
+
+
+def lora_parameter_count(model: ModelConfig, rank: int) -> int:
+    """Parameters of all low-rank updates: A [rank, in] and B [out, rank] beside attention's and the MLP's products."""
+    return model.num_layers * sum(rank * (x.fan_in + x.fan_out) for x in layer_linears(model) if x.split)
+
+
+# ---- work ---------------------------------------------------------------------------------------------------------
+
+
+def attention_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
+    """FLOPs of q k^T and of weights times v, in all layers."""
+    pairs = sum(q * (q + kv) for q, kv in zip(q_lens, kv_lens, strict=True))  # self and cross attention
+    return model.num_layers * 2 * 2 * model.hidden_size * pairs
+
+
+def forward_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
+    """FLOPs of one forward over packed samples: products with weights and of attention, a multiply-add is two.
+
+    Parameters
+    ----------
+    q_lens, kv_lens : video and text tokens of each sample, [num_samples].
+
+    Notes
+    -----
+    True lengths are counted: padding, and the pairs of tokens of different samples, earn nothing. The average over a
+    caption's tokens, which the network computes as a product, is none of its work either.
+    """
+    times = {"video": sum(q_lens), "text": sum(kv_lens), "sample": len(q_lens)}
+    layer = sum(x.fan_in * x.fan_out * times[x.applied_to] for x in layer_linears(model))
+    outer = sum(x.fan_in * x.fan_out * times[x.applied_to] for x in outer_linears(model))
+    return 2 * (model.num_layers * layer + outer) + attention_flops(model, q_lens, kv_lens)
+
+
+def model_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
+    """Model FLOPs of one training step over these samples: forward and backward, three times `forward_flops`.
+
+    Recomputed activations are not counted (as in the MFU of Chowdhery et al. 2022).
+    """
+    return 3 * forward_flops(model, q_lens, kv_lens)
+
+
+# ---- widths that memory follows from ------------------------------------------------------------------------------
+
+
+def inner_widths(model: ModelConfig) -> Counter[str]:
+    """Numbers per video token between the first and the last product of each branch of a layer, before any split.
+
+    Self attention: queries, keys, values and the result. Cross attention: queries and the result. MLP: both sides of
+    its activation.
+    """
+    widths: Counter[str] = Counter()
+    for x in layer_linears(model):
+        if x.applied_to == "video":
+            widths[x.name.split(".")[0]] += x.fan_out if x.split == "column" else x.fan_in
+    return widths
+
+
+def text_width(model: ModelConfig) -> int:
+    """Numbers per text token that a layer makes: its keys and values."""
+    return sum(x.fan_out for x in layer_linears(model) if x.applied_to == "text")
+
+
+def row_width(model: ModelConfig) -> int:
+    """Numbers per sample in a layer's adaLN: what its products take, and the shifts, scales and gates."""
+    return (
+        sum(x.fan_in for x in layer_linears(model) if x.applied_to == "sample") + VECTORS_PER_LAYER * model.hidden_size
+    )

@@ -1,0 +1,123 @@
+"""The table of linear layers against the network itself: parameters on the meta device, FLOPs by torch's counter."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from dfm_nb import parallel
+from dfm_nb.config import ModelConfig, counts, resolve, sizes
+from dfm_nb.model.attention import PackedLayout, SegmentLayout, cumulative
+from dfm_nb.model.dit import DiT, transformer_config
+from dfm_nb.model.linear import is_lora
+from dfm_nb.model.pack_slice import PackSlice
+
+GIVEN = ["model.in_channels=16", "model.text_dim=4096"]
+VARIANTS = [
+    [],
+    ["model.adaln_lora_dim=16"],
+    ["model.qk_layernorm=false", "model.pooled_text=false"],
+    ["model.ffn_hidden_size=96", "model.in_channels=8", "model.text_dim=40", "model.patch_temporal=2"],
+    ["model.lora.rank=8"],
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    parallel.init()
+    yield
+    parallel.shutdown()
+
+
+def build(size: str, *overrides: str, device: str = "meta") -> tuple[DiT, ModelConfig]:
+    model = resolve(None, overrides=[f"model.size={size}", *GIVEN, *overrides]).config.model
+    with torch.device(device):
+        return DiT(transformer_config(model, backend="sdpa_loop")), model
+
+
+@pytest.mark.parametrize(
+    "size, extra", [*((size, []) for size in sizes.SIZES), *(("tiny", extra) for extra in VARIANTS[1:])], ids=str
+)
+def test_parameters_are_those_of_the_network(size, extra):
+    network, model = build(size, *extra)
+    parameters = dict(network.named_parameters())
+    low_rank = sum(p.numel() for name, p in parameters.items() if is_lora(name))
+    assert counts.parameter_count(model) == sum(p.numel() for p in parameters.values()) - low_rank
+    assert low_rank == counts.lora_parameter_count(model, 8 if "model.lora.rank=8" in extra else 0)
+    layer = [p.numel() for name, p in parameters.items() if name.startswith("decoder.layers.0.") and not is_lora(name)]
+    assert counts.layer_parameter_count(model) == sum(layer)
+
+
+@pytest.mark.parametrize("extra", VARIANTS, ids=str)
+def test_linear_layers_are_those_of_the_network(extra):
+    network, model = build("tiny", *extra)
+    table = {x.name: x for x in counts.outer_linears(model)}
+    for i in range(model.num_layers):
+        table |= {f"decoder.layers.{i}.{x.name}": x for x in counts.layer_linears(model)}
+    modules = {
+        name: module
+        for name, module in network.named_modules()
+        if getattr(module, "weight", None) is not None and module.weight.dim() == 2
+    }
+    assert table.keys() == modules.keys()
+    for name, x in table.items():
+        module = modules[name]
+        assert tuple(module.weight.shape) == (x.fan_out, x.fan_in), name
+        assert (module.bias is not None) == x.bias, name
+        split = getattr(module.weight, "partition_dim", -1)
+        assert split == {"column": 0, "row": 1, None: -1}[x.split], name
+
+
+CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def cpu_attention_flops(q, k, v, *_args, **_kwargs) -> int:
+    """What torch counts for its other attention kernels; for the one on CPU it has no formula."""
+    return sdpa_flop_count(q, k, v)
+
+
+def forward_of_zeros(network: DiT, model: ModelConfig, q_lens: list[int], kv_lens: list[int]) -> None:
+    """One forward over a pack without padding."""
+    cu_q, cu_kv = cumulative(q_lens), cumulative(kv_lens)
+    n, video, text = len(q_lens), cu_q[-1], cu_kv[-1]
+    part = PackSlice(
+        tokens=slice(video),
+        row=torch.arange(n).repeat_interleave(torch.tensor(q_lens)),
+        positions=torch.zeros(video, 3),
+        text=torch.zeros(text, model.text_dim),
+        pool=torch.zeros(n, text),
+        fps=torch.ones(n),
+        self_layout=PackedLayout(SegmentLayout(cu_q, cu_q)),
+        cross_layout=PackedLayout(SegmentLayout(cu_q, cu_kv)),
+        device=torch.device("cpu"),
+    )
+    network(torch.zeros(video, counts.patch_dim(model)), torch.zeros(n), part)
+
+
+@pytest.mark.parametrize("extra", VARIANTS[:-1], ids=str)
+def test_flops_are_those_that_torch_counts(extra):
+    network, model = build("tiny", *extra, device="cpu")
+    q_lens, kv_lens = [12, 30, 30], [5, 1, 7]
+    with (
+        FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: cpu_attention_flops}) as counter,
+        torch.no_grad(),
+    ):
+        forward_of_zeros(network, model, q_lens, kv_lens)
+    pooling = 2 * len(q_lens) * sum(kv_lens) * model.hidden_size if model.pooled_text else 0
+    assert counts.forward_flops(model, q_lens, kv_lens) == counter.get_total_flops() - pooling
+    assert counts.model_flops(model, q_lens, kv_lens) == 3 * counts.forward_flops(model, q_lens, kv_lens)
+    assert counts.attention_flops(model, q_lens, kv_lens) == counter.get_flop_counts()["Global"][CPU_ATTENTION]
+
+
+def test_flops_of_a_pack_are_the_sum_over_its_samples():
+    """Attention counts true segments: packing two samples costs what the two cost, not their joint square."""
+    model = resolve(None, overrides=["model.size=tiny", *GIVEN]).config.model
+    apart = counts.forward_flops(model, [64], [8]) + counts.forward_flops(model, [256], [3])
+    assert counts.forward_flops(model, [64, 256], [8, 3]) == apart < counts.forward_flops(model, [320], [11])
+    with pytest.raises(ValueError):
+        counts.forward_flops(model, [64], [])
+
+
+def test_sizes_grow():
+    models = [resolve(None, overrides=[f"model.size={name}", *GIVEN]).config.model for name in sizes.SIZES]
+    found = [counts.parameter_count(model) for model in models]
+    assert found == sorted(found)
