@@ -1,11 +1,13 @@
-"""Preparation: images a second and bytes a sample against one image at a time, and peak memory against the number of images.
+"""Preparation: images a second and bytes a sample against one image at a time; peak memory by number of images.
 
     python benchmarks/prepare.py [--images 240] [--baseline-images 40] [--rounds 3] [--memory]
 
-The baseline is what the reference describes: an image is opened, resized twice, encoded alone, its caption is padded to 512 tokens and encoded alone,
-the padded embedding is pickled, and a WebDataset writer appends the sample. Both use the same tokenizer and text encoder, the same files and the same
-threads, interleaved in one process; loading the models is not counted. Text sizes are also counted for a T5-11B-sized embedding (1,024 values a token;
-random weights, as only the size matters). `--memory` instead runs whole preparations of 1,000 and 10,000 images. Writes benchmarks/results/prepare.{json,md}.
+The baseline is what the reference describes: an image is opened, resized twice and encoded alone. Its caption is padded
+to 512 tokens and encoded alone, the padded embedding is pickled, and a WebDataset writer appends the sample. Both use
+the same tokenizer and text encoder, the same files and the same threads, interleaved in one process; loading the models
+is not counted. Text sizes are also counted for a T5-11B-sized embedding (1,024 values a token; random weights, as only
+the size matters). `--memory` instead runs whole preparations of 1,000 and 10,000 images.
+Writes benchmarks/results/prepare.{json,md}.
 """
 
 from __future__ import annotations
@@ -132,7 +134,12 @@ def compare(size_px: int, args, encoder) -> dict:
     }
 
 
-MEASURE = "import resource, sys; from dfm_nb import prepare; code = prepare.main(sys.argv[1:]); print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+MEASURE = """
+import resource, sys
+from dfm_nb import prepare
+prepare.main(sys.argv[1:])
+print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 
 
 def peak_memory(images: int) -> dict:

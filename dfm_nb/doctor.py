@@ -1,4 +1,7 @@
-"""`dfm doctor`: what this machine has, and what is missing, each line with the fix. Exit code 1 when something needed is missing."""
+"""`dfm doctor`: what this machine has, and what is missing, each line with the fix.
+
+Exit code 1 when something needed is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`dfm inspect DIR`: what a folder of shards holds, whether it is intact, and how it looks.
 
-The shards may also be of another writer: tars of `.pth`, `.pickle` and `.json` samples. No code from the data is run, and nothing is changed but
-the contact sheet.
+The shards may also be of another writer: tars of `.pth`, `.pickle` and `.json` samples. No code from the data is run,
+and nothing is changed but the contact sheet.
 """
 
 from __future__ import annotations

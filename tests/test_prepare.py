@@ -299,8 +299,12 @@ def test_production_encoders_prepare_at_512_px(tmp_path, capsys):
 
 
 def test_second_preparation_waits_for_the_first(tmp_path):
+    code = f"""
+from dfm_nb.data.prepared_folder import PreparedFolder
+with PreparedFolder({str(tmp_path)!r}).turn():
+    print("in")
+"""
     with PreparedFolder(tmp_path).turn():
-        code = f"from dfm_nb.data.prepared_folder import PreparedFolder as F\nwith F({str(tmp_path)!r}).turn(): print('in')"
         other = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

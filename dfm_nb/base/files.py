@@ -14,10 +14,11 @@ from typing import Any
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary path in the same folder, which becomes `path` when the block ends well: `with replacing(path) as temporary:`.
+    """A path in the same folder to write to, which becomes `path` at the end: `with replacing(path) as temporary:`.
 
-    Readers see the old content or the whole new one, also after a crash: the bytes are on disk before the rename. A block that fails
-    leaves `path` as it was and no temporary. The file gets the mode that the umask gives, whatever the writer in the block does.
+    Readers see the old content or the whole new one, also after a crash: the bytes are on disk before the rename. A
+    block that fails leaves `path` as it was and no temporary. The file has the mode that the umask gives, whatever the
+    writer in the block does.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

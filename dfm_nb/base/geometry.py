@@ -1,7 +1,7 @@
 """Sizes of a clip in pixels and in latents: every rule of the 4x8x8 tokenizers and the network's patch, in one place.
 
-A tokenizer codes the first frame alone and then every group of 4 frames, and 8x8 pixels become one latent pixel. So a clip has 1 + 4k frames, and
-with the network's patch of 2 latent pixels its sides are multiples of 16 px.
+A tokenizer codes the first frame alone and then every group of 4 frames, and 8x8 pixels become one latent pixel. So a
+clip has 1 + 4k frames, and with the network's patch of 2 latent pixels its sides are multiples of 16 px.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It may also have:
 
 - `FLAGS`, its own flags of `dfm prepare`, which reach `build` as keywords;
-- tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds encoder and decoder, so that
-  data sets and checkpoints take it along; `fit(videos)`, when it is fitted to the data, which returns a tokenizer that has `save(path)`;
+- tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds
+  encoder and decoder, so that data sets take it along; `fit(videos)`, when it is fitted to the data, which
+  returns a tokenizer that has `save(path)`;
 - text encoders: `PATH_FLAG`, another name for `--text-encoder-path`;
 - sources: a parameter `size_px` of `build`, when it makes pictures at the size that is asked for.
 """
@@ -28,7 +29,8 @@ KINDS = ("sources", "tokenizers", "text_encoders")
 class Flag:
     """A flag that a plugin brings along.
 
-    name : the keyword of the plugin's `build`; `clip_frames` is `--clip-frames` on the command line. Plugins that share a name share the flag.
+    name : the keyword of the plugin's `build`; `clip_frames` is `--clip-frames` on the command line. Plugins that share
+        a name share the flag.
     type : makes the value from the word on the command line.
     """
 
@@ -80,7 +82,7 @@ def takes(module: ModuleType, parameter: str) -> bool:
 
 
 def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `given` that are for this plugin, as keywords for its `build`; entries for other kinds are left out.
+    """The entries of `given` that are for this plugin, as keywords for its `build`; other kinds' are left out.
 
     Raises
     ------
@@ -93,7 +95,7 @@ def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]
         usable = ", ".join(flag.option for flag in own_flags(module)) or "no such flags"
         others = [n for n, m in load_all(kind).items() if any(flag.option in strange for flag in own_flags(m))]
         raise ValueError(
-            f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange)}, which is for {', '.join(others)}; "
-            f"it takes {usable}"
+            f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange)}, "
+            f"which is for {', '.join(others)}; it takes {usable}"
         )
     return {option: given[option] for option in own if option in given}

@@ -64,7 +64,7 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
     except SampleError:
         raise
     except FileNotFoundError:
-        raise SampleError("missing_file", f"{source} does not exist: check the path") from None
+        raise SampleError("missing_file", f"{_named(source)} does not exist: check the path") from None
     except Image.DecompressionBombError as error:
         raise SampleError("too_large", f"{_named(source)} is too large to decode; make it smaller ({error})") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...

@@ -1,12 +1,14 @@
 """One process's work: source items -> pixels -> latents and text embeddings -> shards, all stages at the same time.
 
-Reader threads decode and resize ahead; the caller's thread runs the tokenizer on batches of equal shape; one thread encodes text, one writes.
+Reader threads decode and resize ahead; the caller's thread runs the tokenizer on batches of equal shape; one thread
+encodes text, one writes.
 
-- Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done before it, nor on timing.
+- Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done
+  before it, nor on timing.
 - A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
 - An item that cannot be used is a drop with a key, a reason and a sentence; an item's clips before the fault are kept.
-- Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead, `HELD_PIXELS` waiting for a full
-  batch, two chunks of `CHUNK_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
+- Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead,
+  `HELD_PIXELS` waiting for a full batch, two chunks of `CHUNK_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
 
 from __future__ import annotations
@@ -143,7 +145,7 @@ class ReadAhead:
             return result
 
     def _has_room(self, line: _Line) -> bool:
-        """Whether `line` may add a clip; the head may always hold one, else nothing would move when others fill the budget."""
+        """Whether `line` may add a clip; the head may always hold one, else others could block it for ever."""
         return self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
 
     def _put(self, line: _Line, result: Result | None) -> bool:
@@ -197,7 +199,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Encoders:
-    """What turns pixels and captions into numbers; `pad_text_tokens` pads embeddings to that length, for readers that need it."""
+    """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
 
     tokenizer: Tokenizer
     text_encoder: TextEncoder
@@ -235,7 +237,7 @@ class Batcher:
 
     @torch.no_grad()
     def _encode(self, frames: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, T, H, W, 3] -> bfloat16 [B, 16, t, h, w] on the CPU; halves a batch that does not fit the device."""
+        """uint8 [B, T, H, W, 3] -> bfloat16 [B, 16, t, h, w] on the CPU; halves a batch too large for the device."""
         try:
             return self.tokenizer.encode(to_pixels(frames.to(self.device))).bfloat16().cpu()
         except torch.OutOfMemoryError:
@@ -295,7 +297,8 @@ def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher
 class TextStage:
     """Adds embeddings to chunks.
 
-    A caption is encoded once a shard, never carried over: what a caption is batched with must not depend on where a run was resumed.
+    A caption is encoded once a shard, never carried over: what it is batched with must not depend on where a run was
+    resumed.
     """
 
     def __init__(self, text_encoder: TextEncoder, pad_text_tokens: int | None):

@@ -1,7 +1,8 @@
 """Preparing a data set: captioned images and clips to a folder of shards that `manifest.json` completes.
 
-- Which sample goes into which shard is planned from the source, the number of processes and the settings (`shard_plan`). A shard is the unit of
-  work: after a kill at any instant `resume` redoes only unfinished shards, and the result is byte for byte that of an uninterrupted run.
+- Which sample goes into which shard is planned from the source, the number of processes and the settings
+  (`shard_plan`). A shard is the unit of work: after a kill at any instant `resume` redoes only unfinished shards, and
+  the result is byte for byte that of an uninterrupted run.
 - Every sample that is dropped is counted under a reason and named in the manifest.
 """
 
@@ -204,11 +205,12 @@ def item_keys(source: Source, limit: int | None) -> list[str]:
 
 
 def prepare_dataset(**settings: Any) -> dict[str, Any]:
-    """Encode captioned images and clips into shards: `prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)`.
+    """Encode captioned images and clips into shards.
 
     Parameters
     ----------
-    **settings : the flags of `dfm prepare` with underscores (`PrepareConfig`), and those of the source, tokenizer and text encoder (`num_images`).
+    **settings : the flags of `dfm prepare` with underscores: those of `PrepareConfig`, and those of the source, the
+        tokenizer and the text encoder (`num_images`). `output_dir` is needed.
 
     Returns
     -------
@@ -217,6 +219,8 @@ def prepare_dataset(**settings: Any) -> dict[str, Any]:
     Raises
     ------
     ValueError, FileNotFoundError, FileExistsError : one sentence with what must hold and how to mend it.
+
+    >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
     """
     return prepare(PrepareConfig.of(**settings))
 
@@ -243,7 +247,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
 
 def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
-    """What can be said before any work, for `world` processes: the plan, or None when the folder already holds all of it.
+    """Before any work by `world` processes: the plan, or None when the folder already holds all of it.
 
     Raises
     ------
@@ -292,7 +296,7 @@ class Preparation:
     # ---- the tokenizer
 
     def _provide_tokenizer(self) -> None:
-        """A small tokenizer's file beside the shards: fitted to them, or a copy of the one that was named or comes with the package."""
+        """A small tokenizer's file beside the shards: fitted to them, else a copy of the named or the shipped one."""
         module = self.config.tokenizer_module
         if not getattr(module, "CARRIED", False) or self.folder.tokenizer.exists():
             return
@@ -395,7 +399,7 @@ class Preparation:
         }
 
     def _psnr(self) -> dict[str, Any]:
-        """How well the tokenizer gives back held-out items; of small tokenizers alone, as others may have to fetch a decoder."""
+        """How well a small tokenizer gives back held-out items; others may have to fetch a decoder for this."""
         held_out = next(split for split in ("val", "test", "train") if split in self.splits)
         if not getattr(self.config.tokenizer_module, "CARRIED", False):
             return {"split": held_out}

@@ -85,7 +85,7 @@ class PreparedFolder:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the folder; waits for another preparation of it to end. Does nothing where the file system has no locks."""
+        """Hold the folder, after another preparation of it has ended; nothing where the file system has no locks."""
         self.records.mkdir(parents=True, exist_ok=True)
         with (self.records / "lock").open("a") as file:
             try:

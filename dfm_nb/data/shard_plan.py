@@ -1,7 +1,7 @@
 """Which source item goes into which shard of which rank: a pure function of the items' keys and the flags.
 
-Every item is in one shard, and a shard belongs to one split. The split depends on the key alone, so it survives a change of the ranks and a
-source that grows.
+Every item is in one shard, and a shard belongs to one split. The split depends on the key alone, so it survives a
+change of the ranks and a source that grows.
 """
 
 from __future__ import annotations

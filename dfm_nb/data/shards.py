@@ -1,12 +1,13 @@
 """WebDataset shards: writing them whole or not at all, reading them without running code, and Energon's metadata.
 
-A sample is three tar members: `<key>.pth` (torch.save of a bf16 latent [1, 16, T, H, W]), `<key>.pickle` (a pickled bf16 tensor
-[1, L, D]) and `<key>.json`. A folder of shards:
+A sample is three tar members: `<key>.pth` (torch.save of a bf16 latent [1, 16, T, H, W]), `<key>.pickle` (a pickled
+bf16 tensor [1, L, D]) and `<key>.json`. A folder of shards:
 
-    rank0-000000.tar ...   .nv-meta/ (Energon)   manifest.json   text_empty.safetensors   tokenizer.safetensors   .dfm/ (records)
+    rank0-000000.tar ...   manifest.json   text_empty.safetensors   tokenizer.safetensors
+    .nv-meta/ (Energon)    .dfm/ (records of the preparation)
 
-Guarantees: a tar has its final name only when it is complete and on disk; equal samples give equal bytes; reading executes nothing from
-a file: unknown names in a pickle are refused and named.
+A tar has its final name only when it is complete and on disk, and equal samples give equal bytes. Reading executes
+nothing from a file: unknown names in a pickle are refused and named.
 """
 
 from __future__ import annotations

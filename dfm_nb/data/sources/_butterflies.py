@@ -229,7 +229,8 @@ class Wing:
         self.points = np.array(points) * (1 + rng.normal(0, 0.02, (len(points), 2)))
         self.path = _outline(self.points)
         self.pattern, self.ink = pattern, PATTERN_RGB[colour]
-        base = tuple(int(np.clip(c + d, 0, 255)) for c, d in zip(COLOUR_RGB[colour], rng.normal(0, 5, 3)))
+        red, green, blue = (int(np.clip(c + d, 0, 255)) for c, d in zip(COLOUR_RGB[colour], rng.normal(0, 5, 3)))
+        base = (red, green, blue)
         reach = float(np.hypot(*self.points.T).max())
         shades = [_mix(base, INK, 0.22), _mix(base, (255, 255, 255), 0.12), base, _mix(base, INK, 0.10)]
         self.paint = skia.Paint(AntiAlias=True)
@@ -311,7 +312,7 @@ def draw(
     num_frames: int,
     only: int | None = None,
 ) -> np.ndarray:
-    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a steady wing beat that begins with open wings.
+    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a wing beat that begins open.
 
     only : draw this frame alone.
     """

@@ -1,7 +1,7 @@
 """Files from elsewhere: http(s) with time limits, retries and a bound on size, and the hub through its own cache.
 
-An attempt ends within `total_s` + `timeout_s` whatever the server does. Faults that may pass (time-outs, 429, 5xx, a cut body) are tried again with
-growing pauses, others are not. What cannot be had is a `SampleError` that names the URL.
+An attempt ends within `total_s` + `timeout_s` whatever the server does. Faults that may pass (time-outs, 429, 5xx, a
+cut body) are tried again with growing pauses, others are not. What cannot be had is a `SampleError` that names the URL.
 """
 
 from __future__ import annotations

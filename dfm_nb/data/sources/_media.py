@@ -92,12 +92,15 @@ def read_clips(
     yield from _cut(frames, fps, options, key, key if isinstance(source, bytes) else str(source))
 
 
-def _cut(frames: Iterator[np.ndarray], fps: float, options: ClipOptions, key: str, name: str):
+def _cut(
+    frames: Iterator[np.ndarray], fps: float, options: ClipOptions, key: str, name: str
+) -> Iterator[tuple[str, np.ndarray, float]]:
     """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
 
     What is shorter than one window gives one clip, cut to 1 + 4k frames.
     """
-    length, step = options.clip_frames, options.stride or options.clip_frames
+    length = options.clip_frames
+    step = options.stride or length or 1
     window: deque[np.ndarray] = deque(maxlen=length)
     held = given = 0
     for count, frame in enumerate(frames, 1):

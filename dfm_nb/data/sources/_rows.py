@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,7 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 GROUPS_HELD = 2
 
 
-def _none_if_empty(value):
+def _none_if_empty(value: Any) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -39,7 +40,7 @@ class TextRows:
     def column(self, name: str) -> list:
         return [_none_if_empty(v) for v in self._data[name]]
 
-    def value(self, name: str, index: int):
+    def value(self, name: str, index: int) -> Any:
         return _none_if_empty(self._data[name][index])
 
 
@@ -51,7 +52,8 @@ class ParquetRows:
         self.columns = tuple(self._file.schema_arrow.names)
         sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
-        self._lock, self._held = threading.Lock(), OrderedDict()
+        self._lock = threading.Lock()
+        self._held: OrderedDict[tuple[int, str], pa.ChunkedArray] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -61,7 +63,7 @@ class ParquetRows:
             values = self._file.read([name]).column(0)
         return [_none_if_empty(v) for v in values.to_pylist()]
 
-    def value(self, name: str, index: int):
+    def value(self, name: str, index: int) -> Any:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
         with self._lock:
             held = self._held.pop((group, name), None)

@@ -140,9 +140,10 @@ def _caption_file(path: Path) -> str:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
-        text = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
-        if not isinstance(text, str):
+        found = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
+        if not isinstance(found, str):
             raise SampleError("no_caption", f'{path} must be a string or an object with a string "caption"')
+        text = found
     if not text.strip():
         raise SampleError("no_caption", f"{path} is empty; write a caption in it, or remove it to use the file's name")
     return " ".join(text.split())

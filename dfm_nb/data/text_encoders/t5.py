@@ -1,15 +1,15 @@
-"""`t5`: token states of a T5 encoder (google-t5/t5-11b by default, any other by hub id or folder), encoder half only, in bfloat16.
+"""`t5`: token states of a T5 encoder in bfloat16; google-t5/t5-11b by default, any other by hub id or folder.
 
-Enters: captions. Leaves: last hidden states, bfloat16 [L, D], L the caption's true number of tokens with its end token, at most `max_tokens`.
-Guarantees: equal captions are encoded once; batches are of similar length and padding is masked, so a caption's states do not depend on its batch
-(to rounding). With `accelerate` installed, what does not fit the process's own GPU is kept in host memory; other GPUs are left alone, as every
-process of a preparation has its own.
+Only the encoder half is loaded. Batches are of similar length and padding is masked, so a caption's states do not
+depend on its batch (to rounding). With `accelerate` installed, what does not fit the process's own GPU is kept in host
+memory; other GPUs are left alone, as every process of a preparation has its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,11 +32,12 @@ class T5:
         placement = _placement(device)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir)
-            model = T5EncoderModel.from_pretrained(folder, cache_dir=cache_dir, dtype=torch.bfloat16, **placement)
+            model: Any = T5EncoderModel.from_pretrained(folder, cache_dir=cache_dir, dtype=torch.bfloat16, **placement)
         except OSError as error:
             raise FileNotFoundError(
-                f"the T5 encoder {folder} cannot be had ({str(error).splitlines()[0]}); fetch it where there is a network with "
-                f"`hf download {folder}` and pass its folder or cache with --t5-cache-dir"
+                f"the T5 encoder {folder} cannot be had ({str(error).splitlines()[0]}); "
+                f"fetch it where there is a network with `hf download {folder}`, "
+                "and pass its folder or cache with --t5-cache-dir"
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
@@ -93,7 +94,7 @@ def build(
 
     Parameters
     ----------
-    path : a hub id, a folder with config.json, or a cache folder of `google-t5/t5-11b`; None takes the hub's default cache.
+    path : a hub id, a folder with config.json, or a cache folder of `google-t5/t5-11b`; None: the hub's default cache.
     max_tokens : longer captions are cut.
     """
     if max_tokens < 1:

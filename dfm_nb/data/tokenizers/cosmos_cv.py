@@ -1,8 +1,8 @@
 """`cosmos_cv`: nvidia/Cosmos-0.1-Tokenizer-CV4x8x8, the published TorchScript encoder.jit and decoder.jit.
 
-Enters: video [B, 3, 1 + 4k, H, W] in [-1, 1]. Leaves: latents [B, 16, 1 + k, H/8, W/8]; and back.
-Guarantees: memory is bounded by a window of frames (and, when asked, a spatial tile); windows overlap, and what an overlapped latent saw of the past
-is kept, what it did not see is thrown away. Only the half that is used is loaded. bfloat16 on CUDA, float32 on CPU.
+Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8], and back; bfloat16 on CUDA, float32 on
+CPU. Only the half that is used is loaded. Memory is bounded by a window of frames (and, when asked, a spatial tile).
+Windows overlap: latents that saw enough of the past are kept, those at a window's start are thrown away.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def _find(name: str, path: str | Path | None) -> Path:
     except Exception as error:
         where = f" in {path}" if path else ""
         raise FileNotFoundError(
-            f"{name} of {HUB_ID} was not found{where} and cannot be fetched ({type(error).__name__}); where there is a network, run "
-            f"`hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, then pass --tokenizer-cache-dir DIR"
+            f"{name} of {HUB_ID} was not found{where} and cannot be fetched ({type(error).__name__}); "
+            f"where there is a network, run `hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, "
+            "then pass --tokenizer-cache-dir DIR"
         ) from None
 
 
@@ -63,7 +64,10 @@ def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
 
 
 class CosmosCV:
-    """See the module. tile_px : encode and decode in tiles of this many pixels a side (a multiple of 8), blended where they overlap."""
+    """See the module.
+
+    tile_px : encode and decode in tiles of this many pixels a side (a multiple of 8), blended where they overlap.
+    """
 
     name = "cosmos_cv"
 
@@ -116,20 +120,18 @@ class CosmosCV:
             yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
 
     def _tiled(self, name: str, x: torch.Tensor, unit_in: int, unit_out: int) -> torch.Tensor:
-        """Run a half, in spatial tiles when asked; `unit` is the size of a latent pixel in the input and in the output."""
+        """Run a half, in spatial tiles when asked; `unit_*` is the size of a latent pixel going in and coming out."""
         h, w = x.shape[-2] // unit_in, x.shape[-1] // unit_in
         if self.tile is None or max(h, w) <= self.tile:
             return self._call(name, x)
-        total = weight = None
+        total = weight = torch.empty(0)
         rows, columns = (_windows(n, self.tile, TILE_OVERLAP) for n in (h, w))
         for top, bottom, _ in rows:
             for left, right, _ in columns:
                 part = self._call(name, x[..., top * unit_in : bottom * unit_in, left * unit_in : right * unit_in])
-                ramp = _ramp(part.shape[-2], TILE_OVERLAP * unit_out)[:, None] * _ramp(
-                    part.shape[-1], TILE_OVERLAP * unit_out
-                )
-                ramp = ramp.to(part)
-                if total is None:
+                down, across = (_ramp(n, TILE_OVERLAP * unit_out).to(part) for n in part.shape[-2:])
+                ramp = down[:, None] * across
+                if not total.numel():  # the first part says what channels and frames come out
                     total = part.new_zeros(*part.shape[:-2], h * unit_out, w * unit_out)
                     weight = part.new_zeros(h * unit_out, w * unit_out)
                 window = (..., slice(top * unit_out, bottom * unit_out), slice(left * unit_out, right * unit_out))

@@ -1,10 +1,11 @@
 """`pca`: a causal 4x8x8 video tokenizer in closed form, 16 channels, no download.
 
-The first frame is coded by a PCA of its 8x8 RGB blocks (192 values), every following group of 4 frames by a PCA of its 4x8x8 blocks
-(768 values). Latents are whitened: on the fitting set every channel has mean 0 and variance 1. Same interface and shapes as Cosmos CV4x8x8.
-Guarantees: `encode(decode(z)) == z` to rounding; fitting is deterministic. Cost: two matrix products; fitting one pass and two eigenproblems.
+The first frame is coded by a PCA of its 8x8 RGB blocks (192 values), every following group of 4 frames by a PCA of its
+4x8x8 blocks (768 values). Latents are whitened: on the fitting set every channel has mean 0 and variance 1. Interface
+and shapes are those of Cosmos CV4x8x8. `encode(decode(z)) == z` to rounding, and fitting is deterministic.
 
-Files: `tokenizer.safetensors` with, for `image` and `video`, mean [n], basis [16, n] (orthonormal rows) and scale [16] (standard deviations).
+Its file `tokenizer.safetensors` holds, for `image` and `video`: mean [n], basis [16, n] (orthonormal rows) and scale
+[16] (standard deviations).
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""`residual`: the causal 4x8x8 PCA tokenizer plus a small convolutional network, trained on the drawn butterflies; 16 channels.
+"""`residual`: the causal 4x8x8 PCA tokenizer plus a small convolutional network, 16 channels.
 
-Enters: video [B, 3, 1 + 4k, H, W] in [-1, 1], H and W divisible by 8. Leaves: latents [B, 16, 1 + k, H/8, W/8]; and back.
     z = normalise(pca.encode(x) + E(x))        x' = pca.decode(pca(z)) + D(z)
-E and D work at 1/4 and 1/8 of the resolution. A quarter of the channels of every block comes from the step before (a causal temporal shift),
-so what earlier frames have shown need not be sent again.
-Guarantees: causal in time, both ways; long clips run in windows of bounded memory whose result is that of the whole, as each window starts with
-as many steps of context as the network can see. The weights travel with the package; no download.
-Cost: about 2 M multiply-adds for every 8x8 block of a step of time, encoding and decoding together; 1.2 M parameters, 2.4 MB as float16.
+
+Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8]. E and D work at 1/4 and 1/8 of the
+resolution. A quarter of the channels of every block comes from the step before (a causal temporal shift), so what
+earlier frames have shown need not be sent again. Long clips run in windows of bounded memory with the result of the
+whole, as each window starts with as many steps of context as the network can see.
+
+The weights travel with the package: trained on procedural butterflies, 1.2 M parameters, 2.4 MB as float16. An 8x8
+block of a step of time costs about 2 M multiply-adds, encoding and decoding together.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ class Block(nn.Module):
         self.outer = nn.Conv2d(width, width, 3, padding=1)
         for conv, gain in ((self.inner, 1.7), (self.outer, 0.3)):
             nn.init.normal_(conv.weight, std=gain / conv.weight[0].numel() ** 0.5)
-            nn.init.zeros_(conv.bias)
+            _zero_bias(conv)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + _per_step(self.outer, F.silu(_per_step(self.inner, F.silu(_shift(x)))))
@@ -83,8 +85,13 @@ class TwoKinds(nn.Module):
 
 def _zeroed(conv: nn.Conv2d) -> nn.Conv2d:
     nn.init.zeros_(conv.weight)
-    nn.init.zeros_(conv.bias)
+    _zero_bias(conv)
     return conv
+
+
+def _zero_bias(conv: nn.Conv2d) -> None:
+    assert conv.bias is not None
+    nn.init.zeros_(conv.bias)
 
 
 class Encoder(nn.Module):
@@ -102,7 +109,7 @@ class Encoder(nn.Module):
         nn.init.normal_(self.head.weight, std=0.5 / width**0.5)
 
     def forward(self, video: Tensor, first: bool) -> Tensor:
-        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]; `first`: the video begins with a lone frame, else with a group of 4."""
+        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]; `first`: it begins with a lone frame, else with a group of 4."""
         parts, q = [], FINE
         if first:
             frame = rearrange(video[:, :, :1], "b c t (h p) (w q) -> b t (c p q) h w", p=q, q=q)
@@ -144,7 +151,7 @@ class Decoder(nn.Module):
 
 
 class ResidualTokenizer(nn.Module):
-    """See the module. `mean` and `scale` [2, 16] (first frame, groups) make every channel of the latents white on the training set."""
+    """See the module. `mean` and `scale` [2, 16] (first frame, groups) whiten the latents of the training set."""
 
     name = "residual"
     mean: Tensor
@@ -265,8 +272,8 @@ def build(path: str | Path | None = None, device: str = "cpu", dtype: torch.dtyp
 
     Parameters
     ----------
-    path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one as `tokenizer.safetensors` (a data set, a
-        checkpoint) or under the shipped file's name; None for the one that comes with the package.
+    path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one as `tokenizer.safetensors` (a data
+        set, a checkpoint) or under the shipped file's name; None for the one that comes with the package.
     dtype : ignored; the network runs in float32.
     """
     file = Path(path) if path is not None else ASSET

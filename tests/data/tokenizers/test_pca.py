@@ -35,7 +35,7 @@ def test_encode_inverts_decode(tokenizer):
 
 
 def test_reconstruction_error_is_the_energy_of_the_directions_left_out(tokenizer):
-    """PCA's closed form: decode(encode(x)) is the orthogonal projection, so error and reconstruction are perpendicular."""
+    """PCA's closed form: decode(encode(x)) is the orthogonal projection; error and reconstruction are perpendicular."""
     x = videos(4, seed=3)
     again = tokenizer.decode(tokenizer.encode(x))
     twice = tokenizer.decode(tokenizer.encode(again))

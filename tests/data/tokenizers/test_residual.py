@@ -60,7 +60,7 @@ def test_reconstruction_is_better_than_the_pcas(tokenizer, unseen, kind, at_leas
 
 @pytest.mark.parametrize("noise, at_least_db", [(0.1, 2), (0.4, 3.5)])
 def test_gain_outlives_the_errors_a_sampler_makes(tokenizer, unseen, noise, at_least_db):
-    """Noise of that share of the latents' spread on both: the gain must not be bought with a brittle code, and strong errors must be forgiven."""
+    """Noise of that share of the latents' spread on both: the gain must not be bought with a brittle code."""
     generator, gain = torch.Generator().manual_seed(0), 0.0
     for x in unseen["images"] + unseen["clips"]:
         for t, sign in ((tokenizer, 1), (tokenizer.pca, -1)):
@@ -208,7 +208,7 @@ def test_strong_noise_hits_the_share_of_latents_it_is_told(tokenizer):
 
 @pytest.mark.slow
 def test_training_goes_on_from_a_tokenizer(tmp_path, monkeypatch):
-    """Size and statistics are the file's, not the command line's; the settings name it by its hash, so that a resumed run cannot mix two."""
+    """Size and statistics are the file's; the settings name it by its hash, so that a resumed run cannot mix two."""
     monkeypatch.setattr(script, "CALIBRATION_BATCHES", 1)
     monkeypatch.setattr(script, "HELD_OUT", 2)
     shape = residual.Shape(**json.loads(TINY))
