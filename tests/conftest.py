@@ -1,4 +1,4 @@
-"""What tests share: ranks, a process group of one, and tiny data and weights that all workers of pytest-xdist use together."""
+"""What tests share: ranks, a process group of one, and tiny data and weights, made once for all workers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _child(rank, world, store_path, function, args, environment, results):
 
 
 def run_ranks(world: int, function, *args, timeout_s: float = 120) -> list:
-    """Run `function(*args)` on `world` ranks with gloo; the results by rank. Imports are paid for once (see `tests.processes`)."""
+    """Run `function(*args)` on `world` ranks with gloo, forked after the imports; the results by rank."""
     context = fork_context()
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,9 @@ def one_rank():
 
 @pytest.fixture(scope="session")
 def make_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
-    """`make_once(name, make)`: the folder that `make(folder)` fills, once for all workers of pytest-xdist. Nobody writes in it afterwards."""
+    """`make_once(name, make)`: the folder that `make(folder)` fills, once for all workers of
+    pytest-xdist. Nobody writes in it afterwards.
+    """
     place = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         place = place.parent  # the worker's own folder lies in the one that all share

@@ -1,8 +1,8 @@
-"""Processes for tests, forked from one server that has done the imports: ranks, `dfm` commands, `python` and `torchrun`.
+"""Processes for tests, forked from one server that has done the imports: ranks, `dfm`, `python` and `torchrun`.
 
-A command costs about ten seconds of imports when Python starts it, and 0.1 s when it is forked. `Commands.path` is a folder for the PATH whose `dfm`,
-`python` and `torchrun` ask this process for a fork. What is forked sees that `python` as `sys.executable`, so that torchrun's workers are forks too.
-Tests about killing processes start real ones.
+A command costs about ten seconds of imports when Python starts it, and 0.1 s when it is forked. `Commands.path` is a
+folder for the PATH whose `dfm`, `python` and `torchrun` ask this process for a fork. What is forked has that `python`
+as `sys.executable`, so that torchrun's workers are forks too. Tests about killing processes start real ones.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class Commands:
         return subprocess.run([str(self.path / name), *rest], **settings)
 
     def start(self, *words: object, **settings) -> subprocess.Popen[str]:
-        """The same without waiting, with both outputs in one; a SIGTERM or SIGINT is passed on, and a SIGKILL ends the fork too."""
+        """The same without waiting, with both outputs in one; a SIGTERM or SIGINT is passed
+        on, and a SIGKILL ends the fork too.
+        """
         name, *rest = map(str, words)
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **settings}
         return subprocess.Popen([str(self.path / name), *rest], env=self.environment(), **settings)

@@ -1,4 +1,6 @@
-"""The benchmarks' own arithmetic, packers against what must hold of any packing, the run of many, and the CUDA set's code on tiny sizes."""
+"""The benchmarks' own arithmetic, packers against what must hold of any packing, the run of
+many, and the CUDA set's code on tiny sizes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Killed at random instants and resumed, a preparation on two ranks ends in the same bytes. `benchmarks/prepare_kill.py` is the long form."""
+"""Killed at random instants and resumed, a preparation on two ranks ends in the same bytes.
+`benchmarks/prepare_kill.py` is the long form.
+"""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The training driver end to end on two real processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
+"""The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
 import json
 import os
@@ -102,7 +102,9 @@ def kill_tree(process):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["false", "true"], ids=["blocking", "asynchronous"])
 def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mode):
-    """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are those of the run that nothing happened to."""
+    """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are
+    those of the run that nothing happened to.
+    """
     run = tmp_path / "run"
     script = str(Path(__file__).parent / "distributed" / "dying_run.py")
     launch = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", script]

@@ -1,4 +1,6 @@
-"""The wheel: everything is inside, and it works from a folder on the path, away from the checkout; what the other ways to install ask for exists."""
+"""The wheel: everything is inside, and it works from a folder on the path, away from the checkout; what the other
+ways to install ask for exists.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs of three iterations on a small synthetic set: weights mean nothing (but are far from zero), everything else is real."""
+"""Runs of three iterations on a small synthetic set: weights mean nothing (but are far from
+zero), everything else is real.
+"""
 
 from __future__ import annotations
 

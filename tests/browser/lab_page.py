@@ -123,7 +123,7 @@ class NotebookPage:
     READY = """(notebook) => {
         const app = window.jupyterapp, panel = app && app.shell.currentWidget;
         if (!panel || !panel.context || panel.context.path !== notebook) return false;
-        const kernel = panel && panel.sessionContext && panel.sessionContext.session && panel.sessionContext.session.kernel;
+        const session = panel.sessionContext && panel.sessionContext.session, kernel = session && session.kernel;
         return Boolean(kernel && kernel.status === "idle" && panel.content && panel.content.widgets.length);
     }"""
 

@@ -37,7 +37,8 @@ LONG = """
 from workbench import Launcher, Monitor, project_folder
 project_folder()
 run = Launcher("runs/long", ["--mock", "--recipe", "demo", "model.size=tiny", "train.train_iters=100000",
-               "dataset.num_workers=0", "train.eval_interval=0", "checkpoint.save_interval=100000", "logger.log_interval=1"], nproc=2)
+               "dataset.num_workers=0", "train.eval_interval=0", "checkpoint.save_interval=100000",
+               "logger.log_interval=1"], nproc=2)
 Monitor("runs/long").show()
 run
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from tests import tiny_run
+
 BASE = [
     "dataset.mock=true",
     "dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]]",
@@ -12,8 +14,7 @@ BASE = [
     "dataset.packing_buffer_size=12",
     "dataset.num_workers=0",
     "model.num_layers=4",
-    "model.hidden_size=48",
-    "model.num_attention_heads=4",
+    *tiny_run.WIDTH,
     "model.adaln_lora_dim=16",
     "model.in_channels=4",
     "model.text_dim=24",

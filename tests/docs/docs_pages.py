@@ -1,6 +1,7 @@
 """Runs the code blocks of a documentation page, in order, in an empty folder; what the tests of all pages share.
 
-Every ```bash and ```python block is run; ```text, ```yaml and the like are shown only. `dfm`, `python` and `torchrun` are forks: see `tests.processes`.
+Every ```bash and ```python block is run; ```text, ```yaml and the like are shown only. `dfm`, `python` and `torchrun`
+are forks: see `tests.processes`.
 """
 
 from __future__ import annotations

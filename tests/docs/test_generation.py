@@ -1,4 +1,6 @@
-"""docs/generation.md: every bash and python block runs, in order, on a model of three iterations; its tables name what the commands have."""
+"""docs/generation.md: every bash and python block runs, in order, on a model of three
+iterations; its tables name what the commands have.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,12 @@ HF = """#!/usr/bin/env bash
 set -euo pipefail
 [ "$1" = download ]; name=$2; shift 2; files=()
 while [ $# -gt 0 ]; do
-  case $1 in --local-dir) folder=$2; shift 2;; --repo-type) [ "$2" = dataset ]; shift 2;; -*) echo "hf: $1?" >&2; exit 2;; *) files+=("$1"); shift;; esac
+  case $1 in
+    --local-dir) folder=$2; shift 2;;
+    --repo-type) [ "$2" = dataset ]; shift 2;;
+    -*) echo "hf: $1?" >&2; exit 2;;
+    *) files+=("$1"); shift;;
+  esac
 done
 [ ${#files[@]} -gt 0 ] || files=(.)
 for file in "${files[@]}"; do

@@ -1,4 +1,6 @@
-"""README.md and all pages: every `dfm` line parses with the real parsers, every link and figure is there; docs/index.md and troubleshooting.md run."""
+"""README.md and all pages: every `dfm` line parses with the real parsers, every link and figure is there;
+docs/index.md and troubleshooting.md run.
+"""
 
 from __future__ import annotations
 

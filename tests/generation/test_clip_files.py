@@ -1,4 +1,6 @@
-"""`dfm generate` and its files: names, sidecars that draw the same clip again, overwriting, interrupts, errors that name the fix."""
+"""`dfm generate` and its files: names, sidecars that draw the same clip again, overwriting,
+interrupts, errors that name the fix.
+"""
 
 import hashlib
 import json

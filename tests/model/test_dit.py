@@ -11,15 +11,10 @@ from dfm_nb.model.dit import _Rotate, rotary_table
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
+from tests import tiny_run
 
 SETTINGS = PackSettings.of(cfg.Config(), seed=5, caption_dropout=0.0)
-SMALL = [
-    "model.num_layers=2",
-    "model.hidden_size=48",
-    "model.num_attention_heads=4",
-    "model.in_channels=4",
-    "model.text_dim=6",
-]
+SMALL = [*tiny_run.WIDTH, "model.num_layers=2", "model.in_channels=4", "model.text_dim=6"]
 
 
 def model_config(*overrides):

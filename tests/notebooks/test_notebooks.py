@@ -1,4 +1,5 @@
-"""Every notebook from its first cell to its last, headless, with small parameters; stripped in git; failures with their cause.
+"""Every notebook from its first cell to its last, headless, with small parameters; stripped in git; failures with their
+cause.
 
 The notebooks run in their order in one folder, as a person would go through them.
 """
@@ -130,7 +131,9 @@ def test_strip_check_notices_an_output(tmp_path):
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_is_written_as_promised(name):
-    """Typed and explained parameters; short cells without def and class; what it needs, makes, takes; where to go next."""
+    """Typed and explained parameters; short cells without def and class; what it needs,
+    makes, takes; where to go next.
+    """
     nb = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
     parameters = notebook_run.parameters(FOLDER / f"{name}.ipynb")
     tagged = [c for c in nb.cells if "parameters" in c.metadata.get("tags", [])]

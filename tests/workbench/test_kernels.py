@@ -13,7 +13,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import workbench
-from tests.workbench.test_launcher import FAKE, alive, eventually
+from tests.processes import alive, wait_until
+from tests.workbench.test_launcher import FAKE
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ def test_kernel_restart_loses_nothing_and_stop_leaves_nothing(place, kernel):
     assert kernel.run("import workbench; print(workbench.is_headless())") == "False\n"
     pid = int(kernel.run(launcher_cell(place, 100_000, "child") + "\nprint(run.pid)"))
     job = workbench.Launcher(place / "run").job
-    eventually(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
+    wait_until(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
     tree = job.processes()
     kernel.restart()
     assert job.state == "running" and job.pid == pid and len(alive(tree)) == len(tree)
@@ -162,7 +163,7 @@ def test_kernel_restart_loses_nothing_and_stop_leaves_nothing(place, kernel):
 def test_interrupting_the_kernel_does_not_touch_the_run(place, kernel):
     kernel.run(launcher_cell(place, 100_000, "well"))
     job = workbench.Launcher(place / "run").job
-    eventually(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
+    wait_until(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
     kernel.manager.interrupt_kernel()
     time.sleep(0.5)
     assert job.state == "running"
@@ -171,9 +172,10 @@ def test_interrupting_the_kernel_does_not_touch_the_run(place, kernel):
 
 def test_monitor_paints_while_a_cell_is_busy(place, kernel):
     kernel.run(launcher_cell(place, 100_000, "well"))
-    eventually(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
+    wait_until(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
     seen = kernel.run(
-        "import time\nseen = []\nfor _ in range(6):\n    time.sleep(0.5); seen.append(len(monitor.reader.records))\nprint(*seen)"
+        "import time\nseen = []\nfor _ in range(6):\n"
+        "    time.sleep(0.5); seen.append(len(monitor.reader.records))\nprint(*seen)"
     )
     counts = list(map(int, seen.split()))
     assert all(b > a for a, b in zip(counts, counts[1:])), counts
@@ -186,5 +188,5 @@ def test_kernel_that_is_shut_down_leaves_no_monitor_thread_behind(place):
         pid = int(kernel.run("import os, workbench; workbench.Monitor('run').show(); print(os.getpid())"))
     finally:
         kernel.client.shutdown()
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the kernel ends", 10)
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the kernel ends", 10)
     kernel.close()

@@ -248,7 +248,8 @@ def start_elsewhere(tmp_path: Path, program: Path, headless: str) -> subprocess.
     """Another Python process that starts a run and then waits to be killed, as a kernel is."""
     code = f"""
         import time, workbench
-        run = workbench.Launcher({str(tmp_path / "run")!r}, [{str(tmp_path / "run")!r}, 100000, "well"], program={str(program)!r})
+        folder = {str(tmp_path / "run")!r}
+        run = workbench.Launcher(folder, [folder, 100000, "well"], program={str(program)!r})
         run.start()
         print(run.pid, flush=True)
         time.sleep(600)

@@ -1,4 +1,6 @@
-"""The workbench over the real trainer: stopped it has saved, resumed it goes on, and its samples, preview and gallery are real."""
+"""The workbench over the real trainer: stopped it has saved, resumed it goes on, and its
+samples, preview and gallery are real.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import pytest
 
 import workbench
 from dfm_nb.base.metrics import read_metrics
-from tests.workbench.test_launcher import alive, eventually
+from tests.processes import alive, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,7 @@ def run(data):
     launcher = workbench.Launcher(data.parent / "run", argv)
     launcher.start()
     try:
-        eventually(lambda: len(read_metrics(launcher.run_dir)) >= 5, "five steps", 90)
+        wait_until(lambda: len(read_metrics(launcher.run_dir)) >= 5, "five steps", 90)
         tree = launcher.job.processes()
         launcher.stop()
         stopped = {
