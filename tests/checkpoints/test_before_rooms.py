@@ -32,6 +32,7 @@ def records(tmp_path_factory):
     return expected, read_metrics(folder / "run" / "metrics.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["loss", "grad_norm", "lr", "samples", "val_loss", "val_loss_by_sigma", "val_loss_ema_0.05"]
 )

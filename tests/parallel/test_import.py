@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 IMPORT = """
 import sys, torch
 compile_ = torch.compile
@@ -32,6 +34,7 @@ def run(script):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_megatron_is_imported_without_what_is_not_used_here_and_in_silence():
     assert run(IMPORT) == ""
 
