@@ -1,10 +1,8 @@
 """The loader over a blend of text corpora: megatron-core's GPTDataset, packed, blended, split over ranks, resumable.
 
-Enters: a `Blend` (see `text_weights`), a sequence length, the number of samples of each split. Leaves: data sets and
-batches of tokens, labels, loss_mask, position_ids and attention_mask.
-Guarantees: the order of samples is a function of the seed and the blend, not of ranks or workers; a loader begun with
-`consumed_samples` gives what the uninterrupted one would have given; index caches are keyed by the corpora's contents.
-Cost: building reads the indices and writes a cache of 8 to 16 bytes a sample; tokens are mapped.
+The order of samples is megatron-core's own: a function of the seed and the blend, not of ranks or workers. A loader
+begun with `consumed_samples` gives what the uninterrupted one would have given. The caches of megatron's indices are
+keyed by the corpora's sizes and times of change.
 """
 
 from __future__ import annotations
@@ -14,18 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dfm_nb.text.check import read_meta, verify_same_tokenizer
-from dfm_nb.text.index import Index, bin_path, idx_path
-from dfm_nb.text.weights import SPLITS, Blend, apply_strategy, token_counts
-
-__all__ = ["BatchSampler", "BlendConfig", "CurriculumDataset", "TokenizerIds", "batches", "build_datasets", "schedule"]
+from dfm_nb.text.check import verify_same_tokenizer
+from dfm_nb.text.index import Index, bin_path, idx_path, read_meta
+from dfm_nb.text.weights import SPLITS, Blend, Source, apply_strategy, token_counts
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,8 @@ class BlendConfig:
     """How samples are cut from the corpora.
 
     `seq_length` tokens a sample; `num_samples` of train, validation and test. `reset_position_ids` starts positions
-    anew after an EOD, `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss.
+    anew after an EOD, `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of
+    the loss.
     """
 
     seq_length: int
@@ -74,7 +70,6 @@ class BlendConfig:
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False
-    create_attention_mask: bool = True
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -106,11 +101,7 @@ def _cache(blend: Blend, config: BlendConfig) -> str:
 def _check_corpora(blend: Blend, config: BlendConfig) -> None:
     for prefix in blend.prefixes():
         index = Index.open(prefix)
-        want, have = index.num_tokens * index.dtype.itemsize, bin_path(prefix).stat().st_size
-        if want != have:
-            raise ValueError(
-                f"{prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
-            )
+        index.require_whole_bin()
         if index.num_tokens <= config.seq_length:
             raise ValueError(
                 f"a corpus must hold more than seq_length + 1 = {config.seq_length + 1} tokens; {prefix} has "
@@ -132,31 +123,13 @@ def build_datasets(
     assert dist.is_initialized(), "call parallel.init() first"
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
     _check_corpora(blend, config)
-    if blend.train[0].weight is None and not blend.phases:
+    if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
-    if blend.phases:
-        train = CurriculumDataset(blend, config, tokenizer)
-        if not blend.validation and not blend.test:
-            return {"train": train, "validation": None, "test": None}
-        rest = _build(_per_split(blend, SPLITS[1:]), blend, config, tokenizer)
-        return {"train": train, "validation": rest[1], "test": rest[2]}
+    chosen: dict[str, object]
     if blend.split and not blend.validation and not blend.test:
         chosen = {"blend": _pair(blend.train), "split": blend.split}
     else:
-        chosen = _per_split(blend, SPLITS)
-    return dict(zip(SPLITS, _build(chosen, blend, config, tokenizer)))
-
-
-def _pair(sources) -> tuple[list[str], list[float] | None]:
-    kept = [s for s in sources if s.weight]
-    return [s.prefix for s in kept], [s.weight for s in kept] if len(kept) > 1 else None
-
-
-def _per_split(blend: Blend, splits) -> dict:
-    return {"blend_per_split": [_pair(blend.sources(s)) if s in splits and blend.sources(s) else None for s in SPLITS]}
-
-
-def _build(chosen: dict, blend: Blend, config: BlendConfig, tokenizer: TokenizerIds, sizes=None) -> list:
+        chosen = {"blend_per_split": [_pair(blend.sources(s)) if blend.sources(s) else None for s in SPLITS]}
     settings = GPTDatasetConfig(
         random_seed=config.seed,
         sequence_length=config.seq_length,
@@ -165,55 +138,17 @@ def _build(chosen: dict, blend: Blend, config: BlendConfig, tokenizer: Tokenizer
         reset_position_ids=config.reset_position_ids,
         reset_attention_mask=config.reset_attention_mask,
         eod_mask_loss=config.eod_mask_loss,
-        create_attention_mask=config.create_attention_mask,
+        create_attention_mask=True,
         **chosen,
     )
-    return BlendedMegatronDatasetBuilder(GPTDataset, list(sizes or config.num_samples), lambda: True, settings).build()
+    built = BlendedMegatronDatasetBuilder(GPTDataset, list(config.num_samples), lambda: True, settings).build()
+    return dict(zip(SPLITS, built))
 
 
-def schedule(phases, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which corpus each sample comes from, and the sample's number within it.
-
-    At each step the corpus furthest behind its share so far is taken (as megatron-core's build_blending_indices does),
-    the share being the sum over the steps of the phase's weights; so the counts stay within 1 of the shares.
-
-    Returns
-    -------
-    corpus : int16 [num_samples]
-    number : int64 [num_samples]
-    """
-    count = len(phases[0].weights)
-    corpus, number = np.zeros(num_samples, np.int16), np.zeros(num_samples, np.int64)
-    taken, due = np.zeros(count), np.zeros(count)
-    starts = [round(p.start * num_samples) for p in phases] + [num_samples]
-    for phase, low, high in zip(phases, starts, starts[1:]):
-        weights = np.array(phase.weights)
-        for i in range(low, high):
-            due += weights
-            pick = int(np.argmax(np.where(weights > 0, due - taken, -np.inf)))
-            corpus[i], number[i] = pick, taken[pick]
-            taken[pick] += 1
-    return corpus, number
-
-
-class CurriculumDataset(Dataset):
-    """The training corpora with weights that change over training; a corpus goes on where the phase before left it."""
-
-    def __init__(self, blend: Blend, config: BlendConfig, tokenizer: TokenizerIds):
-        self.dataset_index, self.dataset_sample_index = schedule(blend.phases, config.num_samples[0])
-        counts = np.bincount(self.dataset_index, minlength=len(blend.train))
-        self.datasets = []
-        for source, n in zip(blend.train, counts):
-            chosen = {"blend_per_split": [([source.prefix], None), None, None]}
-            built = _build(chosen, blend, config, tokenizer, (int(n), 0, 0))[0] if n else None
-            self.datasets.append(built)
-
-    def __len__(self) -> int:
-        return len(self.dataset_index)
-
-    def __getitem__(self, i: int) -> dict:
-        pick = int(self.dataset_index[i])
-        return {"dataset_id": pick, **self.datasets[pick][int(self.dataset_sample_index[i])]}
+def _pair(sources: tuple[Source, ...]) -> tuple[list[str], list[float | None] | None]:
+    """Prefixes and weights as megatron takes them: no corpus of weight 0, and no weights for a single corpus."""
+    kept = [s for s in sources if s.weight]
+    return [s.prefix for s in kept], [s.weight for s in kept] if len(kept) > 1 else None
 
 
 class BatchSampler:

@@ -1,32 +1,26 @@
 """What a `.bin/.idx` corpus holds (`inspect`) and whether it is sound (`verify`).
 
-Enters: a prefix; optionally a tokenizer and the JSONL. Leaves: a dictionary of counts, a histogram, a list of checks.
-Guarantees: `verify` reads every token; a check that could not be made says so and is not counted as passed.
-Cost: `inspect` reads the index, a sample of tokens and a few documents; `verify` streams the whole `.bin`.
+`inspect` reads the index, a sample of tokens and a few documents; `verify` reads every token. A check that could not be
+made says so and does not count as passed.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.index import Index, bin_path, idx_path, meta_path
+from dfm_nb.text.index import Index, bin_path, idx_path, read_meta
 from dfm_nb.text.input import Span, chunks, expand_inputs
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 _BLOCK_TOKENS = 4 << 20
 _SAMPLE_TOKENS = 20_000_000
-
-
-def read_meta(prefix: str | Path) -> dict:
-    """The provenance that `preprocess` left beside the pair; {} when there is none."""
-    path = meta_path(prefix)
-    return json.loads(path.read_text()) if path.exists() else {}
+_PERCENTILES = [0, 1, 5, 25, 50, 75, 95, 99, 100]
 
 
 def _tokenizer(prefix: str | Path, model: str | None) -> TokenizerSpec | None:
@@ -42,18 +36,25 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
 
     Returns
     -------
-    dict, ready for JSON. `length_percentiles` are of documents, in tokens; `frequent_tokens` are rows of id, text, count
-    and share, from the first 20 million tokens.
+    dict, ready for JSON. `length_percentiles` are of documents, in tokens; `frequent_tokens` are rows of id, text,
+    count and share, from the first 20 million tokens.
     """
     index, meta = Index.open(prefix), read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
     backend = spec.backend() if spec else None
     lengths = index.document_tokens()
-    points = [0, 1, 5, 25, 50, 75, 95, 99, 100]
-    values = np.percentile(lengths, points) if len(lengths) else np.zeros(len(points))
+    values = np.percentile(lengths, _PERCENTILES) if len(lengths) else np.zeros(len(_PERCENTILES))
     tokens = index.tokens()[:_SAMPLE_TOKENS]
     ids, counts = np.unique(tokens, return_counts=True)
-    order = np.argsort(-counts, kind="stable")[:head]
+    frequent = [
+        {
+            "id": int(ids[i]),
+            "text": _text(backend, [int(ids[i])]),
+            "count": int(counts[i]),
+            "share": float(counts[i] / len(tokens)),
+        }
+        for i in np.argsort(-counts, kind="stable")[:head]
+    ]
     return {
         "prefix": str(prefix),
         "version": index.version,
@@ -66,28 +67,24 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         "idx_bytes": idx_path(prefix).stat().st_size,
         "distinct_tokens": len(ids),
         "mean_length": float(lengths.mean()) if len(lengths) else 0.0,
-        "length_percentiles": {str(p): float(v) for p, v in zip(points, values)},
+        "length_percentiles": {str(p): float(v) for p, v in zip(_PERCENTILES, values)},
         "tokenizer": meta.get("tokenizer"),
         "eod_id": meta.get("eod_id"),
         "append_eod": meta.get("append_eod"),
-        "frequent_tokens": [
-            {
-                "id": int(ids[i]),
-                "text": backend.decode([int(ids[i])], skip_special_tokens=False) if backend else None,
-                "count": int(counts[i]),
-                "share": float(counts[i] / len(tokens)),
-            }
-            for i in order
-        ],
+        "frequent_tokens": frequent,
         "first_documents": [_document(index, d, backend) for d in range(min(documents, index.num_documents))],
     }
 
 
-def _document(index: Index, number: int, backend) -> dict:
+def _text(backend: Tokenizer | None, ids: list[int]) -> str | None:
+    return backend.decode(ids, skip_special_tokens=False) if backend else None
+
+
+def _document(index: Index, number: int, backend: Tokenizer | None) -> dict:
     first, last = int(index.documents[number]), int(index.documents[number + 1])
     ids = [int(t) for s in range(first, last) for t in index.sequence(s)[:200]][:200]
-    text = backend.decode(ids, skip_special_tokens=False) if backend else None
-    return {"document": number, "tokens": int(index.lengths[first:last].sum()), "ids": ids[:20], "text": text}
+    tokens = int(index.lengths[first:last].sum())
+    return {"document": number, "tokens": tokens, "ids": ids[:20], "text": _text(backend, ids)}
 
 
 def report_text(report: dict) -> str:
@@ -122,8 +119,8 @@ def histogram(prefix: str | Path, path: str | Path) -> Path:
     axes = figure.add_subplot()
     if len(lengths):
         low, high = max(1, int(lengths.min())), int(lengths.max()) + 1
-        bins = np.unique(np.geomspace(low, high, 41).round().astype(np.int64))
-        axes.hist(lengths, bins=bins if len(bins) > 1 else 10, color="#4477aa", edgecolor="white", linewidth=0.4)
+        bins = np.unique(np.geomspace(low, high, 41).round()).tolist()
+        axes.hist(lengths, bins=bins, color="#4477aa", edgecolor="white", linewidth=0.4)
         axes.set_xscale("log")
         for value, name, style in ((50, "median", "-"), (95, "95 %", "--")):
             at = float(np.percentile(lengths, value))
@@ -162,9 +159,9 @@ def verify(
     inputs : JSONL files or globs to count the documents of
     """
     checks: list[Check] = []
-    pair = [p.is_file() and p.stat().st_size > 0 for p in (bin_path(prefix), idx_path(prefix))]
-    detail = ", ".join(f"{p.name} {_size(p)}" for p in (bin_path(prefix), idx_path(prefix)))
-    checks.append(Check("both files are there and not empty", all(pair), detail))
+    sizes = {p.name: p.stat().st_size if p.is_file() else None for p in (bin_path(prefix), idx_path(prefix))}
+    detail = ", ".join(f"{name} missing" if n is None else f"{name} {n:,} bytes" for name, n in sizes.items())
+    checks.append(Check("both files are there and not empty", all(sizes.values()), detail))
     try:
         index = Index.open(prefix)
     except (ValueError, FileNotFoundError) as error:
@@ -175,69 +172,61 @@ def verify(
         return checks
     meta = read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
-    vocab = spec.max_id + 1 if spec else meta["max_id"] + 1 if meta else None
-    eod = spec.eod_id if spec else meta.get("eod_id")
-    checks += _tokens(index, vocab, eod, meta.get("append_eod") if append_eod is None else append_eod, progress)
-    if tokenizer_model is not None and meta:
-        same = spec is not None and spec.sha256 == meta["tokenizer_sha256"]
-        checks.append(
-            Check("made with this tokenizer", same, f"recorded: {meta['tokenizer']}; given: {tokenizer_model}")
+    max_id, eod = (spec.max_id, spec.eod_id) if spec else (meta.get("max_id"), meta.get("eod_id"))
+    checks += _tokens(index, max_id, eod, meta.get("append_eod") if append_eod is None else append_eod, progress)
+    if spec and tokenizer_model is not None and meta:
+        same, detail = (
+            spec.sha256 == meta["tokenizer_sha256"],
+            f"recorded: {meta['tokenizer']}; given: {tokenizer_model}",
         )
+        checks.append(Check("made with this tokenizer", same, detail))
     checks.append(_count(index, meta, inputs))
     return checks
-
-
-def _size(path: Path) -> str:
-    return f"{path.stat().st_size:,} bytes" if path.is_file() else "missing"
 
 
 def _structure(index: Index) -> list[Check]:
     size, lengths = bin_path(index.prefix).stat().st_size, index.lengths.astype(np.int64)
     want = int(lengths.sum()) * index.dtype.itemsize
-    pointers = np.cumsum(lengths * index.dtype.itemsize) - lengths * index.dtype.itemsize
+    pointers = (np.cumsum(lengths) - lengths) * index.dtype.itemsize
     wrong = np.flatnonzero(pointers != index.pointers)
     at = f"sequence {wrong[0]}: {index.pointers[wrong[0]]}, not {pointers[wrong[0]]}" if len(wrong) else "all agree"
     bounds = index.documents
     rising = len(bounds) > 0 and bounds[0] == 0 and bool((np.diff(bounds) >= 0).all())
-    last = int(bounds[-1]) if len(bounds) else -1
+    last, shortest = int(bounds[-1]) if len(bounds) else -1, lengths.min() if len(lengths) else 0
+    whole = rising and last == index.num_sequences
     return [
         Check("the sizes agree", size == want, f".bin has {size:,} bytes, the index says {want:,}"),
-        Check(
-            "every sequence holds tokens",
-            bool((lengths > 0).all()),
-            f"shortest: {lengths.min() if len(lengths) else 0}",
-        ),
+        Check("every sequence holds tokens", bool((lengths > 0).all()), f"shortest: {shortest}"),
         Check("the pointers follow the lengths", not len(wrong), at),
-        Check(
-            "the document bounds rise", rising and last == index.num_sequences, f"0 to {last} of {index.num_sequences}"
-        ),
+        Check("the document bounds rise", whole, f"0 to {last} of {index.num_sequences}"),
     ]
 
 
-def _tokens(index: Index, vocab: int | None, eod: int | None, asked: bool | None, progress: bool) -> list[Check]:
-    tokens, top, low, inside, wrong = index.tokens(), -1, 0, 0, 0
+def _tokens(index: Index, max_id: int | None, eod: int | None, asked: bool | None, progress: bool) -> list[Check]:
+    """Ids within the vocabulary; an EOD at the end of each document that is not empty."""
+    tokens, top, low, eods = index.tokens(), -1, 0, 0
     for start in tqdm(range(0, len(tokens), _BLOCK_TOKENS), desc="verify", unit="block", disable=not progress):
         block = tokens[start : start + _BLOCK_TOKENS]
         top, low = max(top, int(block.max())), min(low, int(block.min()))
-        inside += int((block == eod).sum()) if eod is not None else 0
+        if eod is not None:
+            eods += int((block == eod).sum())
     name = "token ids lie in the vocabulary"
-    if vocab is None:
-        checks = [Check(name, None, f"largest id {top}; give --tokenizer-model")]
+    if max_id is None:
+        ids = Check(name, None, f"largest id {top}; give --tokenizer-model")
     else:
-        checks = [Check(name, 0 <= low and top < vocab, f"ids {low} to {top}; the vocabulary has {vocab:,}")]
+        ids = Check(name, 0 <= low and top <= max_id, f"ids {low} to {top}; the vocabulary has {max_id + 1:,}")
     name = "documents end with EOD"
     if not asked:
-        return [*checks, Check(name, None, "not asked for (--append-eod)")]
+        return [ids, Check(name, None, "not asked for (--append-eod)")]
     if eod is None:
-        return [*checks, Check(name, False, "the tokenizer has no EOD token")]
+        return [ids, Check(name, False, "the tokenizer has no EOD token")]
     starts, ends = index.documents[:-1], index.documents[1:]
-    last = ends[ends > starts] - 1
-    end = index.pointers[last] // index.dtype.itemsize + index.lengths[last] - 1
-    bad = np.flatnonzero(tokens[end] != eod) if len(end) else np.zeros(0)
-    wrong = len(bad)
-    extra = inside - (len(last) - wrong)
-    text = f"{wrong} of {len(last):,} do not" if wrong else f"all {len(last):,}; {extra} more inside documents"
-    return [*checks, Check(name, wrong == 0, text)]
+    last_sequences = ends[ends > starts] - 1
+    last_tokens = index.pointers[last_sequences] // index.dtype.itemsize + index.lengths[last_sequences] - 1
+    total, wrong = len(last_tokens), int((tokens[last_tokens] != eod).sum()) if len(last_tokens) else 0
+    if wrong:
+        return [ids, Check(name, False, f"{wrong} of {total:,} do not")]
+    return [ids, Check(name, True, f"all {total:,}; {eods - total} more inside documents")]
 
 
 def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
@@ -267,7 +256,6 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
     if len(dtypes) > 1:
         return Check(name, False, f"the corpora have dtypes {', '.join(sorted(dtypes))}")
     if unknown:
-        return Check(
-            name, None, f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared"
-        )
+        detail = f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared"
+        return Check(name, None, detail)
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")

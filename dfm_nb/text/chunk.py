@@ -1,9 +1,8 @@
 """One chunk of JSONL lines to token bytes: the work of a worker process.
 
-Enters: a `Chunk` of whole lines. Leaves: `Encoded`: for each key the token bytes, the length of each sequence and the
-number of sequences of each document, and the lines that are wrong with the reason.
-Guarantees: nothing is dropped in silence; an empty text writes no token (no EOD alone) and keeps its place among the
-documents, as Megatron-LM's tool does; a list of strings is a document of several sequences.
+Nothing is dropped in silence: a line that gives no document is reported with its reason. As in Megatron-LM's tool, an
+empty text writes no token (no EOD alone) and keeps its place among the documents, and a list of strings is a document
+of several sequences.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import itertools
 import json
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import orjson
@@ -20,12 +20,13 @@ from dfm_nb.text.encode import DocumentTooLong, TextEncoder
 from dfm_nb.text.input import Chunk
 from dfm_nb.text.tokenizer import TokenizerSpec
 
-Row = dict[str, "str | list[str]"]
+Row = dict[str, Any]
+"""A line's object, in which every asked key holds a string or a list of strings."""
 
 
 @dataclass(frozen=True)
 class ChunkSettings:
-    """What decides the bytes, besides the tokenizer."""
+    """What decides the bytes, besides the tokenizer; the fields are flags of `dfm text preprocess`."""
 
     keys: tuple[str, ...]
     dtype: str
@@ -61,14 +62,12 @@ class ChunkEncoder:
     """Encodes chunks; one a process, so that the words seen so far stay known."""
 
     def __init__(self, spec: TokenizerSpec, settings: ChunkSettings):
-        self.settings = settings
-        self._text = TextEncoder(spec.backend(), np.dtype(settings.dtype), settings.fast)
-        dtype = np.dtype(settings.dtype)
-        self._eod = np.array([spec.require_eod()], dtype).tobytes() if settings.append_eod else b""
-        self._itemsize = dtype.itemsize
+        self.settings, self._dtype = settings, np.dtype(settings.dtype)
+        self._text = TextEncoder(spec.backend(), self._dtype, settings.fast)
+        self._eod = np.array([spec.require_eod()], self._dtype).tobytes() if settings.append_eod else b""
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk; after the first bad line nothing more is read when `stop_at_error`."""
+        """Encode a chunk; with `stop_at_error` nothing is read after the first bad line."""
         out = Encoded()
         if chunk.too_long:
             reason = f"the line is longer than --max-document-bytes {self.settings.max_document_bytes}"
@@ -76,76 +75,67 @@ class ChunkEncoder:
             return out
         rows = self._parse(chunk, out)
         try:
-            self._encode_keys([row for _, row in rows], out)
-        except DocumentTooLong:
-            rows = [r for r in rows if self._fits(*r, out)]
-            self._encode_keys([row for _, row in rows], out)
+            self._encode_rows(rows, out)
+        except DocumentTooLong:  # rare: find out which ones it is, and encode the others
+            rows = [(line, row) for line, row in rows if self._fits(line, row, out)]
+            self._encode_rows(rows, out)
         out.documents = len(rows)
         return out
 
     def _fits(self, line: int, row: Row, out: Encoded) -> bool:
         try:
-            self._encode_keys([row], Encoded())
+            self._encode_rows([(line, row)], Encoded())
         except DocumentTooLong as error:
             out.bad.append(BadLine(line, str(error), _excerpt(str(row)[:100].encode("utf-8", "replace"))))
             return False
         return True
 
-    def _encode_keys(self, rows: list[Row], out: Encoded) -> None:
-        for key in self.settings.keys:
-            self._encode_key(key, [row[key] for row in rows], out)
-
     def _parse(self, chunk: Chunk, out: Encoded) -> list[tuple[int, Row]]:
-        rows, keys = [], self.settings.keys
-        lines = chunk.data.split(b"\n")
-        if lines and not lines[-1]:
-            lines.pop()
-        for number, line in enumerate(lines, chunk.first_line):
+        rows = []
+        for number, line in enumerate(chunk.data.removesuffix(b"\n").split(b"\n"), chunk.first_line):
             if not line.strip():
                 out.blank_lines += 1
                 continue
             try:
-                row = _loads(line)
-                rows.append((number, self._check(row, line, keys)))
+                rows.append((number, self._row(line)))
             except ValueError as error:
                 out.bad.append(BadLine(number, str(error), _excerpt(line)))
                 if self.settings.stop_at_error:
                     break
         return rows
 
-    def _check(self, row: object, line: bytes, keys: tuple[str, ...]) -> Row:
+    def _row(self, line: bytes) -> Row:
+        row = _loads(line)
         if not isinstance(row, dict):
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
-        for key in keys:
+        for key in self.settings.keys:
             if key not in row:
                 raise ValueError(f"the key {key!r} is missing; the line has {', '.join(map(repr, row)) or 'no keys'}")
             text = row[key]
             if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(t, str) for t in text)):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(text).__name__}")
-        if len(line) > self.settings.max_document_bytes:
-            limit = self.settings.max_document_bytes
+        limit = self.settings.max_document_bytes
+        if len(line) > limit:
             raise ValueError(f"the line has {len(line)} bytes; --max-document-bytes is {limit}")
         return row
 
-    def _encode_key(self, key: str, texts: list[str | list[str]], out: Encoded) -> None:
-        if any(isinstance(t, list) for t in texts):
-            documents = [t if isinstance(t, list) else [t] for t in texts]
-            flat = self._text.encode_batch([s for d in documents for s in d])
-            pieces = iter(flat)
-            sequences = [[s for s in itertools.islice(pieces, len(d)) if s] for d in documents]
-        else:
-            sequences = [[s] if s else [] for s in self._text.encode_batch(texts)]
-        tokens: list[bytes] = []
-        for document in sequences:
-            if document and self._eod:
-                document[-1] += self._eod
-            tokens += document
-        counts = np.fromiter(map(len, sequences), np.int32, len(sequences))
-        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens)) // self._itemsize
-        out.tokens[key] = b"".join(tokens)
-        out.counts[key] = counts.tobytes()
-        out.lengths[key] = lengths.astype(np.int32).tobytes()
-        out.empty_documents[key] = int((counts == 0).sum())
+    def _encode_rows(self, rows: list[tuple[int, Row]], out: Encoded) -> None:
+        for key in self.settings.keys:
+            documents = [row[key] if isinstance(row[key], list) else [row[key]] for _, row in rows]
+            encoded = iter(self._text.encode_batch([text for texts in documents for text in texts]))
+            tokens: list[bytes] = []  # of each sequence
+            counts = np.zeros(len(documents), np.int32)  # sequences of each document
+            for i, texts in enumerate(documents):
+                sequences = [s for s in itertools.islice(encoded, len(texts)) if s]
+                if sequences and self._eod:
+                    sequences[-1] += self._eod
+                tokens += sequences
+                counts[i] = len(sequences)
+            lengths = np.fromiter(map(len, tokens), np.int64, len(tokens)) // self._dtype.itemsize
+            out.tokens[key] = b"".join(tokens)
+            out.counts[key] = counts.tobytes()
+            out.lengths[key] = lengths.astype(np.int32).tobytes()
+            out.empty_documents[key] = int((counts == 0).sum())
 
 
 def _loads(line: bytes) -> object:

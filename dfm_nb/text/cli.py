@@ -1,6 +1,7 @@
-"""`dfm text ...`: preprocess, merge, inspect, verify, blend, train. Flags follow Megatron-LM's tools/preprocess_data.py.
+"""`dfm text ...`: preprocess, merge, inspect, verify, blend, train.
 
-Enters: a command line. Leaves: files and lines to read; `verify` exits with 1 when a check fails.
+The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
+Each command is one function: its parser, then what it does. The imports are inside, so that `--help` needs none.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ import json
 import os
 import re
 import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
+
+if TYPE_CHECKING:
+    from dfm_nb.text.weights import Blend
 
 PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
 
 
 def parse_partition(text: str | None) -> tuple[int, int]:
     """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
-    if text is None and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if text is None and world_size_from_env() == 1:
         return 0, 1
-    if text in (None, "auto"):
+    if text is None or text == "auto":
         for index, count in PARTITION_ENV:
             if index in os.environ and count in os.environ:
                 return int(os.environ[index]), int(os.environ[count])
@@ -33,28 +40,29 @@ def parse_partition(text: str | None) -> tuple[int, int]:
 
 
 def _preprocess(argv: list[str]) -> int:
-    parser = ArgumentParser(prog="dfm text preprocess", description="JSONL -> PREFIX_KEY_document.bin and .idx")
-    parser.add_argument("--input", nargs="+", required=True, help="JSONL files or globs, also .gz and .zst; - is stdin")
-    parser.add_argument("--output-prefix", required=True, help="path of the output without _KEY_document.bin")
-    parser.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="only HuggingFaceTokenizer")
-    parser.add_argument("--tokenizer-model", required=True, help="hub id, folder, or tokenizer.json")
-    parser.add_argument("--json-keys", nargs="+", default=["text"], help="keys to tokenize, one corpus each")
-    parser.add_argument("--workers", type=int, default=1, help="processes that tokenize; 1: this process")
-    parser.add_argument("--chunk-size", type=int, default=8192, help="documents a chunk (1 MiB at most)")
-    parser.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    parser.add_argument("--dtype", choices=["uint16", "int32"], help="of the tokens; by default as Megatron chooses")
-    parser.add_argument("--on-error", choices=["stop", "skip"], default="stop", help="at a bad line")
-    parser.add_argument("--partition", help="i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
-    parser.add_argument("--max-document-bytes", type=int, default=256 << 20, help="a longer line is refused")
-    parser.add_argument("--no-resume", action="store_true", help="begin anew even if a run of this command was stopped")
-    parser.add_argument("--split-sentences", action="store_true", help="not offered: a text is one sequence")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    for flag in ("--log-interval", "--partitions"):
-        parser.add_argument(flag, type=int, default=1, help=argparse.SUPPRESS)
-    for flag in ("--keep-sequential-samples", "--keep-newlines"):  # the order is always kept; no sentences are split
-        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--lang", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
+    p = ArgumentParser(prog="dfm text preprocess", description="JSONL -> PREFIX_KEY_document.bin and .idx")
+    p.add_argument("--input", nargs="+", required=True, help="JSONL files or globs, also .gz and .zst; - is stdin")
+    p.add_argument("--output-prefix", required=True, help="path of the output without _KEY_document.bin")
+    p.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="only HuggingFaceTokenizer")
+    p.add_argument("--tokenizer-model", required=True, help="hub id, folder, or tokenizer.json")
+    p.add_argument("--json-keys", nargs="+", default=["text"], help="keys to tokenize, one corpus each")
+    p.add_argument("--workers", type=int, default=1, help="processes that tokenize; 1: this process")
+    p.add_argument("--chunk-size", type=int, default=8192, help="documents a chunk (1 MiB at most)")
+    p.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
+    p.add_argument("--dtype", help="of the tokens, uint16 or int32; by default as Megatron chooses")
+    p.add_argument("--on-error", default="stop", help="at a bad line: stop, or skip it and list it")
+    p.add_argument("--partition", help="i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
+    p.add_argument("--max-document-bytes", type=int, default=256 << 20, help="a longer line is refused")
+    p.add_argument("--no-resume", action="store_true", help="begin anew even if a run of this command was stopped")
+    p.add_argument("--split-sentences", action="store_true", help="not offered: a text is one sequence")
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+    # Flags of Megatron's tool that change nothing here: the order is always kept, and no sentences are split.
+    p.add_argument("--log-interval", type=int, help=argparse.SUPPRESS)
+    p.add_argument("--partitions", type=int, default=1, help=argparse.SUPPRESS)
+    p.add_argument("--keep-sequential-samples", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--keep-newlines", action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--lang", help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
     if args.tokenizer_type != "HuggingFaceTokenizer":
         raise ValueError(f"--tokenizer-type must be HuggingFaceTokenizer; got {args.tokenizer_type}")
     if args.split_sentences:
@@ -66,23 +74,22 @@ def _preprocess(argv: list[str]) -> int:
         )
     from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
-    result = preprocess(
-        PreprocessConfig(
-            input=tuple(args.input),
-            output_prefix=args.output_prefix,
-            tokenizer_model=args.tokenizer_model,
-            json_keys=tuple(args.json_keys),
-            workers=args.workers,
-            chunk_size=args.chunk_size,
-            append_eod=args.append_eod,
-            dtype=args.dtype,
-            on_error=args.on_error,
-            partition=parse_partition(args.partition),
-            max_document_bytes=args.max_document_bytes,
-            resume=not args.no_resume,
-            progress=sys.stderr.isatty(),
-        )
+    config = PreprocessConfig(
+        input=tuple(args.input),
+        output_prefix=args.output_prefix,
+        tokenizer_model=args.tokenizer_model,
+        json_keys=tuple(args.json_keys),
+        workers=args.workers,
+        chunk_size=args.chunk_size,
+        append_eod=args.append_eod,
+        dtype=args.dtype,
+        on_error=args.on_error,
+        partition=parse_partition(args.partition),
+        max_document_bytes=args.max_document_bytes,
+        resume=not args.no_resume,
+        progress=sys.stderr.isatty(),
     )
+    result = preprocess(config)
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.json:
@@ -101,83 +108,195 @@ def _preprocess(argv: list[str]) -> int:
 
 
 def _merge(argv: list[str]) -> int:
-    parser = ArgumentParser(prog="dfm text merge", description="join corpora by streaming")
-    parser.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
-    parser.add_argument(
-        "--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts"
-    )
-    parser.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
-    args = parser.parse_args(argv)
+    p = ArgumentParser(prog="dfm text merge", description="join corpora by streaming")
+    p.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
+    p.add_argument("--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts")
+    p.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
+    args = p.parse_args(argv)
     from dfm_nb.text.corpus import find_parts, merge
 
-    jobs = [(args.prefixes, args.output_prefix)]
+    jobs = {args.output_prefix: args.prefixes}
     if not args.prefixes:
-        jobs = [(find_parts(args.output_prefix, k), f"{args.output_prefix}_{k}_document") for k in args.json_keys]
-    for prefixes, output in jobs:
-        index = merge(prefixes, output, progress=sys.stderr.isatty())
-        print(
-            f"{output}.bin .idx: {index.num_documents:,} documents, {index.num_tokens:,} tokens of {len(prefixes)} parts"
-        )
+        jobs = {f"{args.output_prefix}_{k}_document": find_parts(args.output_prefix, k) for k in args.json_keys}
+    for output, parts in jobs.items():
+        index = merge(parts, output, progress=sys.stderr.isatty())
+        counts = f"{index.num_documents:,} documents, {index.num_tokens:,} tokens of {len(parts)} parts"
+        print(f"{output}.bin .idx: {counts}")
     return 0
 
 
 def _inspect(argv: list[str]) -> int:
-    parser = ArgumentParser(prog="dfm text inspect", description="what a corpus holds")
-    parser.add_argument("prefix", metavar="PREFIX", help="path without .bin")
-    parser.add_argument("--tokenizer-model", help="to decode with; by default the recorded one")
-    parser.add_argument("--documents", type=int, default=3, help="documents to show")
-    parser.add_argument("--histogram", metavar="PNG", help="write the histogram of lengths here")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
-    from dfm_nb.text import check as text_check
+    p = ArgumentParser(prog="dfm text inspect", description="what a corpus holds")
+    p.add_argument("prefix", metavar="PREFIX", help="path without .bin")
+    p.add_argument("--tokenizer-model", help="to decode with; by default the recorded one")
+    p.add_argument("--documents", type=int, default=3, help="documents to show")
+    p.add_argument("--histogram", metavar="PNG", help="write the histogram of lengths here")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    args = p.parse_args(argv)
+    from dfm_nb.text import check
 
-    report = text_check.inspect(args.prefix, args.tokenizer_model, args.documents)
-    print(json.dumps(report, indent=1) if args.json else text_check.report_text(report))
+    report = check.inspect(args.prefix, args.tokenizer_model, args.documents)
+    print(json.dumps(report, indent=1) if args.json else check.report_text(report))
     if args.histogram:
-        path = text_check.histogram(args.prefix, args.histogram)
-        print(f"histogram: {path}", file=sys.stderr)
+        print(f"histogram: {check.histogram(args.prefix, args.histogram)}", file=sys.stderr)
     return 0
 
 
 def _verify(argv: list[str]) -> int:
-    parser = ArgumentParser(prog="dfm text verify", description="the checklist; exits with 1 when a check fails")
-    parser.add_argument("prefixes", nargs="+", metavar="PREFIX", help="one corpus, or those of a blend")
-    parser.add_argument("--tokenizer-model", help="that the corpus must be made with; by default the recorded one")
-    parser.add_argument("--append-eod", action="store_true", default=None, help="each document must end with EOD")
-    parser.add_argument("--input", nargs="+", help="the JSONL, to count its documents (with one PREFIX)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
+    p = ArgumentParser(prog="dfm text verify", description="the checklist; exits with 1 when a check fails")
+    p.add_argument("prefixes", nargs="+", metavar="PREFIX", help="one corpus, or those of a blend")
+    p.add_argument("--tokenizer-model", help="that the corpus must be made with; by default the recorded one")
+    p.add_argument("--append-eod", action="store_true", default=None, help="each document must end with EOD")
+    p.add_argument("--input", nargs="+", help="the JSONL, to count its documents (with one PREFIX)")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    args = p.parse_args(argv)
     if args.input and len(args.prefixes) > 1:
         raise ValueError(f"--input counts the documents of one corpus; got {len(args.prefixes)} prefixes")
-    from dfm_nb.text import check as text_check
+    from dfm_nb.text import check
 
     show = sys.stderr.isatty() and not args.json
-    found = {p: text_check.verify(p, args.tokenizer_model, args.append_eod, args.input, show) for p in args.prefixes}
+    found = {p: check.verify(p, args.tokenizer_model, args.append_eod, args.input, show) for p in args.prefixes}
     ok = all(c.passed is not False for checks in found.values() for c in checks)
     if len(args.prefixes) > 1 and ok:
-        found["blend"] = [text_check.verify_same_tokenizer(args.prefixes)]
-        ok = found["blend"][0].passed is not False
+        same = check.verify_same_tokenizer(args.prefixes)
+        found["blend"], ok = [same], same.passed is not False
     if args.json:
         print(json.dumps({"ok": ok, "checks": {p: [vars(c) for c in cs] for p, cs in found.items()}}, indent=1))
         return 0 if ok else 1
     marks = {True: "ok  ", False: "FAIL", None: "-   "}
     for prefix, checks in found.items():
         print(prefix)
-        for check in checks:
-            print(f"  {marks[check.passed]} {check.name}: {check.detail}")
+        for c in checks:
+            print(f"  {marks[c.passed]} {c.name}: {c.detail}")
     return 0 if ok else 1
 
 
-def _train(argv: list[str]) -> int:
-    from dfm_nb.text import train_cli as text_train_cli
+def _add_blend(p: ArgumentParser) -> None:
+    p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
+    p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
 
-    return text_train_cli.main(argv)
+
+def _read_blend(args: argparse.Namespace, split: str | None = None, normalize: bool = False) -> Blend:
+    from dfm_nb.text import weights
+
+    if bool(args.blend) == bool(args.config):
+        raise ValueError("a blend is either WEIGHT PREFIX ... or --config YAML; give one of the two")
+    if args.config:
+        return weights.read_yaml(args.config, normalize)
+    return weights.parse_list(args.blend, split, normalize)
 
 
 def _blend(argv: list[str]) -> int:
-    from dfm_nb.text import blend_cli as text_blend_cli
+    from dfm_nb.text import check, weights
 
-    return text_blend_cli.main(argv)
+    p = ArgumentParser(prog="dfm text blend", description="weights, strategies and epochs of a blend")
+    _add_blend(p)
+    p.add_argument("--strategy", help=", ".join(weights.STRATEGIES))
+    p.add_argument("--normalize", action="store_true", help="divide the weights by their sum")
+    p.add_argument("--token-budget", type=float, help="training tokens; by default one epoch's worth of them all")
+    p.add_argument("--max-epochs", type=float, default=4.0, help="warn when a corpus is seen more often")
+    p.add_argument("--output", metavar="YAML", help="write the blend here")
+    p.add_argument("--json", action="store_true", help="print JSON")
+    args = p.parse_args(argv)
+    blend = _read_blend(args, normalize=args.normalize)
+    counts = weights.token_counts(blend)
+    if args.strategy or blend.train[0].weight is None:
+        blend = weights.apply_strategy(blend, args.strategy or "proportional", counts)
+    same = check.verify_same_tokenizer(blend.prefixes())
+    if same.passed is False:
+        raise ValueError(f"a blend needs one tokenizer; {same.detail}; preprocess them with the same one")
+    budget = args.token_budget or float(sum(counts[s.prefix] for s in blend.train))
+    rows = weights.exposures(blend, counts, budget)
+    warnings = list(blend.warnings)
+    if same.passed is None:
+        warnings.append(same.detail)
+    for row in rows:
+        if row.epochs > args.max_epochs:
+            warnings.append(
+                f"{row.name} is seen {row.epochs:.1f} times in {budget:,.0f} tokens (over --max-epochs "
+                f"{args.max_epochs:g}); lower its weight or the budget, or add text"
+            )
+    if args.output:
+        weights.write_yaml(blend, args.output)
+    if args.json:
+        print(json.dumps({"token_budget": budget, "train": [vars(r) for r in rows], "warnings": warnings}, indent=1))
+        return 0
+    print(f"training on {budget:,.0f} tokens")
+    width = max(len(r.name) for r in rows)
+    print(f"  {'corpus':<{width}}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
+    for row in rows:
+        print(f"  {row.name:<{width}}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
+    for split in weights.SPLITS[1:]:
+        for source in blend.sources(split):
+            print(f"  {split}: {source.name} {source.weight:g}, {counts[source.prefix]:,} tokens")
+    for text in warnings:
+        print(f"warning: {text}", file=sys.stderr)
+    print("--data-path " + " ".join(f"{r.weight:.6g} {r.prefix}" for r in rows))
+    return 0
+
+
+TRAIN_HELP = {
+    "steps": "optimizer steps",
+    "micro_batch_size": "sequences a step",
+    "seq_length": "tokens a sequence",
+    "num_layers": "transformer layers",
+    "hidden_size": "width",
+    "num_attention_heads": "heads; must divide the width",
+    "lr": "peak learning rate",
+    "seed": "of weights and order",
+    "eval_samples": "held-out sequences measured at the end; 0 for none",
+}
+
+
+def _train(argv: list[str]) -> int:
+    import yaml
+
+    from dfm_nb import parallel
+    from dfm_nb.base.log import log, start_logging
+    from dfm_nb.base.metrics import Metrics
+    from dfm_nb.base.run import Run
+    from dfm_nb.text.train import TextTrainConfig, train
+
+    p = ArgumentParser(prog="dfm text train", description="Train a small GPT on a blend of text corpora.")
+    _add_blend(p)
+    p.add_argument("--split", default="90,10,0", help="train, validation and test shares of each corpus")
+    p.add_argument("--run-dir", default="runs/text", help="where config, metrics and log go")
+    p.add_argument("--log-interval", type=int, default=10, help="steps from one line to the next")
+    for name, text in TRAIN_HELP.items():
+        default = getattr(TextTrainConfig, name)
+        p.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
+    args = p.parse_args(argv)
+    if args.hidden_size % args.num_attention_heads:
+        raise ValueError(
+            f"--num-attention-heads must divide --hidden-size {args.hidden_size}; got {args.num_attention_heads}"
+        )
+    if world_size_from_env() > 1:
+        raise ValueError("dfm text train runs in one process; leave --nproc-per-node out")
+    blend = _read_blend(args, args.split)
+    settings = {name: getattr(args, name) for name in TRAIN_HELP}
+    run = Run.create(args.run_dir)
+    run.claim()
+    shown = {"train": {"train_iters": args.steps}, "text": settings, "blend": {s.prefix: s.weight for s in blend.train}}
+    run.save_config(yaml.safe_dump(shown, sort_keys=False))
+    start_logging(run)
+    with Metrics(run.metrics_file) as metrics:
+        metrics.truncate(0)  # no weights are kept, so a run begins anew
+        started, tokens = time.monotonic(), args.micro_batch_size * args.seq_length
+
+        def note(step: int, loss: float, lr: float) -> None:
+            elapsed = time.monotonic() - started
+            speed = {"tokens": tokens, "tokens_per_s": step * tokens / elapsed, "elapsed_s": elapsed}
+            metrics.write({"iteration": step, "loss": loss, "lr": lr, **speed})
+            if step == 1 or step % args.log_interval == 0 or step == args.steps:
+                log.info("Step %d/%d, loss %.4f nats a token", step, args.steps, loss)
+
+        result = train(blend, TextTrainConfig(**settings, cache_dir=str(Path(run.path, "cache"))), on_step=note)
+        if result.validation_loss is not None:
+            metrics.write({"iteration": args.steps, "val_loss": result.validation_loss})
+            log.info("Held-out text: %.4f nats a token", result.validation_loss)
+    parallel.shutdown()
+    run.release()
+    return 0
 
 
 COMMANDS = {
@@ -198,7 +317,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if argv[0] not in COMMANDS:
         raise ValueError(f"dfm text has {', '.join(COMMANDS)}; got {argv[0]!r}")
-    return COMMANDS[argv[0]][0](list(argv[1:]))
+    return COMMANDS[argv[0]][0](argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """JSONL text to Megatron `.bin/.idx`: `preprocess`, and `merge` of its parts.
 
-Enters: JSONL files (plain, `.gz`, `.zst`, standard input), a Hugging Face tokenizer. Leaves, for each key,
-`<prefix>_<key>_document.bin`, `.idx` and `.meta.json` (tokenizer, EOD id, counts, inputs).
-Guarantees: `.bin` and `.idx` are byte for byte what Megatron-LM's tools/preprocess_data.py writes, whatever the number of
-workers; the final names appear only when whole; a run killed at any instant goes on from its last chunk when it is
-started again with the same flags, and ends with the same bytes; every skipped line is counted and named.
-Cost: memory of a few chunks (1 MiB each) a worker; the index is built from files, so nothing grows with the corpus.
+For each key `<prefix>_<key>_document.bin`, `.idx` and `.meta.json` (tokenizer, EOD id, counts, inputs) are written.
+`.bin` and `.idx` are byte for byte what Megatron-LM's tools/preprocess_data.py writes, whatever the number of workers.
+The final names appear only when whole. A run that was killed goes on from its last chunk when it is started again with
+the same flags, and ends with the same bytes. Memory is a few chunks (1 MiB each) a worker, whatever the corpus's size.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from tqdm import tqdm
 from dfm_nb.base.files import fsync_replace
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.chunk import BadLine, ChunkEncoder, ChunkSettings, Encoded, encode_in_worker, start_worker
-from dfm_nb.text.index import Index, bin_path, idx_path, meta_path, optimal_dtype, write_index
+from dfm_nb.text.index import Index, bin_path, idx_path, meta_path, optimal_dtype, read_meta, write_index
 from dfm_nb.text.input import (
     CHUNK_BYTES,
     STDIN,
@@ -43,7 +41,8 @@ from dfm_nb.text.input import (
     lines_before,
     partition,
 )
-from dfm_nb.text.parts import Parts, Progress
+from dfm_nb.text.parts import Parts
+from dfm_nb.text.tokenizer import TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -132,27 +131,54 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         config.fast,
     )
     signature = {
+        "state": 2,  # of the part files and their progress
         "inputs": fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod, config.max_document_bytes],
     }
     prefixes = {key: f"{config.prefix}_{key}_document" for key in config.json_keys}
     with _disk_errors(config.prefix), Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
-        resumed = parts.progress.documents
-        if not parts.progress.finished:
+        progress = parts.progress
+        resumed = progress.documents
+        if not progress.finished:
             _run(config, spans, spec, settings, parts)
-            _require_documents(paths, config, parts)
-            meta = _meta(config, spec, dtype, spans, parts.progress)
+            # An input without one document is a mistake; a part that got none is not.
+            if progress.documents == 0 and config.partition[1] == 1:
+                skipped = f" ({progress.skipped} lines were skipped)" if progress.skipped else ""
+                raise ValueError(
+                    f"--input must hold at least one document; {', '.join(paths)} holds none{skipped}; "
+                    "nothing is written"
+                )
+            meta = {
+                "tokenizer": spec.name,
+                "tokenizer_sha256": spec.sha256,
+                "vocab_size": spec.vocab_size,
+                "max_id": spec.max_id,
+                "eod_id": spec.eod_id,
+                "append_eod": config.append_eod,
+                "dtype": dtype.name,
+                "documents": progress.documents,
+                "blank_lines": progress.blank_lines,
+                "skipped": progress.skipped,
+                "inputs": [asdict(s) for s in spans],
+            }
             parts.finish(dtype, meta)
         parts.publish()
-        p = parts.progress
     warnings = [
         f"every text under {key!r} is empty: {prefixes[key]}.bin has no token"
         for key in config.json_keys
-        if p.documents and not p.tokens[key]
+        if progress.documents and not progress.tokens[key]
     ]
     return PreprocessResult(
-        prefixes, p.documents, p.tokens, p.empty_documents, p.blank_lines, p.skipped, resumed, p.skipped_path, warnings
+        prefixes,
+        progress.documents,
+        progress.tokens,
+        progress.empty_documents,
+        progress.blank_lines,
+        progress.skipped,
+        resumed,
+        parts.skipped_path,
+        warnings,
     )
 
 
@@ -164,16 +190,12 @@ def _make_folder(prefix: str) -> None:
         raise ValueError(f"--output-prefix must be FOLDER/NAME; {folder} is or lies under a file") from None
 
 
-def _run(config: PreprocessConfig, spans: list[Span], spec, settings: ChunkSettings, parts: Parts) -> None:
-    progress = parts.progress
+def _run(
+    config: PreprocessConfig, spans: list[Span], spec: TokenizerSpec, settings: ChunkSettings, parts: Parts
+) -> None:
+    done = parts.progress
     source = chunks(
-        spans,
-        config.chunk_size,
-        config.max_document_bytes,
-        progress.span,
-        progress.offset,
-        progress.line,
-        config.chunk_bytes,
+        spans, config.chunk_size, config.max_document_bytes, done.span, done.offset, done.line, config.chunk_bytes
     )
     # The bar counts bytes of text; a compressed file's size is not known before it is read.
     known = not any(s.path == STDIN or is_compressed(s.path) for s in spans)
@@ -181,42 +203,31 @@ def _run(config: PreprocessConfig, spans: list[Span], spec, settings: ChunkSetti
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress, mininterval=0.5)
     with bar, _encoded(source, spec, settings, config.workers) as results:
         for chunk, encoded in results:
-            if encoded.bad and config.on_error == "stop":
+            bad = [_record(spans, chunk, line) for line in encoded.bad]
+            if bad and config.on_error == "stop":
                 raise ValueError(
-                    f"{_named(spans, chunk, encoded.bad[0])}; correct it, or leave such lines out with --on-error skip"
+                    "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "
+                    "--on-error skip".format(**bad[0])
                 )
-            parts.append(chunk, encoded, [_bad_record(spans, chunk, b) for b in encoded.bad])
+            parts.append(chunk, encoded, bad)
             bar.update(len(chunk.data))
-            bar.set_postfix_str(f"{progress.documents} documents", refresh=False)
+            bar.set_postfix_str(f"{done.documents} documents", refresh=False)
 
 
-def _require_documents(paths: list[str], config: PreprocessConfig, parts: Parts) -> None:
-    """An input without one document is a mistake; a part that got none is not."""
-    if parts.progress.documents or config.partition[1] > 1:
-        return
-    skipped = f" ({parts.progress.skipped} lines were skipped)" if parts.progress.skipped else ""
-    parts.discard()
-    raise ValueError(
-        f"--input must hold at least one document; {', '.join(paths)} holds none{skipped}; nothing is written"
-    )
+def _record(spans: list[Span], chunk: Chunk, bad: BadLine) -> dict[str, object]:
+    """A bad line with its number in the file."""
+    number = bad.line + lines_before(spans[chunk.span])
+    return {"file": chunk.path, "line": number, "reason": bad.reason, "excerpt": bad.excerpt}
 
 
 @contextlib.contextmanager
 def _encoded(
-    source: Iterator[Chunk], spec, settings: ChunkSettings, workers: int
+    source: Iterator[Chunk], spec: TokenizerSpec, settings: ChunkSettings, workers: int
 ) -> Iterator[Iterator[tuple[Chunk, Encoded]]]:
     """Chunks with their encodings in order; at most `workers + 2` chunks are in flight."""
     if workers == 1:
         encoder = ChunkEncoder(spec, settings)
-        before = os.environ.get("TOKENIZERS_PARALLELISM")
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        try:
-            yield ((chunk, encoder.encode(chunk)) for chunk in source)
-        finally:
-            if before is None:
-                os.environ.pop("TOKENIZERS_PARALLELISM", None)
-            else:
-                os.environ["TOKENIZERS_PARALLELISM"] = before
+        yield ((chunk, encoder.encode(chunk)) for chunk in source)
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), start_worker, (spec, settings))
     try:
@@ -234,60 +245,31 @@ def _in_order(pool: ProcessPoolExecutor, source: Iterator[Chunk], depth: int) ->
     waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
     for chunk in source:
         waiting.append((chunk, pool.submit(encode_in_worker, chunk)))
-        if len(waiting) >= depth:
+        if len(waiting) == depth:
             first, future = waiting.popleft()
             yield first, future.result()
-    while waiting:
-        first, future = waiting.popleft()
+    for first, future in waiting:
         yield first, future.result()
-
-
-def _line_number(spans: list[Span], chunk: Chunk, bad: BadLine) -> int:
-    return bad.line + lines_before(spans[chunk.span])
-
-
-def _named(spans: list[Span], chunk: Chunk, bad: BadLine) -> str:
-    return f"{chunk.path}, line {_line_number(spans, chunk, bad)}: {bad.reason}; it begins {bad.excerpt!r}"
-
-
-def _bad_record(spans: list[Span], chunk: Chunk, bad: BadLine) -> dict[str, object]:
-    number = _line_number(spans, chunk, bad)
-    return {"file": chunk.path, "line": number, "reason": bad.reason, "excerpt": bad.excerpt}
-
-
-def _meta(config: PreprocessConfig, spec, dtype: np.dtype, spans: list[Span], progress: Progress) -> dict:
-    return {
-        "tokenizer": spec.name,
-        "tokenizer_sha256": spec.sha256,
-        "vocab_size": spec.vocab_size,
-        "max_id": spec.max_id,
-        "eod_id": spec.eod_id,
-        "append_eod": config.append_eod,
-        "dtype": dtype.name,
-        "documents": progress.documents,
-        "blank_lines": progress.blank_lines,
-        "skipped": progress.skipped,
-        "inputs": [asdict(s) for s in spans],
-    }
 
 
 @contextlib.contextmanager
 def _disk_errors(prefix: str) -> Iterator[None]:
+    folder = Path(prefix).absolute().parent
+    left = "nothing was written under the final names"
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        folder = Path(prefix).absolute().parent
         if error.errno == errno.EFBIG:
             raise ValueError(
                 f"a file in {folder} may not grow further (a limit of the file system, or of this shell: ulimit -f); "
-                "nothing was written under the final names; raise the limit and run the same command again"
+                f"{left}; raise the limit and run the same command again"
             ) from error
-        raise ValueError(
-            f"the disk of {folder} is full; nothing was written under the final names; free space there and run the "
-            "same command again: it goes on from the last chunk"
-        ) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ValueError(
+                f"the disk of {folder} is full; {left}; free space there and run the same command again: it goes on "
+                "from the last chunk"
+            ) from error
+        raise
 
 
 def find_parts(prefix: str, key: str = "text") -> list[str]:
@@ -333,41 +315,45 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         raise ValueError(
             f"corpora to merge must have one dtype; got {', '.join(sorted(kinds))}; preprocess with --dtype"
         )
-    metas = [json.loads(meta_path(p).read_text()) if meta_path(p).exists() else {} for p in prefixes]
+    metas = [read_meta(p) for p in prefixes]
     hashes = {m["tokenizer_sha256"]: p for m, p in zip(metas, prefixes) if "tokenizer_sha256" in m}
     if len(hashes) > 1:
         raise ValueError(f"corpora to merge must have one tokenizer; {' and '.join(hashes.values())} differ")
-    for index, prefix in zip(indices, prefixes):
-        if bin_path(prefix).stat().st_size != index.num_tokens * index.dtype.itemsize:
-            raise ValueError(f"{prefix}.bin does not have the size its index says; see dfm text verify {prefix}")
+    for index in indices:
+        index.require_whole_bin()
     _make_folder(output)
-    parts = [Path(f"{output}.{name}.part") for name in ("bin", "lengths", "counts", "idx")]
+    parts = {name: Path(f"{output}.{name}.part") for name in ("bin", "lengths", "counts", "idx")}
     with _disk_errors(output):
         try:
-            _join(indices, *parts, progress)
-            fsync_replace(parts[0], bin_path(output))
-            fsync_replace(parts[3], idx_path(output))
+            _join(indices, parts, progress)
+            idx_path(output).unlink(missing_ok=True)  # an older corpus: its index must not meet the new tokens
+            fsync_replace(parts["bin"], bin_path(output))
+            fsync_replace(parts["idx"], idx_path(output))
         finally:
-            for path in parts:
+            for path in parts.values():
                 path.unlink(missing_ok=True)
     if all(metas):
-        total = {
-            k: sum(m[k] for m in metas) for k in ("documents", "blank_lines", "skipped", "empty_documents", "tokens")
-        }
+        counts = ("documents", "blank_lines", "skipped", "empty_documents", "tokens")
+        total = {name: sum(m[name] for m in metas) for name in counts}
         meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
         meta_path(output).write_text(json.dumps(meta, indent=1) + "\n")
     return Index.open(output)
 
 
-def _join(indices: list[Index], binary: Path, lengths: Path, counts: Path, index_path: Path, progress: bool) -> None:
-    with open(binary, "wb") as b, open(lengths, "wb") as ls, open(counts, "wb") as cs:
+def _join(indices: list[Index], parts: dict[str, Path], progress: bool) -> None:
+    block = 1 << 18  # sequences or documents at a time
+    with (
+        open(parts["bin"], "wb") as tokens,
+        open(parts["lengths"], "wb") as lengths,
+        open(parts["counts"], "wb") as counts,
+    ):
         for index in tqdm(indices, desc="merge", unit="part", disable=not progress):
             with open(bin_path(index.prefix), "rb") as f:
-                shutil.copyfileobj(f, b, 8 << 20)
-            for start in range(0, index.num_sequences, 1 << 18):
-                ls.write(index.lengths[start : start + (1 << 18)].tobytes())
-            for start in range(0, index.num_documents, 1 << 18):
-                bounds = index.documents[start : start + (1 << 18) + 1]
-                cs.write(np.diff(bounds).astype(np.int32).tobytes())
-    with open(index_path, "wb") as f:
-        write_index(f, indices[0].dtype, lengths, counts)
+                shutil.copyfileobj(f, tokens, 8 << 20)
+            for start in range(0, index.num_sequences, block):
+                lengths.write(index.lengths[start : start + block].tobytes())
+            for start in range(0, index.num_documents, block):
+                bounds = index.documents[start : start + block + 1]
+                counts.write(np.diff(bounds).astype(np.int32).tobytes())
+    with open(parts["idx"], "wb") as f:
+        write_index(f, indices[0].dtype, parts["lengths"], parts["counts"])

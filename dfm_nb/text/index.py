@@ -1,9 +1,6 @@
 """Megatron's indexed token format: `.bin` holds the tokens, `.idx` says where each sequence and document lies.
 
-Enters: token bytes and int32 sequence lengths in order. Leaves: a pair `<prefix>.bin`, `<prefix>.idx` that
-megatron.core's IndexedDataset reads, and `Index`, the same view here without megatron or torch.
-Guarantees: the bytes are those of megatron.core 0.16.1's IndexedDatasetBuilder; every count is checked on reading.
-Cost: reading maps the files; writing an index streams, 20 bytes a one-sequence document on disk, 1 MiB in memory.
+The bytes are those of megatron.core 0.16.1's IndexedDatasetBuilder. `Index` reads a pair without megatron or torch.
 
 Layout of `.idx` (little endian): magic 9 bytes, version u64 = 1, dtype code u8, sequence count S u64,
 document index length D u64 (documents + 1), sequence lengths int32 [S], byte pointers int64 [S], documents int64 [D].
@@ -11,14 +8,13 @@ document index length D u64 (documents + 1), sequence lengths int32 [S], byte po
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Iterable, Iterator
+from typing import BinaryIO, Iterator
 
 import numpy as np
-
-from dfm_nb.base.files import fsync_replace
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -55,6 +51,12 @@ def meta_path(prefix: str | Path) -> Path:
     return Path(f"{prefix}.meta.json")
 
 
+def read_meta(prefix: str | Path) -> dict:
+    """The provenance that `preprocess` left beside a pair; {} when there is none."""
+    path = meta_path(prefix)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def _blocks(path: Path, dtype: type[np.generic]) -> Iterator[np.ndarray]:
     with open(path, "rb") as f:
         while data := f.read(_BLOCK * np.dtype(dtype).itemsize):
@@ -77,13 +79,13 @@ def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file:
     out.write(MAGIC + struct.pack("<QBQQ", VERSION, CODES[dtype], sequences, documents + 1))
     for block in _blocks(lengths_file, np.int32):
         out.write(block.tobytes())
-    pointer = 0
+    pointer = 0  # bytes of the tokens before this block
     for block in _blocks(lengths_file, np.int32):
-        ends = np.cumsum(block, dtype=np.int64)
-        out.write(((ends - block) * dtype.itemsize + pointer).tobytes())
-        pointer += int(ends[-1]) * dtype.itemsize
+        ends = np.cumsum(block, dtype=np.int64) * dtype.itemsize + pointer
+        out.write((ends - block.astype(np.int64) * dtype.itemsize).tobytes())
+        pointer = int(ends[-1])
+    document = 0  # sequences before this block; the bounds begin with 0
     out.write(np.zeros(1, np.int64).tobytes())
-    document = 0
     for block in _blocks(counts_file, np.int32):
         ends = np.cumsum(block, dtype=np.int64) + document
         out.write(ends.tobytes())
@@ -155,6 +157,14 @@ class Index:
     def num_tokens(self) -> int:
         return int(self.lengths.sum(dtype=np.int64))
 
+    def require_whole_bin(self) -> None:
+        """Raise ValueError unless `.bin` has the size that the index says."""
+        want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
+        if want != have:
+            raise ValueError(
+                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
+            )
+
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""
         size = bin_path(self.prefix).stat().st_size
@@ -176,26 +186,3 @@ class Index:
 def _near(prefix: Path) -> str:
     found = sorted({p.with_suffix("").name for p in prefix.parent.glob("*.idx")}) if prefix.parent.is_dir() else []
     return f"; in {prefix.parent} there are {', '.join(found[:5])}" if found else ""
-
-
-def write_pair(prefix: str | Path, documents: Iterable[Iterable[np.ndarray]], dtype: np.dtype | type) -> Index:
-    """Write a pair from arrays in memory: each document is a list of sequences. For small corpora and tests."""
-    dtype, docs = np.dtype(dtype), [list(d) for d in documents]
-    lengths, counts = Path(f"{prefix}.lengths.part"), Path(f"{prefix}.counts.part")
-    np.array([len(s) for d in docs for s in d], np.int32).tofile(lengths)
-    np.array([len(d) for d in docs], np.int32).tofile(counts)
-    binary, index = Path(f"{prefix}.bin.part"), Path(f"{prefix}.idx.part")
-    with open(binary, "wb") as f:
-        for d in docs:
-            for s in d:
-                s = np.asarray(s)
-                if s.size and (s.min() < 0 or s.max() > np.iinfo(dtype).max):
-                    raise ValueError(f"token ids must lie in 0..{np.iinfo(dtype).max} for {dtype}; got {s.max()}")
-                f.write(s.astype(dtype).tobytes())
-    with open(index, "wb") as f:
-        write_index(f, dtype, lengths, counts)
-    fsync_replace(binary, bin_path(prefix))
-    fsync_replace(index, idx_path(prefix))
-    lengths.unlink()
-    counts.unlink()
-    return Index.open(prefix)

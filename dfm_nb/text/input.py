@@ -1,8 +1,7 @@
 """Where JSONL comes from: files, globs, `.gz`, `.zst`, `-`; cut into chunks of whole lines.
 
-Enters: the names a user gave. Leaves: `Chunk`s in the order of the lines, each knowing its file, first line and offset.
-Guarantees: a chunk holds whole lines; the parts of `partition` i of n, joined in order, are the lines of one run.
-Cost: memory of one chunk (1 MiB) plus the longest line, which is bounded by `max_document_bytes`.
+The parts of `partition` i of n, joined in order, are the lines of one run. Memory is one chunk (1 MiB) plus the longest
+line, which is bounded by `max_document_bytes`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Iterator
+
+import zstandard
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
@@ -81,13 +82,12 @@ def partition(paths: list[str], index: int, count: int) -> list[Span]:
         raise ValueError("--partition needs files; standard input cannot be split; write it to a file first")
     sizes = [os.path.getsize(p) for p in paths]
     total = sum(sizes)
-    low, high = total * index // count, total * (index + 1) // count
+    low, high = total * index // count, total * (index + 1) // count  # this part's bytes of all files laid end to end
+    whole_files = any(map(is_compressed, paths))
     spans, base = [], 0
-    whole = any(map(is_compressed, paths))
     for path, size in zip(paths, sizes):
-        if whole:
-            middle = base + size // 2
-            if low <= middle < high:
+        if whole_files:
+            if low <= base + size // 2 < high:
                 spans.append(Span(path))
         elif base + size > low and base < high:
             spans.append(Span(path, max(0, low - base), min(size, high - base)))
@@ -97,19 +97,27 @@ def partition(paths: list[str], index: int, count: int) -> list[Span]:
 
 @contextlib.contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    if path == STDIN:
-        yield sys.stdin.buffer
-    elif path.endswith(".gz"):
-        with gzip.open(path, "rb") as f:
-            yield io.BufferedReader(f, 1 << 20)  # type: ignore[arg-type]
-    elif path.endswith(".zst"):
-        import zstandard
+    """Open for reading, uncompressed.
 
-        with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as f:
-            yield io.BufferedReader(f, 1 << 20)  # type: ignore[arg-type]
-    else:
-        with open(path, "rb", buffering=0) as f:
-            yield f  # type: ignore[misc]
+    Raises
+    ------
+    ValueError : while it is read, when a compressed file is not whole
+    """
+    try:
+        if path == STDIN:
+            yield sys.stdin.buffer
+        elif path.endswith(".gz"):
+            with gzip.open(path, "rb") as f:
+                yield io.BufferedReader(f, 1 << 20)  # type: ignore[arg-type]
+        elif path.endswith(".zst"):
+            with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as f:
+                yield io.BufferedReader(f, 1 << 20)  # type: ignore[arg-type]
+        else:
+            with open(path, "rb", buffering=0) as f:
+                yield f  # type: ignore[misc]
+    except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        kind = "zstd" if path.endswith(".zst") else "gzip"
+        raise ValueError(f"{path} must be a whole {kind} file; {error}; copy it again") from error
 
 
 def _skip(f: BinaryIO, n: int, path: str) -> None:
@@ -140,11 +148,12 @@ def _start_of_line(path: str, start: int) -> int:
 
 def lines_before(span: Span) -> int:
     """Lines of the file that lie before the span's first; reads the file up to there, so only for messages."""
-    left, lines = (_start_of_line(span.path, span.start) if span.start else 0), 0
-    if left:
-        with open(span.path, "rb") as f:
-            while left and (data := f.read(min(CHUNK_BYTES, left))):
-                lines, left = lines + data.count(b"\n"), left - len(data)
+    if span.start == 0:
+        return 0
+    left, lines = _start_of_line(span.path, span.start), 0
+    with open(span.path, "rb") as f:
+        while left and (data := f.read(min(CHUNK_BYTES, left))):
+            lines, left = lines + data.count(b"\n"), left - len(data)
     return lines
 
 
@@ -165,62 +174,44 @@ def chunks(
         span = spans[number]
         if number != first_span or (offset == 0 and line == 0):
             offset, line = _start_of_line(span.path, span.start), 0
-        with _readable(span.path), open_input(span.path) as f:
+        with open_input(span.path) as f:
             _skip(f, offset, span.path)
-            pieces = _cut(f, offset, span.end, chunk_documents, max_document_bytes, chunk_bytes)
-            for data, lines, too_long, taken in pieces:
+            for data, taken, too_long in _cut(f, offset, span.end, chunk_documents, max_document_bytes, chunk_bytes):
+                lines = data.count(b"\n") or 1  # the last line of a file may lack its newline
                 yield Chunk(number, span.path, line + 1, data, offset + taken, line + lines, too_long)
                 offset, line = offset + taken, line + lines
 
 
-@contextlib.contextmanager
-def _readable(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} must be a whole gzip file; {error}; copy it again") from error
-    except Exception as error:
-        if type(error).__name__ == "ZstdError":
-            raise ValueError(f"{path} must be a whole zstd file; {error}; copy it again") from error
-        raise
-
-
 def _cut(
     f: BinaryIO, offset: int, end: int | None, documents: int, limit: int, size: int
-) -> Iterator[tuple[bytes, int, bool, int]]:
-    """Yields (data, lines, too long, bytes taken from the file); stops before a line that begins at or after `end`."""
+) -> Iterator[tuple[bytes, int, bool]]:
+    """Yields (data, bytes taken from the file, too long); stops before a line that begins at or after `end`."""
     rest = b""
     while end is None or offset < end:
-        cut = _end_of_lines(rest, documents, end, offset) if rest else 0
-        if not cut:
-            more = f.read(size)
-            if more:
-                rest += more
-                if b"\n" not in more:
-                    if len(rest) > limit:
-                        taken, rest = _drop_line(f, rest)
-                        yield taken[0], 1, True, taken[1]
-                        offset += taken[1]
-                    continue
-                cut = _end_of_lines(rest, documents, end, offset)
-            else:
-                if rest:
-                    yield rest, 1, len(rest) > limit, len(rest)
-                return
-        data, rest = rest[:cut], rest[cut:]
-        offset += cut
-        yield data, data.count(b"\n"), False, cut
+        if cut := _end_of_lines(rest, documents, end, offset):
+            yield rest[:cut], cut, False
+            rest, offset = rest[cut:], offset + cut
+        elif more := f.read(size):
+            rest += more
+            if len(rest) > limit and b"\n" not in rest:
+                head, taken, rest = _drop_line(f, rest)
+                yield head, taken, True
+                offset += taken
+        else:  # the end of the file: what is left is its last line
+            if rest:
+                yield rest, len(rest), len(rest) > limit
+            return
 
 
-def _drop_line(f: BinaryIO, rest: bytes) -> tuple[tuple[bytes, int], bytes]:
-    """Read to the end of an over-long line: ((its head, its bytes), what follows it)."""
-    taken = len(rest)
+def _drop_line(f: BinaryIO, rest: bytes) -> tuple[bytes, int, bytes]:
+    """Read to the end of an over-long line: (its head, its bytes, what follows it)."""
+    head, taken = rest[:4096], len(rest)
     while data := f.read(1 << 20):
         at = data.find(b"\n")
         if at >= 0:
-            return (rest[:4096], taken + at + 1), data[at + 1 :]
+            return head, taken + at + 1, data[at + 1 :]
         taken += len(data)
-    return (rest[:4096], taken), b""
+    return head, taken, b""
 
 
 def _end_of_lines(data: bytes, documents: int, end: int | None, offset: int) -> int:
@@ -240,10 +231,10 @@ def _end_of_lines(data: bytes, documents: int, end: int | None, offset: int) -> 
 def fingerprint(spans: list[Span]) -> list[list[object]]:
     """What a resumed run must find unchanged: names, ranges, sizes and times of change."""
     rows: list[list[object]] = []
-    for s in spans:
-        stat = None if s.path == STDIN else os.stat(s.path)
-        rows.append(
-            [s.path if stat is None else str(Path(s.path).resolve()), s.start, s.end]
-            + ([] if stat is None else [stat.st_size, stat.st_mtime_ns])
-        )
+    for span in spans:
+        if span.path == STDIN:
+            rows.append([STDIN])
+            continue
+        stat = os.stat(span.path)
+        rows.append([str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns])
     return rows

@@ -1,18 +1,23 @@
 """Hugging Face tokenizers for text corpora: loaded as Megatron loads them, sent to worker processes as text.
 
-Enters: a hub id, a folder, or a tokenizer.json. Leaves: `TokenizerSpec`, plain data: vocabulary size, EOD id, a hash.
-Guarantees: the ids are those of megatron.core's HuggingFaceTokenizer (no special tokens added; sep stands in for a
-missing eos, cls for a missing bos). Cost: transformers is imported by `load` alone; a worker needs only `tokenizers`.
+The ids are those of megatron.core's HuggingFaceTokenizer: no special tokens are added, so no BOS either; sep stands in
+for a missing eos, cls for a missing bos.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
+from tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -20,15 +25,14 @@ class TokenizerSpec:
     """A tokenizer as data. `vocab_size` counts added tokens; `max_id` is the largest id it can give."""
 
     name: str
-    json: str
+    description: str  # the whole tokenizer.json
     vocab_size: int
     max_id: int
     eod_id: int | None
-    eod_token: str | None
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.json.encode()).hexdigest()
+        return hashlib.sha256(self.description.encode()).hexdigest()
 
     def check_dtype(self, dtype: np.dtype) -> None:
         """Raise ValueError unless every id fits in `dtype`."""
@@ -46,11 +50,9 @@ class TokenizerSpec:
             )
         return self.eod_id
 
-    def backend(self):
-        """The `tokenizers.Tokenizer`, with truncation and padding off."""
-        from tokenizers import Tokenizer
-
-        tokenizer = Tokenizer.from_str(self.json)
+    def backend(self) -> Tokenizer:
+        """The tokenizer itself, with truncation and padding off."""
+        tokenizer = Tokenizer.from_str(self.description)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -80,54 +82,38 @@ def load(model: str | Path) -> TokenizerSpec:
     vocabulary = tokenizer.get_vocab()
     return TokenizerSpec(
         name=str(Path(model).resolve()) if os.path.exists(model) else str(model),
-        json=tokenizer.backend_tokenizer.to_str(),
+        description=tokenizer.backend_tokenizer.to_str(),
         vocab_size=len(tokenizer),
         max_id=max(vocabulary.values(), default=0),
         eod_id=None if eod is None else int(tokenizer.convert_tokens_to_ids(eod)),
-        eod_token=None if eod is None else str(eod),
     )
 
 
-def _from_transformers(model: str):
-    local = os.path.exists(model)
-    if local and os.path.isfile(model):
-        from transformers import PreTrainedTokenizerFast
+def _from_transformers(model: str) -> Any:
+    """A `PreTrainedTokenizerBase`; transformers takes seconds to import, so only here."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-        folder = Path(model).parent
-        if not (folder / "tokenizer_config.json").exists():
-            return PreTrainedTokenizerFast(tokenizer_file=model, eos_token=_likely_eos(model))
-        model = str(folder)
-    if not local and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
-        raise ValueError(
-            f"--tokenizer-model must be a hub id, a folder or a tokenizer.json; nothing is at {model}; get a tokenizer "
-            f"with: {_how_to_get('MODEL', model)}"
-        )
-    if local and not any(Path(model).glob("*token*")) and not any(Path(model).glob("vocab*")):
-        raise ValueError(
-            f"--tokenizer-model must hold tokenizer.json or a vocabulary; {model} holds "
-            f"{', '.join(sorted(os.listdir(model))[:5]) or 'nothing'}; get one with: {_how_to_get('MODEL', model)}"
-        )
-    from transformers import AutoTokenizer
-
+    path, local = Path(model), os.path.exists(model)
+    if path.is_file():
+        if not (path.parent / "tokenizer_config.json").exists():
+            return PreTrainedTokenizerFast(tokenizer_file=model, eos_token=_likely_eos(path))
+        path = path.parent
     try:
-        return AutoTokenizer.from_pretrained(model, local_files_only=not local and not _hub_is_known())
+        if local and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
+            raise FileNotFoundError(f"the folder holds {', '.join(sorted(os.listdir(path))[:5]) or 'nothing'}")
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=not local and not _hub_is_known())
     except Exception as error:
         why = str(error).strip().split("\n")[0]
+        hub_id = "MODEL" if local or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) else model
         raise ValueError(
-            f"tokenizer {model!r} was not found or could not be read ({why}); give a folder with tokenizer.json, or "
-            f"get it with: {_how_to_get('MODEL' if local else model, 'DIR')} (some need hf auth login first)"
+            f"--tokenizer-model must be a hub id, a tokenizer.json, or a folder that holds one; {model} could not be "
+            f"read ({why}); get one with: hf download {hub_id} --include 'tokenizer*' --include "
+            "'special_tokens_map.json' --local-dir DIR (some need hf auth login first)"
         ) from error
-
-
-def _how_to_get(model: str, folder: str) -> str:
-    return f"hf download {model} --include 'tokenizer*' --include 'special_tokens_map.json' --local-dir {folder}"
 
 
 def _hub_is_known() -> bool:
     """False when the hub's name cannot be resolved here: then the client's minute of retries is spared."""
-    import socket
-    from urllib.parse import urlsplit
-
     from huggingface_hub import constants
 
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
@@ -139,12 +125,8 @@ def _hub_is_known() -> bool:
     return True
 
 
-def _likely_eos(path: str) -> str | None:
+def _likely_eos(path: Path) -> str | None:
     """A bare tokenizer.json does not say which token ends a text: take a well-known one among its added tokens."""
-    import json
-
-    added = {t["content"] for t in json.loads(Path(path).read_text(encoding="utf-8")).get("added_tokens", [])}
-    for token in ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]"):
-        if token in added:
-            return token
-    return None
+    added = {t["content"] for t in json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])}
+    known = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+    return next((token for token in known if token in added), None)

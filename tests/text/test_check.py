@@ -12,7 +12,8 @@ import pytest
 from dfm_nb.text import check as text_check
 from dfm_nb.text import cli as text_cli
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
-from dfm_nb.text.index import Index, write_pair
+from dfm_nb.text.index import Index
+from tests.text.corpora import write_pair
 from tests.text.text_tokenizers import build, sample_text, save
 
 TEXTS = [sample_text(i, words=3 + i) for i in range(40)]
@@ -161,8 +162,3 @@ def test_inspect_of_a_missing_corpus_names_its_neighbours(corpus, tmp_path):
     corpus("near")
     with pytest.raises(FileNotFoundError, match="near_text_document"):
         text_check.inspect(tmp_path / "far_text_document")
-
-
-def test_write_pair_refuses_ids_over_the_dtype(tmp_path):
-    with pytest.raises(ValueError, match=r"0\.\.65535 for uint16; got 70000"):
-        write_pair(tmp_path / "c", [[np.array([70_000])]], np.uint16)

@@ -442,7 +442,7 @@ def test_tokenizer_faults_are_explained(folders, tmp_path):
         with pytest.raises(ValueError, match="hf download"):
             preprocess(config(source, tmp_path / "out", missing))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="must hold tokenizer.json"):
+    with pytest.raises(ValueError, match="folder that holds one; .*the folder holds nothing"):
         preprocess(config(source, tmp_path / "out", tmp_path / "empty"))
 
 
@@ -560,7 +560,8 @@ import resource, sys
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
 for name in ("short", "long"):
     folder, tokenizer = sys.argv[1:]
-    config = PreprocessConfig((f"{folder}/{name}.jsonl",), f"{folder}/{name}", tokenizer, append_eod=True, progress=False)
+    source, prefix = f"{folder}/{name}.jsonl", f"{folder}/{name}"
+    config = PreprocessConfig((source,), prefix, tokenizer, append_eod=True, progress=False)
     print(preprocess(config).tokens["text"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
