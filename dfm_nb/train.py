@@ -1,19 +1,19 @@
 """The training driver: `dfm pretrain`, or `torchrun ... -m dfm_nb.train`.
 
-Enters: a prepared folder (or `--mock`), a configuration in three layers (recipe < `--config-file` < `group.key=value`).
-Leaves: a run folder (`base.run`): config.yaml, metrics.jsonl, log.txt, checkpoints/, samples/.
-Guarantees: faults of the configuration are all reported before torch is imported and a process group starts.
+All faults of the configuration (recipe < `--config-file` < `group.key=value`) are reported together, before torch is
+imported and a process group starts.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
 
 
-def parse(argv: list[str] | None):
+def parse(argv: list[str] | None) -> argparse.Namespace:
     p = ArgumentParser(
         prog="dfm pretrain",
         description="Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value.",
@@ -29,7 +29,7 @@ def parse(argv: list[str] | None):
     return p.parse_intermixed_args(argv)
 
 
-def resolve(args, world_size: int) -> cfg.Resolved:
+def resolve(args: argparse.Namespace, world_size: int) -> cfg.Resolved:
     """The settled configuration; every fault, also of the layout on `world_size` processes, in one error."""
     overrides = list(args.overrides)
     if args.model:
@@ -49,7 +49,7 @@ def show(resolved: cfg.Resolved) -> int:
 
 
 def preflight(argv: list[str], nproc: int) -> int | None:
-    """Say a mistake once and at once, before `nproc` processes start; an exit code where there is nothing to start."""
+    """Report mistakes once, before `nproc` processes start. An exit code means that there is nothing to start."""
     args = parse(argv)
     resolved = resolve(args, nproc)
     return show(resolved) if args.print_config else None

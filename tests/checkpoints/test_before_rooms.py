@@ -1,8 +1,9 @@
 """Data and a run written by commit 030c6d2, the last one before the package got rooms, open and go on.
 
 `before_rooms/` was made there, on one process, with `dfm prepare --source synthetic --num-images 10 --num-clips 2
---short-side 32 --tokenizer pca` and `dfm pretrain` with the settings of its `config.yaml` (demo recipe: Muon, EMA, packed
-clips). The run went on to iteration 6; its checkpoint of iteration 3 is kept, and `metrics.jsonl` has all six losses.
+--short-side 32 --tokenizer pca` and `dfm pretrain` with the settings of its `config.yaml` (demo recipe: Muon, EMA,
+packed clips). The run went on to iteration 6; its checkpoint of iteration 3 is kept, and `metrics.jsonl` has all six
+losses.
 """
 
 import shutil

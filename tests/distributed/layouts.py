@@ -68,7 +68,7 @@ def make_trainer(overrides: list[str]):
 
 
 def by_name(trainer, purpose: str):
-    """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values given by purpose and name."""
+    """(global name, parameter, draw): `draw(scale, shift)` is this rank's part of normal values by purpose and name."""
     from dfm_nb.base.seeds import generator_for
     from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
