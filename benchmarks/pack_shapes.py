@@ -3,7 +3,7 @@
     python benchmarks/pack_shapes.py [--rounds 5] [--size demo] [--packs 20]
 
 Packs of 1,024 tokens of stills and clips, each pack with other samples whose captions have 12 to 36 tokens, as in a training; one process, one thread,
-forward and backward without the optimizer. "Exact" has every length as it is, "multiples" those of training (`train.pack_settings`). Every
+forward and backward without the optimizer. "Exact" has every length as it is, "multiples" those of training (`training.batches.pack_settings`). Every
 round takes packs that no round has seen, the same for both, and both in turn; a ratio is the median over rounds of the ratio within a round.
 Leaves: a table and benchmarks/results/pack_shapes.{json,md}. Cost: about a minute and a half.
 """

@@ -41,7 +41,7 @@ def draw(count: int, frames: int, seed: int) -> tuple[Tensor, Tensor]:
     """uint8 [count, frames, 3, 64, 64] of random combinations, seen and unseen, and their labels [count, 3]."""
     rng = np.random.default_rng([seed, count, frames])
     pictures, labels = [], []
-    for _ in tqdm(range(count), desc=f"draw {frames} frame{'s' * (frames > 1)}", disable=None):
+    for _ in tqdm(range(count), desc=f"render samples of {frames} frame(s)", disable=None):
         chosen = [int(rng.integers(len(values))) for values in HEADS.values()]
         attributes = {name: values[i] for (name, values), i in zip(HEADS.items(), chosen)}
         attributes["species"] = synthetic.SPECIES[rng.integers(len(synthetic.SPECIES))]
