@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ class Pipeline:
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
         guide: str | Path | None = None,
-        mixed_precision: str | None = None,
+        mixed_precision: Literal["fp32", "bf16"] | None = None,
     ) -> Pipeline:
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
 

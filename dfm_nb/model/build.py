@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dfm_nb import parallel
+from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.attention import pick_backend
 from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
 from dfm_nb.model.linear import freeze_base
 from dfm_nb.parallel.groups import mpu
 
 
-def build_chunks(model, mixed_precision: str, seed: int, **overrides) -> tuple[DiTConfig, list[DiT]]:
+def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:
     """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
     device = parallel.device()
     backend = pick_backend(model.attention_backend, device)

@@ -82,6 +82,14 @@ def test_lengths_and_rows_are_padded_only_to_their_multiples():
     assert torch.equal(pack.sigma[: len(plain.sigma)], plain.sigma)
 
 
+def test_padded_text_alone_is_a_segment_without_tokens():
+    """Then there is nothing to modulate: it has no conditioning row, and no sample attends to it."""
+    some = draws()
+    plain, pack = pack_draws(some, SETTINGS), pack_draws(some, replace(SETTINGS, text_multiple=64))
+    assert pack.cu_q == [*plain.cu_q, plain.cu_q[-1]] and pack.cu_kv == [*plain.cu_kv, 64]
+    assert torch.equal(pack.sigma, plain.sigma) and not pack.pool[:, plain.cu_kv[-1] :].any()
+
+
 def test_given_frames_have_their_own_noise_level_and_no_loss():
     settings = replace(SETTINGS, condition_frames_prob=1.0)
     (draw,) = [d for d in draws(settings, [1])]
