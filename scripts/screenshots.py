@@ -1,9 +1,9 @@
-"""The pictures of the workbench in the README: JupyterLab in headless Chromium, looking at what `make demo` has left.
+"""The pictures of the workbench in the docs: JupyterLab in headless Chromium, looking at the output of `make demo`.
 
     python scripts/screenshots.py [--demo runs/demo] [--output docs/images]
 
-Enters: the folder of a finished demo. Leaves: workbench_monitor.png, workbench_gallery.png, workbench_data.png. Needs Chromium and playwright.
-Cost: a minute, most of it drawing the gallery's clips.
+It writes workbench_monitor.png, workbench_gallery.png and workbench_data.png in about a minute. Needs Chromium and
+playwright.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHOWN = {"monitor": ".dfm-monitor .dfm-plot path", "gallery": "video", "data": "
 
 def take(project: Path, private: Path, output: Path) -> None:
     from playwright.sync_api import sync_playwright
-    from tests.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
+    from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 
     browser = find_browser()
     if browser is None:
