@@ -45,6 +45,7 @@ SHOWN = {"monitor": ".dfm-monitor .dfm-plot path", "gallery": "video", "data": "
 
 def take(project: Path, private: Path, output: Path) -> None:
     from playwright.sync_api import sync_playwright
+
     from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 
     browser = find_browser()
