@@ -1,7 +1,7 @@
 """`make docs`: the API reference from the docstrings, with pdoc.
 
-Enters: the installed packages `dfm_nb` and `workbench`. Leaves: static HTML with a search index. Guarantees: every public module is rendered; a
-warning of pdoc's is an error. Cost: the imports, and some seconds.
+Every public module of `dfm_nb` and `workbench` is rendered to static HTML with a search index. A warning of pdoc is an
+error.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     )  # they are loaded when first used
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module="pdoc")
-        # pdoc takes the modules of a package from its __all__, where there is one: the workbench's holds names of classes
+        # pdoc takes the modules of a package from its __all__ when there is one; the workbench's names classes
         lazy = [name for name in names if name.startswith("workbench.") and is_public(name)]
         pdoc.pdoc(*(p.__name__ for p in PACKAGES), *lazy, *hidden, output_directory=folder)
     print(f"{len(names) - len(hidden)} modules: {folder / 'index.html'}")

@@ -1,12 +1,12 @@
 """Fetch real English text as JSONL: WordNet's glosses, Python's manual, package descriptions, docstrings.
 
-Leaves DIR/wordnet.jsonl, python_docs.jsonl, packages.jsonl and docstrings.jsonl: one object a line, `text` and `source`.
+Writes DIR/wordnet.jsonl, python_docs.jsonl, packages.jsonl and docstrings.jsonl: an object a line, `text` and `source`.
 
     python scripts/fetch_text.py data/text [--only wordnet python_docs] [--max-megabytes 30]
 
 `wordnet` (Debian's wordnet-base) and `python_docs` (Debian's python3-doc, the reStructuredText sources) need apt-get;
-`packages` (the descriptions that installed packages carry) and `docstrings` (the standard library and site-packages) come
-from the Python that runs this. The order is sorted, a text stands once, so the same machine gives the same files.
+`packages` (descriptions of installed packages) and `docstrings` (the standard library and site-packages) come from the
+Python that runs this. Texts are sorted and unique, so the same machine gives the same files.
 
 Then: dfm text preprocess --input data/text/wordnet.jsonl --output-prefix data/corpora/wordnet --tokenizer-model ...
 """
