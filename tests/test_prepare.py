@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.data import shard_plan, shards
 from dfm_nb.data.prepared_folder import PreparedFolder
 from tests.data import encoder_files
+from tests.processes import commands
 
 SMALL = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--short-side", "32", "--shard-size", "8"]
 
@@ -70,6 +70,7 @@ def test_folder_holds_what_the_manifest_says(prepared):
     assert m["psnr_db"]["images"] > 15
 
 
+@pytest.mark.slow
 def test_energon_reads_the_folder_and_its_splits(prepared):
     from dfm_nb.data.stores import EnergonStore
 
@@ -111,11 +112,10 @@ def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
     assert parts(tmp_path / "d") == parts(prepared)
 
 
+@pytest.mark.slow
 def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
-    from dfm_nb.base.argv import torchrun_argv
-
-    argv = torchrun_argv("dfm_nb.prepare", [*SMALL, "--output-dir", str(tmp_path / "d")], 2)
-    done = subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    launch = ["--standalone", "--nproc-per-node=2", "-m", "dfm_nb.prepare"]
+    done = commands().run("torchrun", *launch, *SMALL, "--output-dir", tmp_path / "d")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[INFO] Rank 1 of 2 processing 20 samples, from 20 to 40" in done.stdout
     keys = lambda f: sorted(k.split("/")[1] for k in parts(f))  # noqa: E731
@@ -298,6 +298,7 @@ def test_production_encoders_prepare_at_512_px(tmp_path, capsys):
     assert run(tmp_path / "e", "--tile-px", "256") == 2 and "cosmos_cv" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_second_preparation_waits_for_the_first(tmp_path):
     code = f"""
 from dfm_nb.data.prepared_folder import PreparedFolder
@@ -305,11 +306,9 @@ with PreparedFolder({str(tmp_path)!r}).turn():
     print("in")
 """
     with PreparedFolder(tmp_path).turn():
-        other = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        other = commands().start("python", "-c", code, stderr=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):
-            other.wait(15)
+            other.wait(8)
     assert other.communicate(timeout=60)[0] == "in\n" and other.returncode == 0
 
 

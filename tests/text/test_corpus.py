@@ -315,6 +315,7 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
     ]
 
 
+@pytest.mark.slow
 def test_resume_after_sigkill_goes_on_and_gives_the_same_bytes(folders, tmp_path):
     source = tmp_path / "in.jsonl.gz"
     documents = [sample_text(i, words=300) for i in range(800)]
@@ -480,6 +481,7 @@ def test_full_disk_leaves_no_final_file_and_can_go_on(folders, tmp_path, monkeyp
     assert pair(tmp_path / "out") == megatron_pair(texts(100), folders["gpt2"], tmp_path / "reference")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_path, workers):
     """A real write that fails in the middle: the kernel refuses to let the files grow over 8 KiB."""
