@@ -30,8 +30,8 @@ from dfm_nb.evaluation.attributes import MEASURED, real_accuracy, score, unseen_
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.evaluation.table import table
-from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb.generation.request import Request, add_flags, flags_of
 
 FPS = 12.0
 CLIP_FRAMES = 9
@@ -40,18 +40,8 @@ REAL_RENDERS = {"images": 200, "clips": 100}
 REAL_SEED = 987_654
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What all requests share."""
-    return {
-        "seed": args.seed,
-        "num_steps": args.num_steps,
-        "guidance": args.guidance,
-        "sampler": args.sampler,
-        "schedule": args.schedule,
-        "negative_prompt": args.negative_prompt,
-        "guidance_interval": tuple(args.guidance_interval) if args.guidance_interval else None,
-        "autoguidance": args.autoguidance,
-    }
+SHARED = ("negative_prompt", "num_steps", "guidance", "guidance_interval", "autoguidance", "sampler", "schedule")
+"""Flags of `dfm generate` that are flags here."""
 
 
 def requests(count: int, frames: int, args: argparse.Namespace) -> tuple[list[Request], list[dict[str, str]]]:
@@ -59,7 +49,7 @@ def requests(count: int, frames: int, args: argparse.Namespace) -> tuple[list[Re
     combinations = unseen_attributes(count, "still" if frames == 1 else "flapping")
     size = {"height": args.size_px, "width": args.size_px, "num_video_frames": frames, "fps": FPS}
     asked = [
-        Request(prompt=synthetic.caption_for(c, template=i), index=i, **size, **_settings(args))
+        Request(prompt=synthetic.caption_for(c, template=i), index=i, **size, seed=args.seed, **flags_of(args, SHARED))
         for i, c in enumerate(combinations)
     ]
     return asked, combinations
@@ -75,7 +65,8 @@ def requests_like(reals: list[Real], args: argparse.Namespace) -> list[Request]:
             width=r.frames.shape[2],
             num_video_frames=len(r.frames),
             fps=r.fps,
-            **_settings(args),
+            seed=args.seed,
+            **flags_of(args, SHARED),
         )
         for i, r in enumerate(reals)
     ]
@@ -104,16 +95,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=64,
         help="side in px of samples without --dataset; short side of a source's samples",
     )
-    p.add_argument("--num-steps", type=int, default=18, help="steps of the sampler")
-    p.add_argument("--guidance", type=float, default=2.0, help="classifier-free guidance; 1: none")
-    p.add_argument(
-        "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where guidance acts"
-    )
-    p.add_argument("--negative-prompt", default="", help="what guidance leads away from, instead of an empty caption")
+    add_flags(p, SHARED, num_steps=18, guidance=2.0)
     p.add_argument("--autoguidance-checkpoint", help="a weaker model for guidance to lead away from")
-    p.add_argument("--autoguidance", type=float, metavar="W", help="its weight beside --guidance")
-    p.add_argument("--sampler", default="heun", help="name of a sampler")
-    p.add_argument("--schedule", default="karras", help="noise levels of the steps")
     p.add_argument("--seed", type=int, default=1, help="of the starting noise, and of the choice of real samples")
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")

@@ -22,10 +22,9 @@ import torch
 from dfm_nb import __version__, parallel
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
 from dfm_nb.generation.pipeline import Clips, Pipeline
-from dfm_nb.generation.request import REQUEST_FLAGS, Request, read_prompts, request_of
+from dfm_nb.generation.request import Request, add_flags, flags_of, read_prompts, request_of
 from dfm_nb.parallel.groups import Layout, mpu
 
 
@@ -37,48 +36,8 @@ def parse(argv: list[str] | None):
         "--prompts-file",
         help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to draw it again",
     )
-    p.add_argument("--negative-prompt", default="", help="what to move away from; empty: the empty caption")
-    p.add_argument("--height", type=int, default=64, help="px, divisible by 16")
-    p.add_argument("--width", type=int, default=64, help="px, divisible by 16")
-    p.add_argument("--num-video-frames", type=int, default=1, help="pixel frames, 1 + 4k; 1 gives a PNG")
-    p.add_argument("--fps", type=float, default=12.0, help="frames per second of the file, which the model is told too")
-    p.add_argument("--num-steps", type=int, default=35, help="steps; each is one evaluation, with heun two")
-    p.add_argument(
-        "--guidance",
-        type=float,
-        default=7.0,
-        help="D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt",
-    )
-    p.add_argument(
-        "--guidance-interval", type=float, nargs=2, metavar=("LOW", "HIGH"), help="noise levels where it acts"
-    )
-    p.add_argument(
-        "--guidance-rescale", type=float, default=0.0, help="0 to 1: pull the contrast back to that without guidance"
-    )
+    add_flags(p)
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
-    p.add_argument(
-        "--autoguidance",
-        type=float,
-        metavar="W",
-        help="weight of that checkpoint beside the unconditional estimate, which keeps --guidance",
-    )
-    p.add_argument("--sampler", default="heun", help=", ".join(samplers.SAMPLERS))
-    p.add_argument("--schedule", default="karras", choices=sorted(samplers.SCHEDULES), help="how steps are spread")
-    p.add_argument("--sigma-min", type=float, default=0.002, help="last noise level before 0")
-    p.add_argument("--sigma-max", type=float, default=80.0, help="first noise level")
-    p.add_argument("--rho", type=float, default=7.0, help="of --schedule karras: larger, denser near sigma-min")
-    p.add_argument(
-        "--sigmas",
-        type=float,
-        nargs="+",
-        dest="sigma_levels",
-        metavar="SIGMA",
-        help="noise levels instead of a schedule and --num-steps, decreasing to 0",
-    )
-    p.add_argument("--seed", type=int, default=1, help="decides the starting noise, with the place in the list")
-    p.add_argument("--init-image", help="first frame (models trained with dataset.condition_frames_prob)")
-    p.add_argument("--init-video", help="start from this clip, noised")
-    p.add_argument("--strength", type=float, default=0.6, help="share of the steps that is run with --init-video")
     p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
     p.add_argument("--batch-size", type=int, default=16, help="clips drawn together; does not change the result")
@@ -102,7 +61,7 @@ def parse(argv: list[str] | None):
 
 def requests_of(args) -> list[Request]:
     """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`."""
-    common = {k: getattr(args, k) for k in REQUEST_FLAGS}
+    common = flags_of(args)
     lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in args.prompt]
     if args.prompts_file:
         lines += read_prompts(Path(args.prompts_file))

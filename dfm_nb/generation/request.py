@@ -1,16 +1,20 @@
-"""What is to be drawn: `Request`, the flags that make it, and files of prompts.
+"""What is to be generated: `Request`, the flags that make one, and files of prompts.
 
-Enters: `dfm generate`'s command line; a `.txt` with a prompt a line or a `.jsonl` with settings per line. Leaves: `Request`s, checked.
-Guarantees: a wrong setting is one sentence with the nearest legal values, before anything is loaded; `index` is a prompt's place in the whole
-list, so its noise does not depend on how the list is dealt out. Cost: nothing that counts.
+A field of `Request` is the one place for a setting: default, help text and limits. The command lines of `dfm generate` and
+`dfm evaluate`, lines of a `.jsonl` file and the checks follow from it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import Field, dataclass, field, fields
+from functools import cache
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -18,67 +22,102 @@ from dfm_nb.base import geometry
 from dfm_nb.diffusion import samplers
 
 
+def setting(
+    default: Any,
+    help: str,
+    must: str = "",
+    holds: Callable[[Any], bool] | None = None,
+    nearest: Callable[[Any], str] | None = None,
+    flag: str | None = None,
+    metavar: str | tuple[str, ...] | None = None,
+) -> Any:
+    """A field of `Request` that can be set by a flag.
+
+    Parameters
+    ----------
+    must, holds : what must hold ("be positive"), and the test of it; None is always legal where the type allows it.
+    nearest : legal values near a wrong one, for the message. flag, metavar : where they do not follow from the name.
+    """
+    metadata = {"help": help, "must": must, "holds": holds, "nearest": nearest, "flag": flag, "metavar": metavar}
+    return field(default=default, metadata=metadata)
+
+
+def _one_of(default: str, help: str, names: Iterable[str]) -> Any:
+    return setting(default, f"{help}: {', '.join(names)}", f"be one of {', '.join(names)}", lambda name: name in names)
+
+
+def _side() -> Any:
+    return setting(64, "px, divisible by 16", "be divisible by 16", geometry.is_side, geometry.nearest_sides)
+
+
 @dataclass(frozen=True)
 class Request:
-    """One prompt with its settings; `index` decides, with `seed`, its starting noise.
-
-    height, width : px, divisible by 16; num_video_frames : 1 + 4k; guidance : 1 is none; guidance_interval : noise levels (low, high]
-    where guidance acts; autoguidance : weight of the weaker model beside `guidance`, None: there is none, or it takes the place of the
-    unconditional estimate; sigma_levels : noise levels instead of a schedule, ending at 0; strength : with `init_video`, the share of
-    the steps that is run.
-    """
+    """One prompt with its settings; `index` decides, with `seed`, its starting noise."""
 
     prompt: str
     index: int = 0
-    negative_prompt: str = ""
-    height: int = 64
-    width: int = 64
-    num_video_frames: int = 1
-    fps: float = 12.0
-    num_steps: int = 35
-    guidance: float = 7.0
-    guidance_interval: tuple[float, float] | None = None
-    guidance_rescale: float = 0.0
-    autoguidance: float | None = None
-    sampler: str = "heun"
-    schedule: str = "karras"
-    sigma_min: float = 0.002
-    sigma_max: float = 80.0
-    rho: float = 7.0
-    sigma_levels: tuple[float, ...] | None = None
-    seed: int = 1
-    init_image: str | None = None
-    init_video: str | None = None
-    strength: float = 0.6
+    negative_prompt: str = setting("", "what to move away from; empty: the empty caption")
+    height: int = _side()
+    width: int = _side()
+    num_video_frames: int = setting(
+        1,
+        "pixel frames, 1 + 4k; 1 gives a PNG",
+        "be 1 + 4k (pixel frames; the tokenizer codes 1 and then groups of 4)",
+        geometry.is_frame_count,
+        geometry.nearest_frames,
+    )
+    fps: float = setting(
+        12.0,
+        "frames per second of the file, which the model is told too",
+        "be positive",
+        lambda fps: 0 < fps < math.inf,
+    )
+    num_steps: int = setting(35, "steps; each is one evaluation, with heun two")
+    guidance: float = setting(
+        7.0,
+        "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt",
+        "be a number",
+        math.isfinite,
+    )
+    guidance_interval: tuple[float, float] | None = setting(
+        None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
+    )
+    guidance_rescale: float = setting(
+        0.0, "0 to 1: pull the contrast back to that without guidance", "be between 0 and 1", lambda v: 0 <= v <= 1
+    )
+    autoguidance: float | None = setting(
+        None,
+        "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance",
+        "be a number",
+        math.isfinite,
+        metavar="W",
+    )
+    sampler: str = _one_of("heun", "how noise is removed", samplers.SAMPLERS)
+    schedule: str = _one_of("karras", "how steps are spread", samplers.SCHEDULES)
+    sigma_min: float = setting(0.002, "last noise level before 0")
+    sigma_max: float = setting(80.0, "first noise level")
+    rho: float = setting(7.0, "of --schedule karras: larger, denser near sigma-min")
+    sigma_levels: tuple[float, ...] | None = setting(
+        None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
+    )
+    seed: int = setting(1, "decides the starting noise, with the place in the list")
+    init_image: str | None = setting(None, "first frame (models trained with dataset.condition_frames_prob)")
+    init_video: str | None = setting(None, "start from this clip, noised")
+    strength: float = setting(0.6, "share of the steps that is run with --init-video")
 
     def check(self) -> None:
         """ValueError with what must hold and, where there are such, the nearest legal values."""
-        for name in ("height", "width"):
-            px = getattr(self, name)
-            if not geometry.is_side(px):
-                raise ValueError(f"--{name} must be divisible by 16; got {px}; use {geometry.nearest_sides(px)}")
-        n = self.num_video_frames
-        if not geometry.is_frame_count(n):
-            raise ValueError(
-                f"--num-video-frames must be 1 + 4k (pixel frames; the tokenizer codes 1 and then groups of 4); got {n}; "
-                f"use {geometry.nearest_frames(n)}"
-            )
-        samplers.get_sampler(self.sampler)
-        if self.schedule not in samplers.SCHEDULES:
-            raise ValueError(f"--schedule must be one of {', '.join(samplers.SCHEDULES)}; got {self.schedule!r}")
-        if not 0 < self.fps < math.inf:
-            raise ValueError(f"--fps must be positive; got {self.fps}")
-        for flag, weight in (("--guidance", self.guidance), ("--autoguidance", self.autoguidance or 0.0)):
-            if not math.isfinite(weight):
-                raise ValueError(f"{flag} must be a number; got {weight}")
         if self.index < 0:
             raise ValueError(f"index must be 0 or more; got {self.index}")
+        for f in fields(self):
+            value, holds, nearest = getattr(self, f.name), f.metadata.get("holds"), f.metadata.get("nearest")
+            if value is not None and holds is not None and not holds(value):
+                use = f"; use {nearest(value)}" if nearest else ""
+                raise ValueError(f"{_flag(f)} must {f.metadata['must']}; got {value!r}{use}")
         if self.init_image and self.init_video:
             raise ValueError("give --init-image or --init-video, not both")
         if self.negative_prompt and self.guidance == 1:
             raise ValueError("--negative-prompt has no effect at --guidance 1; raise --guidance, or leave it out")
-        if not 0 <= self.guidance_rescale <= 1:
-            raise ValueError(f"--guidance-rescale must be between 0 and 1; got {self.guidance_rescale}")
         samplers.guidance_at(1.0, self.guidance, self.guidance_interval)
         self.sigmas()
         for flag, path in (("--init-image", self.init_image), ("--init-video", self.init_video)):
@@ -101,8 +140,8 @@ class Request:
             return self.guidance, self.autoguidance
         if guide and self.negative_prompt:
             raise ValueError(
-                "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt has no effect; give "
-                "--autoguidance for that weight, then --guidance is the negative prompt's"
+                "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt has "
+                "no effect; give --autoguidance for that weight, then --guidance is the negative prompt's"
             )
         return (1.0, self.guidance) if guide else (self.guidance, 1.0)
 
@@ -117,43 +156,70 @@ class Request:
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
-REQUEST_FLAGS = tuple(f.name for f in fields(Request) if f.name not in ("prompt", "index"))
-"""Fields of `Request` that every prompt of a command line shares."""
+# ---- from the command line and from JSON ----------------------------------------------------------------------------
 
-_LISTS = ("guidance_interval", "sigma_levels")  # tuples in a `Request`, lists in JSON and on the command line
+FLAGS = tuple(f.name for f in fields(Request) if "help" in f.metadata)
+"""Fields of `Request` that are flags; every prompt of a command line shares them."""
 
 
-def request_of(values: dict) -> Request:
-    """A `Request` from JSON values; ValueError names a field of a wrong type."""
+def _flag(f: Field) -> str:
+    return f.metadata["flag"] or "--" + f.name.replace("_", "-")
+
+
+@cache
+def _kind(name: str) -> tuple[type, int | str | None, bool]:
+    """A field's type (of an entry, for a tuple), its number of entries as argparse has it, and whether None is legal."""
+    hint = get_type_hints(Request)[name]
+    options = [t for t in get_args(hint) if t is not NoneType] if get_origin(hint) is not tuple else []
+    kind = options[0] if options else hint
+    if get_origin(kind) is not tuple:
+        return kind, None, bool(options)
+    entries = get_args(kind)
+    return entries[0], "+" if Ellipsis in entries else len(entries), bool(options)
+
+
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS, **defaults: Any) -> None:
+    """Add the flags of these fields to a command line. `defaults` replace those of `Request`."""
     for f in fields(Request):
-        if f.name not in values:
-            continue
-        value = values[f.name]
-        if f.name in _LISTS:
-            fits = value is None or (isinstance(value, (list, tuple)) and all(_is_number(v) for v in value))
-        elif f.type.startswith("float"):
-            fits = _is_number(value) or (value is None and "None" in f.type)
-        elif f.type == "int":
-            fits = isinstance(value, int) and not isinstance(value, bool)
-        else:
-            fits = isinstance(value, str) or (value is None and "None" in f.type)
-        if not fits:
-            raise ValueError(f"{f.name} must be {f.type.removesuffix(' | None')}; got {value!r}")
-    cast = {f.name: _cast(f.name, f.type, values[f.name]) for f in fields(Request) if f.name in values}
+        if f.name in names:
+            kind, count, _ = _kind(f.name)
+            parser.add_argument(
+                _flag(f),
+                dest=f.name,
+                type=kind,
+                nargs=count,
+                default=defaults.get(f.name, f.default),
+                metavar=f.metadata["metavar"],
+                help=f.metadata["help"],
+            )
+
+
+def flags_of(args: argparse.Namespace, names: Iterable[str] = FLAGS) -> dict[str, Any]:
+    """The fields that a command line has set, as `Request` takes them."""
+    values = {name: getattr(args, name) for name in names}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def request_of(values: dict[str, Any]) -> Request:
+    """A `Request` from JSON values; ValueError names a field of a wrong type."""
+    given = {f.name: _from_json(f, values[f.name]) for f in fields(Request) if f.name in values}
     for name in ("init_image", "init_video"):  # absolute, so that a sidecar means the same file wherever it is replayed
-        if cast.get(name):
-            cast[name] = str(Path(cast[name]).expanduser().absolute())
-    return Request(**cast)
+        if given.get(name):
+            given[name] = str(Path(given[name]).expanduser().absolute())
+    return Request(**given)
 
 
-def _cast(name: str, kind: str, value):
-    if name in _LISTS:
-        return tuple(map(float, value)) if value else None
-    return float(value) if kind.startswith("float") and value is not None else value
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _from_json(f: Field, value: Any) -> Any:
+    kind, count, optional = _kind(f.name)
+    if value is None and optional:
+        return None
+    numbers = (int, float) if kind is float else kind
+    entries = value if count and isinstance(value, (list, tuple)) else [value]
+    if (count and entries is not value) or any(isinstance(v, bool) or not isinstance(v, numbers) for v in entries):
+        raise ValueError(f"{f.name} must be {str(f.type).removesuffix(' | None')}; got {value!r}")
+    if count:
+        return tuple(map(kind, value)) or None
+    return kind(value)
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:

@@ -122,10 +122,6 @@ class SegmentLayout:
         adjacent = torch.equal(index, torch.arange(first, first + len(index)))
         return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
 
-    @functools.cached_property
-    def key_tokens(self) -> int:
-        return self.cu_kv[-1]
-
 
 class _Slice(SegmentLayout):
     """A layout whose K/V segments are the spans [kv_start, kv_stop) and need not be adjacent."""

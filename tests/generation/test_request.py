@@ -15,7 +15,7 @@ from dfm_nb.generation.request import Request, read_prompts, request_of
         ({"height": 100}, "--height must be divisible by 16; got 100; use 96 or 112"),
         ({"width": 8}, "--width must be divisible by 16; got 8; use 16 or 32"),
         ({"num_video_frames": 10}, "got 10; use 9 or 13"),
-        ({"sampler": "magic"}, "a sampler must be one of"),
+        ({"sampler": "magic"}, "--sampler must be one of euler, heun"),
         ({"schedule": "magic"}, "--schedule must be one of karras, exponential, focused"),
         ({"fps": 0}, "--fps must be positive"),
         ({"num_steps": 0}, "num_steps must be at least 1"),
