@@ -1,21 +1,20 @@
-"""The generation driver: prompts -> latents -> mp4; `dfm generate`, `Pipeline` in Python, or `torchrun ... -m dfm_nb.generate`.
+"""Prompts to clips: `dfm generate`, or `torchrun ... -m dfm_nb.generate`. In Python: `Pipeline`.
 
-Enters: a run folder, an `iter_*` folder or an exported file; requests (`prompts`). Leaves: an mp4 (PNG for one frame) and a JSON sidecar
-per prompt, from which `--prompts-file` draws the same clip again.
-Guarantees: the starting noise is a function of (seed, prompt index) alone, so batch size, processes and layout do not matter (to float32
-rounding); guidance is D = D_uncond + guidance * (D_cond - D_uncond), so 1 is none; finished files are whole and survive an interrupt; memory
-is checked before drawing, and long clips are decoded in windows.
-Cost: network evaluations = steps (Heun: 2 steps - 1), each on conditional and unconditional samples in one packed forward.
+Each prompt becomes an mp4 (PNG for one frame) and a JSON sidecar, from which `--prompts-file` makes the same clip
+again. The starting noise is a function of (seed, prompt index) alone, so batch size, processes and layout do not
+matter, to float32 rounding.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,19 +27,21 @@ from dfm_nb.generation.request import Request, add_flags, flags_of, read_prompts
 from dfm_nb.parallel.groups import Layout, mpu
 
 
-def parse(argv: list[str] | None):
-    p = ArgumentParser(prog="dfm generate", description="Draw clips from a trained DiT.")
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    p = ArgumentParser(prog="dfm generate", description="Generate clips with a trained DiT.")
     p.add_argument("--checkpoint-path", required=True, help="run folder, iter_* folder or exported file")
     p.add_argument("--prompt", action="append", default=[], help="repeat for several")
     p.add_argument(
         "--prompts-file",
-        help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to draw it again",
+        help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to make it again",
     )
     add_flags(p)
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
-    p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
+    p.add_argument(
+        "--ema", default="auto", help="relative length of the EMA of the weights; auto, or none for raw weights"
+    )
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
-    p.add_argument("--batch-size", type=int, default=16, help="clips drawn together; does not change the result")
+    p.add_argument("--batch-size", type=int, default=16, help="clips generated together; does not change the result")
     p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
     p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")
     p.add_argument("--pp-size", type=int, default=1, help="processes that share the layers")
@@ -55,18 +56,20 @@ def parse(argv: list[str] | None):
     p.add_argument(
         "--skip-existing", action="store_true", help="leave out what an earlier, interrupted run has finished"
     )
-    p.add_argument("--no-memory-check", action="store_true", help="draw even if the estimate says that memory is short")
+    p.add_argument(
+        "--no-memory-check", action="store_true", help="go on even if the estimate says that memory is short"
+    )
     return p.parse_args(argv)
 
 
-def requests_of(args) -> list[Request]:
+def requests_of(args: argparse.Namespace) -> list[Request]:
     """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`."""
     common = flags_of(args)
     lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in args.prompt]
     if args.prompts_file:
         lines += read_prompts(Path(args.prompts_file))
     if not lines:
-        raise ValueError("there is nothing to draw: give --prompt TEXT or --prompts-file FILE")
+        raise ValueError("there is nothing to generate: give --prompt TEXT or --prompts-file FILE")
     requests = []
     for i, (where, line) in enumerate(lines):
         try:
@@ -86,7 +89,7 @@ __all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "
 # ---- command line -------------------------------------------------------------------------------------------------
 
 
-def _interrupt_on_sigterm():
+def _interrupt_on_sigterm() -> Any:
     """End on SIGTERM as on Ctrl-C: torchrun sends it to the processes that are left. Returns the handler there was."""
 
     def interrupt(*_signal) -> None:
@@ -120,8 +123,8 @@ def main(argv: list[str] | None = None) -> int:
     existing = [p for p, _ in work if p.exists()]
     if existing and not args.overwrite:
         raise FileExistsError(
-            f"{existing[0]} exists; pass --overwrite, --skip-existing (if an earlier run of this command made it), or choose another "
-            "--video-save-path"
+            f"{existing[0]} exists; pass --overwrite, --skip-existing (if an earlier run of this command made it), or "
+            "choose another --video-save-path"
         )
     pipe = Pipeline.from_checkpoint(
         args.checkpoint_path,
@@ -155,8 +158,8 @@ def main(argv: list[str] | None = None) -> int:
         if writes:
             names = ", ".join(p.name for p in finished) or "none"
             print(
-                f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: {names}; run the same command with "
-                "--skip-existing for the rest",
+                f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: {names}; run the same "
+                "command with --skip-existing for the rest",
                 flush=True,
             )
         return 130

@@ -1,6 +1,4 @@
-"""The pipeline in one process: geometry, guidance, reproducibility, previews, long clips; on
-a checkpoint trained for nothing.
-"""
+"""The pipeline in one process: geometry, guidance, reproducibility, previews, long clips; weights mean nothing."""
 
 import numpy as np
 import pytest
@@ -57,9 +55,7 @@ def test_negative_prompt_acts_and_interval_switches_guidance_off(tiny_pipe):
 
 @pytest.mark.slow
 def test_positions_beyond_trained_sizes_do_not_alias(tiny_pipe):
-    """Trained on 32 x 48 px and 17 frames at most: on a blank latent of 49 frames at 160 x
-    96, only positions tell patches apart.
-    """
+    """Trained on 32 x 48 px, 17 frames at most. On a blank latent (49 frames, 160 x 96) only positions differ."""
     request = Request(PROMPTS[0], height=160, width=96, num_video_frames=49, guidance=1.0)
     blank = torch.zeros(1, 16, *request.latent_grid, dtype=torch.float64)
     D = tiny_pipe.denoiser([request])(blank, torch.tensor(1.0))
@@ -155,9 +151,7 @@ def test_given_noise_levels_replace_the_schedule(tiny_pipe):
 
 @pytest.mark.slow
 def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
-    """Of the guided estimate, not of the sample: at amount 1 its standard deviation is that
-    of guidance 1 (Lin et al. 2024).
-    """
+    """Of the guided estimate, not of the sample: at amount 1 it is that of guidance 1 (Lin et al. 2024)."""
     x, sigma = torch.randn(2, 16, 1, 4, 6, dtype=torch.float64), torch.tensor(2.0)
 
     def deviation(**settings):

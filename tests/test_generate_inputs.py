@@ -1,4 +1,4 @@
-"""Image-to-video, video-to-video and autoguidance, end to end; on a model trained with dataset.condition_frames_prob."""
+"""Image-to-video, video-to-video and autoguidance; on a model trained with dataset.condition_frames_prob."""
 
 import numpy as np
 import pytest

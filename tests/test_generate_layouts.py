@@ -73,6 +73,6 @@ def test_one_layout_is_bit_exact(tiny_checkpoint, expected):
 
 @pytest.mark.slow
 def test_prompts_differ(expected):
-    """What the comparisons above are worth: another prompt or another place in the list changes a latent by far more."""
+    """What the comparisons above are worth: another prompt or place in the list changes a latent by far more."""
     distance = [float((expected[i] - expected[0]).abs().mean()) for i in range(1, 8)]
     assert min(distance) > 0.05

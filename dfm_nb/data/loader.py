@@ -1,21 +1,20 @@
-"""Shards to packs: Megatron-Energon reads and cooks, the order is a plan that can be resumed exactly and in any layout.
+"""Shards to packs: the order is a plan that can be resumed exactly and in any layout.
 
-Enters: a folder with `.nv-meta` (or a mock), a split. Leaves: per optimizer step the `Pack`s of this data-parallel rank.
-Guarantees
-- The sequence of packs is a function of (data set, seed, capacity, buffer size) alone: not of ranks, workers, restarts or time.
-  Step i takes packs [i*n, (i+1)*n), and data-parallel rank r takes every dp-th of them: any layout trains on the same packs.
+- The sequence of packs is a function of (data set, seed, capacity, buffer size) alone: not of ranks, workers, restarts
+  or time. Step i takes packs [i*n, (i+1)*n), and data-parallel rank r takes every dp-th of them.
 - Noise level, noise and caption dropout of a sample are a function of (seed, epoch, key).
-- The whole state is small (`PackPlan.state`): an epoch, a cursor, the waiting samples. Every sample is used once per epoch.
-- Reading runs no code from the data. A sample that cannot be decoded is left out, named and counted in `Pack.dropped`.
-Cost: planning about 0.1 ms a pack; decoding about 1 ms a sample, once if it fits the cache.
+- The whole state is small (`PackPlan.state`): an epoch, a cursor, the waiting samples.
+- Every sample is used once an epoch.
+- A sample that cannot be decoded is left out, named and counted in `Pack.dropped`.
 
-Energon's own loader keeps its place inside worker processes and is not exact with packing (docs/decisions/0002); its readers and splits are
-used here, and `examples/energon_loader.py` gives the same samples and packs to that loader.
+Energon's readers and splits are used, but not its loader: that keeps its place inside worker processes, and with
+packing its place is not exact (docs/decisions/0002). `examples/energon_loader.py` gives it the same samples and packs.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterator
 
 import torch
@@ -87,8 +86,8 @@ class PackPlan:
     def restore(self, state: dict) -> None:
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
-                "the data set differs from the one the checkpoint was trained on, so its place in the data has no meaning; "
-                "use the same dataset.path, or start anew with checkpoint.pretrained=<checkpoint>"
+                "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
+                "meaning; use the same dataset.path, or start anew with checkpoint.pretrained=<checkpoint>"
             )
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         self.samples, self.tokens = state["samples"], state["tokens"]
@@ -96,7 +95,7 @@ class PackPlan:
 
 
 class PackBuilder:
-    """From a plan's entry to a `Pack`: reads, draws, packs. Safe to call from several threads."""
+    """From a plan's entry to a `Pack`: reads, adds noise, packs. Safe to call from several threads."""
 
     def __init__(self, store: SampleStore, settings: PackSettings):
         self.store, self.settings = store, settings
@@ -139,7 +138,7 @@ class PackedLoader:
         self.plan, self.builder = plan, PackBuilder(plan.store, plan.settings)
         self.packs_per_step, self.dp_rank, self.dp_size = packs_per_step, dp_rank, dp_size
         self._pool = ThreadPoolExecutor(num_workers, "pack") if num_workers else None
-        self._ahead: list[tuple[list[Future] | list[Callable[[], Pack]], dict]] = []
+        self._ahead: list[tuple[list[Callable[[], Pack]], dict]] = []  # what gives each pack, and the state after it
         self._depth = prefetch_steps if num_workers else 1
         self._state = plan.state()
 
@@ -147,17 +146,19 @@ class PackedLoader:
         entries = [self.plan.next() for _ in range(self.packs_per_step)]
         own = entries[self.dp_rank :: self.dp_size]
         state = self.plan.state()
+        self._ahead.append(([self._build(items) for items in own], state))
+
+    def _build(self, items: list[tuple[int, int]]) -> Callable[[], Pack]:
+        """What gives the pack: at once in the caller, or as soon as a thread has built it."""
         if self._pool is None:
-            jobs = [lambda items=items: self.builder.build(items, self.plan.capacity) for items in own]
-        else:
-            jobs = [self._pool.submit(self.builder.build, items, self.plan.capacity) for items in own]
-        self._ahead.append((jobs, state))
+            return functools.partial(self.builder.build, items, self.plan.capacity)
+        return self._pool.submit(self.builder.build, items, self.plan.capacity).result
 
     def next_step(self) -> list[Pack]:
         while len(self._ahead) < self._depth:
             self._plan_step()
         jobs, state = self._ahead.pop(0)
-        packs = [job.result() if isinstance(job, Future) else job() for job in jobs]
+        packs = [job() for job in jobs]
         self._state = state
         if self._pool is not None:
             self._plan_step()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -98,7 +99,8 @@ class EnergonStore:
             meta = json.loads(raw.get("json", b"{}"))
             keys.append(raw["__key__"])
             shape = meta.get("latent_shape")
-            grids.append(tuple(shape[-3:]) if shape else tuple(self.read(i).latent.shape[-3:]))
+            t, h, w = (shape or self.read(i).latent.shape)[-3:]
+            grids.append((t, h, w))
         return keys, grids
 
     def _read_statistics(self) -> None:
@@ -155,13 +157,16 @@ class MockStore:
     sizes : latent (T, H, W) that the samples cycle through.
     """
 
-    def __init__(self, sizes, text_tokens: int = 12, channels: int = 16, text_dim: int = 384, length: int = 1 << 16):
-        self.sizes, self.text_tokens, self.channels, self.text_dim = (
-            [tuple(s) for s in sizes],
-            text_tokens,
-            channels,
-            text_dim,
-        )
+    def __init__(
+        self,
+        sizes: Iterable[Sequence[int]],
+        text_tokens: int = 12,
+        channels: int = 16,
+        text_dim: int = 384,
+        length: int = 1 << 16,
+    ):
+        self.sizes = [(t, h, w) for t, h, w in sizes]
+        self.text_tokens, self.channels, self.text_dim = text_tokens, channels, text_dim
         self._length = length
         self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))

@@ -1,7 +1,7 @@
 """EDM: preconditioning, the noise levels of training and validation, and the loss (Karras et al. 2022, "EDM").
 
-Pure elementwise functions: noise levels broadcast against latents, so every sample of a pack can have its own. Nothing is computed below float32,
-and no random number is drawn here: the caller decides about seeds and ranks.
+Pure elementwise functions: noise levels broadcast against latents, so every sample of a pack can have its own. Nothing
+is computed below float32, and no random number is drawn here: the caller decides about seeds and ranks.
 
 Symbols as in the paper: y clean latent, n = sigma * eps noise, x = y + n, D_x denoised, F_x network output.
 """
@@ -107,8 +107,8 @@ def effective_target(y: Tensor, eps: Tensor, sigma: Tensor, sigma_data: float) -
 def loss(F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor, sigma_data: float) -> Tensor:
     """lambda(sigma) |D_x - y|^2 elementwise, Eq. 8: the caller masks, averages and reduces over ranks.
 
-    lambda(sigma) = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 = 1 / c_out^2, Table 1. Hence the loss equals (F_x - effective_target)^2,
-    which is how it is computed; a network that gives zeros has expectation 1.
+    lambda(sigma) = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 = 1 / c_out^2, Table 1. Hence the loss equals (F_x -
+    effective_target)^2, which is how it is computed; a network that gives zeros has expectation 1.
 
     Parameters
     ----------

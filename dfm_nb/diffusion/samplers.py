@@ -1,7 +1,7 @@
 """Samplers and guidance: pure functions on EDM's parametrisation, x = y + sigma * eps.
 
-Every sampler takes the same arguments. State and coefficients are float64, so a bfloat16 network costs no accuracy in the solver. No global random
-number is used: a sample depends on its own noise only.
+Every sampler takes the same arguments. State and coefficients are float64, so a bfloat16 network costs no accuracy in
+the solver. No global random number is used: a sample depends on its own noise only.
 
 To add a sampler or a schedule, write one function with its decorator.
 """
@@ -32,7 +32,8 @@ Noise = Callable[[int], Tensor] | Sequence[torch.Generator] | None
 class Sampler:
     """A sampler's function and what callers must know of it.
 
-    order : of convergence, without noise. evaluations_per_step : calls of `denoise`; the step to 0 takes one. stochastic : it takes `noise=`.
+    order : of convergence, without noise. evaluations_per_step : calls of `denoise`; the step to 0 takes one.
+    stochastic : it takes `noise=`.
     """
 
     function: Callable[..., Tensor]
@@ -425,8 +426,9 @@ def _exponential_step(
     x(lam + h) = e^-h x + int_0^h e^(u - h) D(lam + u) du; with D = sum_k w_k D_k the weights solve the moment equations
     sum_k w_k u_k^j = m_j, m_j = int_0^h e^(u - h) u^j du = h^j - j m_(j-1).
 
-    half : with two nodes, take m_1 = m_0 / 2 (u in units of h), which is right to first order in h. This is the constant a_1 = 1/2 that Zhao et
-    al. 2023 use where only one is unknown. Over the long steps of few evaluations it is more accurate than the exact moment.
+    half : with two nodes, take m_1 = m_0 / 2 (u in units of h), which is right to first order in h. This is the
+    constant a_1 = 1/2 that Zhao et al. 2023 use where only one is unknown. Over the long steps of few evaluations it is
+    more accurate than the exact moment.
     """
     h = lam_next - lam
     offsets = [(node - lam) / h for node, _ in nodes]  # in units of h, for a well-conditioned system

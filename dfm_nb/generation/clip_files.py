@@ -1,11 +1,11 @@
 """Generated clips as files: their names, the sidecar that makes them again, and what an earlier run has left.
 
-Enters: a `Generated` clip. Leaves: NAME.mp4 or NAME.png and, beside it, NAME.mp4.json.
-Guarantees: each file is whole or absent, and the sidecar comes last: a clip that has one is finished. Cost: encoding the video.
+NAME.mp4 or NAME.png, and beside it NAME.mp4.json. The sidecar is written last: a clip that has one is finished.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import time
@@ -52,7 +52,7 @@ def save(
     result: Generated,
     path: Path,
     checkpoint_identity: dict,
-    ema,
+    ema: float | str | None,
     elapsed_s: float,
     latents: bool = False,
     about: dict | None = None,
@@ -82,7 +82,9 @@ def save(
     write_atomically(beside, json.dumps(record, indent=1).encode())
 
 
-def finished_before(path: Path, request: Request, checkpoint_identity: dict, ema, guide: dict | None = None) -> bool:
+def finished_before(
+    path: Path, request: Request, checkpoint_identity: dict, ema: float | str | None, guide: dict | None = None
+) -> bool:
     """Whether `path`, or the same prompt's file of another process, is there with a sidecar of exactly this request.
 
     guide : identity of the autoguidance checkpoint.
@@ -103,7 +105,7 @@ def finished_before(path: Path, request: Request, checkpoint_identity: dict, ema
 
 
 def replay_verdict(prompts_file: str | None, path: Path) -> str:
-    """What to say of the clip at `path` if `prompts_file` is a sidecar with the hashes of its own: the same bits, or not."""
+    """What to say of the clip at `path` if `prompts_file` is a sidecar with hashes: the same bits, or not."""
     if not prompts_file or Path(prompts_file).suffix != ".json":
         return ""
     was, now = (json.loads(p.read_text()) for p in (Path(prompts_file), path.with_suffix(path.suffix + ".json")))
@@ -116,29 +118,34 @@ def replay_verdict(prompts_file: str | None, path: Path) -> str:
     return f"; its latent differs from that of {prompts_file} ({said})"
 
 
-def check_replay(args, requests: list[Request], digest: dict, ema, guide: dict | None = None) -> None:
+def check_replay(
+    args: argparse.Namespace, requests: list[Request], digest: dict, ema: float | str | None, guide: dict | None = None
+) -> None:
     """ValueError when --prompts-file is the sidecar of a clip that other weights, or another input, made.
 
     requests : those of the command line; the sidecar's is the last. guide : identity of the autoguidance checkpoint.
     """
-    if args.prompts_file and Path(args.prompts_file).suffix == ".json":
-        record = json.loads(Path(args.prompts_file).read_text())
-        made_by = record.get("checkpoint", digest)
-        if made_by.get("sha256") != digest.get("sha256"):
-            raise ValueError(
-                f"{args.prompts_file} is of a clip made by other weights ({made_by}) than --checkpoint-path's ({digest}); name that "
-                "checkpoint, or give its prompt with --prompt"
-            )
-        if record.get("ema", ema) != ema:
-            raise ValueError(f"{args.prompts_file} is of a clip made with --ema {record['ema'] or 'none'}; pass that")
-        guided_by = record.get("autoguidance_checkpoint")
-        if (guided_by or {}).get("sha256") != (guide or {}).get("sha256"):
-            raise ValueError(
-                f"{args.prompts_file} is of a clip made with --autoguidance-checkpoint {guided_by or '(none)'}, not {guide or '(none)'}; "
-                "pass the same"
-            )
-        if (made_from := record.get("init_sha256")) != (now := settings_of(requests[-1])["init_sha256"]):
-            raise ValueError(
-                f"{requests[-1].init_image or requests[-1].init_video} is not the file that {args.prompts_file} was made from (sha256 "
-                f"{str(made_from)[:12]}, not {str(now)[:12]}); put that file back"
-            )
+    sidecar = args.prompts_file
+    if not sidecar or Path(sidecar).suffix != ".json":
+        return
+    record = json.loads(Path(sidecar).read_text())
+    made_by, guided_by = record.get("checkpoint", digest), record.get("autoguidance_checkpoint")
+    if made_by.get("sha256") != digest.get("sha256"):
+        raise ValueError(
+            f"{sidecar} is of a clip made by other weights ({made_by}) than --checkpoint-path's ({digest}); name that "
+            "checkpoint, or give its prompt with --prompt"
+        )
+    if record.get("ema", ema) != ema:
+        raise ValueError(f"{sidecar} is of a clip made with --ema {record['ema'] or 'none'}; pass that")
+    if (guided_by or {}).get("sha256") != (guide or {}).get("sha256"):
+        raise ValueError(
+            f"{sidecar} is of a clip made with --autoguidance-checkpoint {guided_by or '(none)'}, not "
+            f"{guide or '(none)'}; pass the same"
+        )
+    request = requests[-1]
+    made_from, now = record.get("init_sha256"), settings_of(request)["init_sha256"]
+    if made_from != now:
+        raise ValueError(
+            f"{request.init_image or request.init_video} is not the file that {sidecar} was made from (sha256 "
+            f"{str(made_from)[:12]}, not {str(now)[:12]}); put that file back"
+        )

@@ -1,7 +1,7 @@
 """The guided denoiser of a batch of clips: what a sampler calls, one packed forward per noise level.
 
-Each sample is a segment of its own, so none depends on its neighbours. Where guidance is 1 the unconditional half is not
-computed. Given frames (--init-image) stay as they are, at their own noise level.
+Each sample is a segment of its own, so none depends on its neighbours. Where guidance is 1 the unconditional half is
+not computed. Given frames (--init-image) stay as they are, at their own noise level.
 """
 
 from __future__ import annotations

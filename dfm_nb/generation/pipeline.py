@@ -75,11 +75,13 @@ class Pipeline:
         text_encoder_path: str | None = None,
         guide: Pipeline | None = None,
     ):
-        assert config.model.sigma_data is not None, "the configuration is resolved"
-        self.config, self.chunks, self.folder, self.sigma_data = config, chunks, folder, config.model.sigma_data
+        self.config, self.chunks, self.folder = config, chunks, folder
+        m = config.model
+        assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
+        self.channels, self.sigma_data = m.in_channels, m.sigma_data
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
-        self.empty_text = read_empty_text(folder, config.model.text_dim)
+        self.empty_text = read_empty_text(folder, m.text_dim)
         self.statistics = LatentStatistics.from_manifest(self.manifest)
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
         self._tokenizer: Tokenizer | None = None
@@ -186,7 +188,7 @@ class Pipeline:
         preview_every: int = 1,
         **settings,
     ) -> Clips:
-        """Generate one clip per prompt; `settings` are fields of `Request`. Returns `Clips` in the order of the prompts.
+        """Generate one clip per prompt, in the order of the prompts; `settings` are fields of `Request`.
 
         After an interrupt `finished` holds the clips that were done.
         """
@@ -207,13 +209,13 @@ class Pipeline:
 
         Parameters
         ----------
-        callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its last; `clips`
-            are the batch's `Preview`s. What it raises ends the run.
+        callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its
+            last; `clips` are the batch's `Preview`s. What it raises ends the run.
 
         Raises
         ------
-        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before anything is drawn where
-            that can be known.
+        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before any
+            sampling where that can be known.
         """
         if batch_size < 1 or preview_every < 1:
             raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
@@ -331,7 +333,7 @@ class Pipeline:
     def _start_latent(self, request: Request) -> torch.Tensor:
         """What the noise is added to, float64 [C, T, H, W]: zero, or the latent of --init-video."""
         if not request.init_video:
-            return torch.zeros(self.config.model.in_channels, *request.latent_grid, dtype=torch.float64)
+            return torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64)
         frames, _ = video.read_video(request.init_video)
         wanted = request.num_video_frames
         if len(frames) < wanted:

@@ -1,7 +1,7 @@
 """What is to be generated: `Request`, the flags that make one, and files of prompts.
 
-A field of `Request` is the one place for a setting: default, help text and limits. The command lines of `dfm generate` and
-`dfm evaluate`, lines of a `.jsonl` file and the checks follow from it.
+A field of `Request` is the one place for a setting: default, help text and limits. The command lines of `dfm generate`
+and `dfm evaluate`, lines of a `.jsonl` file and the checks follow from it.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Request:
             return self.guidance, self.autoguidance
         if guide and self.negative_prompt:
             raise ValueError(
-                "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt has "
-                "no effect; give --autoguidance for that weight, then --guidance is the negative prompt's"
+                "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt "
+                "has no effect; give --autoguidance for that weight, then --guidance is the negative prompt's"
             )
         return (1.0, self.guidance) if guide else (self.guidance, 1.0)
 
@@ -168,7 +168,7 @@ def _flag(f: Field) -> str:
 
 @cache
 def _kind(name: str) -> tuple[type, int | str | None, bool]:
-    """A field's type (of an entry, for a tuple), its number of entries as argparse has it, and whether None is legal."""
+    """A field's type (a tuple: of its entries), argparse's `nargs` for it, and whether None is legal."""
     hint = get_type_hints(Request)[name]
     options = [t for t in get_args(hint) if t is not NoneType] if get_origin(hint) is not tuple else []
     kind = options[0] if options else hint
@@ -203,7 +203,7 @@ def flags_of(args: argparse.Namespace, names: Iterable[str] = FLAGS) -> dict[str
 def request_of(values: dict[str, Any]) -> Request:
     """A `Request` from JSON values; ValueError names a field of a wrong type."""
     given = {f.name: _from_json(f, values[f.name]) for f in fields(Request) if f.name in values}
-    for name in ("init_image", "init_video"):  # absolute, so that a sidecar means the same file wherever it is replayed
+    for name in ("init_image", "init_video"):  # absolute: a sidecar means the same file wherever it is replayed
         if given.get(name):
             given[name] = str(Path(given[name]).expanduser().absolute())
     return Request(**given)

@@ -1,9 +1,9 @@
-"""Shift, scale and gate of a packed sequence by conditioning row (the modulation of DiT's adaLN; Peebles & Xie 2023, section 3.2).
+"""Shift, scale and gate of a packed sequence by conditioning row (adaLN; Peebles & Xie 2023, section 3.2).
 
-Enters: tokens [S, 1, h], tables [R, h] with a row for each noise level of a pack, a `RowMap` from token to row. Leaves: tokens [S, 1, h].
-Guarantees: equal to expanding the tables to [S, h] first; sums in the backward are ordered, so training is reproducible on CUDA as well.
-Cost: nothing of size [S, h] is kept beyond the tokens themselves: the expanded tables would be nine times a layer's hidden states. On CPU
-neighbouring rows with equally many tokens are one broadcast operation; on CUDA tables are gathered on the fly.
+Tables [R, h] have a row for each noise level of a pack; a `RowMap` says which row a token has. Expanding the tables to
+[S, h] would give the same, but nine such tensors a layer would be kept for backward. On CPU, neighbouring rows with
+equally many tokens are one broadcast operation; on CUDA, tables are gathered on the fly. Sums in the backward have a
+fixed order, so training is reproducible on CUDA too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ class RowMap:
 
     @functools.cached_property
     def runs(self) -> list[tuple[int, int, int, int]]:
-        """(first row, rows, first token, tokens a row) of consecutive rows with equally many tokens; for CPU, as it reads `index`."""
+        """(first row, rows, first token, tokens a row) of consecutive rows with equally many tokens.
+
+        For CPU: it reads `index`, and a GPU would be waited for.
+        """
         rows, counts = torch.unique_consecutive(self.index, return_counts=True)
         out: list[tuple[int, int, int, int]] = []
         start = 0

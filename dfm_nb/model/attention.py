@@ -1,13 +1,11 @@
 """Attention over packed ("thd") sequences: the one place for back ends and for context parallelism.
 
-Enters: q [t, heads, d], k and v [s, heads, d] on this rank, and a `SegmentLayout`: segment i of q attends to segment i of k/v,
-to nothing else, and all of it (no causal mask). Leaves: [t, heads, d].
-Guarantees: padding is a segment of its own and reaches nobody; the segment bounds live on the host as well, so no back end
-synchronises with the device; the output for a segment does not depend on its neighbours in the pack.
-Cost: FLOPs on true segment lengths. On CPU consecutive segments of equal length go through one batched SDPA call.
+A `SegmentLayout` has the bounds of segments: segment i of q attends to all of segment i of k and v (no causal mask) and
+to nothing else. Padding is a segment of its own. The bounds are on the host as well, so no back end waits for the
+device. On CPU, consecutive segments of equal length go through one batched SDPA call.
 
-Context parallelism: each rank of the cp group holds a contiguous slice of the packed queries. Self attention all-gathers K and V
-(backward: reduce-scatter); cross attention needs no communication because the text is on every rank.
+Context parallelism: each rank of the cp group holds a contiguous slice of the packed queries. Self attention
+all-gathers K and V (backward: reduce-scatter). Cross attention needs no communication: the text is on every rank.
 """
 
 from __future__ import annotations
@@ -26,7 +24,10 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 
 FLOAT32_BELOW = 512
-"""Where segments have fewer queries on average, attention is float32 on CPUs: torch's bfloat16 takes ten times as long at 16, and is even at 512."""
+"""Below so many queries a segment on average, attention is float32 on CPUs.
+
+torch's bfloat16 kernel takes ten times as long at 16 queries, and is even at 512.
+"""
 KEY_MULTIPLE = 16
 """Keys of segments of unequal length are padded to a multiple of this."""
 BACKENDS = ("auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex")
@@ -49,7 +50,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Calls:
-    """All runs, in the order of the queries, and their K/V rows in that order: `kv_index`, or a range from `kv_start` on."""
+    """All runs in the order of the queries, and their K/V rows in that order: `kv_index`, or from `kv_start` on."""
 
     runs: list[_Run]
     kv_start: int
@@ -88,9 +89,10 @@ class SegmentLayout:
         share = self.cu_q[-1] // size
         assert share * size == self.cu_q[-1], (self.cu_q[-1], size)
         start = rank * share
+        # Bounds clipped to this rank's share: a segment that lies elsewhere becomes empty and drops out. The K/V bounds
+        # of those left stay absolute, because self attention gathers all keys and the text is whole anyway.
         cu = [min(max(c - start, 0), share) for c in self.cu_q]
         keep = [i for i in range(len(cu) - 1) if cu[i + 1] > cu[i]]
-        # segments without a query here drop out; K/V bounds of those left stay absolute
         return _Slice(
             cumulative([cu[i + 1] - cu[i] for i in keep]),
             [self.cu_kv[i] for i in keep],
@@ -105,6 +107,10 @@ class SegmentLayout:
 
     @functools.cached_property
     def calls(self) -> _Calls:
+        """Neighbouring segments with equally many queries are one batch; their keys are padded to the longest of them.
+
+        `pack_draws` sorts samples by length, so that there are few runs.
+        """
         runs, indices = [], []
         for q_len, group in groupby(self.bounds(), key=lambda s: s[1] - s[0]):
             starts, stops = torch.tensor([s[2:] for s in group]).T
@@ -263,7 +269,9 @@ class _GatherSequence(torch.autograd.Function):
 
 
 class PackedAttention(MegatronModule):
-    """megatron-core "core attention": replaces `DotProductAttention`, which takes neither packs nor context parallelism on CPU.
+    """megatron-core's "core attention" for packs.
+
+    Its own `DotProductAttention` takes neither packs nor context parallelism on CPU.
 
     `packed_seq_params` is a `PackedLayout`; the result is [t, 1, heads * d] on this rank.
     """

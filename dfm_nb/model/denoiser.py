@@ -1,7 +1,7 @@
-"""The DiT as EDM's denoiser: where network, preconditioning and packs meet; shared by training, validation and generation.
+"""The DiT as EDM's denoiser: where network, preconditioning and packs meet, in training, validation and generation.
 
-Preconditioning is float32 (when sampling: float64) whatever the network's dtype. A context-parallel rank computes its slice of the tokens, while
-noise levels and noise are those of the whole pack.
+Preconditioning is float32 (when sampling: float64) whatever the network's dtype. A context-parallel rank computes its
+slice of the tokens, while noise levels and noise are those of the whole pack.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def forward(
 class PackDenoiser:
     """D(x; sigma) for the segments of one fixed pack, over many noise levels: what samplers call.
 
-    The text's keys and values are computed at the first call and kept. Works in every layout: context-parallel slices and
-    pipeline stages are put together again on every rank.
+    The text's keys and values are computed at the first call and kept. Works in every layout: context-parallel slices
+    and pipeline stages are put together again on every rank.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
 """The Diffusion Transformer (Peebles & Xie 2023) on megatron-core: adaLN-zero, text cross attention, packed sequences.
 
-Enters: a `ModelInputs` of one pack (on this rank: its context-parallel share of the tokens, all of the text). Leaves: F [tokens, patch].
-Guarantees: every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text; a new model
-outputs zero; the weights of a new model depend on (seed, parameter name), not on the layout.
-Cost: see `config.counts`, whose table of linear layers tests hold equal to this network.
+Every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text. A new model
+outputs zero. Its weights depend on (seed, parameter name), not on the layout.
+`config.counts` has the table of its linear layers; tests hold the two equal.
 
 Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
 """
@@ -69,7 +68,7 @@ class DiTConfig(TransformerConfig):
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
-    """x * w / sqrt(mean(x^2) + eps) over the last dim; torch's own is a chain of elementwise operations on CPU, this is half of them."""
+    """x * w / sqrt(mean(x^2) + eps) over the last dim, in half of the elementwise operations of torch's own on CPU."""
 
     @staticmethod
     def forward(ctx, x, weight, eps):
@@ -160,13 +159,14 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: in
 def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines, and sines with the signs of the two halves, that turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
 
-    angles : float32 [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads is half as fast.
+    angles : float32 [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads
+    is half as fast.
     """
     cos, sin = angles.cos(), angles.sin()
-    table = torch.cat((cos, cos), -1)[:, None, None], torch.cat((-sin, sin), -1)[:, None, None]
+    cos, sin = torch.cat((cos, cos), -1)[:, None, None], torch.cat((-sin, sin), -1)[:, None, None]
     if not angles.is_cuda:
-        table = tuple(t.expand(-1, 1, heads, -1).contiguous() for t in table)
-    return table
+        cos, sin = (t.expand(-1, 1, heads, -1).contiguous() for t in (cos, sin))
+    return cos, sin
 
 
 class RotarySelfAttention(SelfAttention):
@@ -203,10 +203,11 @@ class TextCrossAttention(CrossAttention):
 class LayerContext:
     """What each `DiTLayer` needs beside hidden states and text, on its way through megatron-core's `TransformerBlock`.
 
-    The block was made for language models and gives its layers a fixed set of arguments. Two of them it hands on unread: `attention_mask` and
-    `packed_seq_params`. The conditioning travels as the first, because with recomputed layers gradients reach only tensors that are arguments;
-    everything else travels as the second, in this object. Inside a layer, megatron-core's attention has no argument for rotary tables or a text
-    cache either, so both are attributes of its modules for the length of one call. No other place knows of this.
+    The block was made for language models and gives its layers a fixed set of arguments. Two of them it hands on
+    unread: `attention_mask` and `packed_seq_params`. The conditioning travels as the first, because with recomputed
+    layers gradients reach only tensors that are arguments; everything else travels as the second, in this object.
+    Inside a layer, megatron-core's attention has no argument for rotary tables or a text cache either, so both are
+    attributes of its modules for the length of one call. No other place knows of this.
     """
 
     rows: RowMap
@@ -376,7 +377,8 @@ class DiT(MegatronModule):
             return hidden
         if c.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        return self.final(self.final_adaln.norm(hidden, *self.final_adaln(cond), RowMap(part.row)))[:, 0]
+        shift, scale = self.final_adaln(cond)
+        return self.final(self.final_adaln.norm(hidden, shift, scale, RowMap(part.row)))[:, 0]
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""

@@ -1,9 +1,9 @@
-"""Power-function averages of the weights (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models").
+"""Power-function EMA of the weights (Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion
+Models").
 
-Enters: model chunks after each optimizer step. Leaves: float32 averages with the model's own sharding.
-Guarantees: the average after t steps has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the run;
-several lengths are kept at once, and `combine` reconstructs others from stored ones (post-hoc EMA).
-Cost: one float32 copy of this rank's parameters per length, one pass over them a step.
+After t steps the average has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the
+run. Several lengths are kept at once, each a float32 copy of this rank's parameters. `combine_weights` rebuilds other
+lengths from stored ones (post-hoc EMA).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 
 def sigma_rel_to_gamma(sigma_rel: float) -> float:
-    """Exponent gamma of the power profile whose relative standard deviation is `sigma_rel` (appendix C of the paper)."""
+    """Exponent gamma of the power profile whose relative standard deviation is `sigma_rel` (appendix C)."""
     inverse = sigma_rel**-2
     roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
     return float(roots[np.isreal(roots)].real.max())
@@ -82,7 +82,7 @@ def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float
 
 
 def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, float]) -> np.ndarray:
-    """Least-squares weights that rebuild the profile (t, sigma_rel) from stored ones (post-hoc reconstruction, appendix C), made to sum to 1."""
+    """Least-squares weights, summing to 1, that rebuild the profile (t, sigma_rel) from stored ones (appendix C)."""
     pairs = [(t, sigma_rel_to_gamma(s)) for t, s in stored]
     goal = (target[0], sigma_rel_to_gamma(target[1]))
     matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])

@@ -1,15 +1,14 @@
-"""The tensor-parallel linear layers of the DiT's attention and MLP, with an optional low-rank update (LoRA; Hu et al. 2021).
+"""The tensor-parallel linear layers of attention and MLP, with an optional low-rank update (LoRA; Hu et al. 2021).
 
-Enters: activations, split over tp as megatron-core splits them. Leaves: W x + b + (alpha / rank) B A x.
-Guarantees: without a rank these are megatron-core's layers; with one, B starts at zero, so a new model equals its base; every tp rank has the
-same replicated half, with the same gradient. Cost: rank * (inputs + outputs) parameters a layer; what is communicated has `rank` channels.
-
-A is `lora_A` [rank, in], B is `lora_B` [out, rank]. A column-parallel layer splits B over tp, a row-parallel one splits A.
+W x + b + (alpha / rank) B A x. Without a rank these are megatron-core's layers. With one, B starts at zero, so a new
+model equals its base. A is `lora_A` [rank, in], B is `lora_B` [out, rank]. A column-parallel layer splits B over tp, a
+row-parallel one splits A; the other half is replicated, so only `rank` channels are communicated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +35,7 @@ class _LowRank:
 
     sharded_axes: dict[str, int]
 
-    def _add_low_rank(self, split: str | None) -> None:
+    def _add_low_rank(self: Any, split: str) -> None:
         """Make A and B if the configuration has a rank; `split` is the one that tp splits, along its long dim."""
         rank = self.config.lora_rank
         self.lora_scale = 0.0
@@ -53,7 +52,10 @@ class _LowRank:
             else:  # under SP each tp rank sees its own tokens only: sum the gradients over tp
                 p.sequence_parallel = self.config.sequence_parallel
 
-    def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
+    def sharded_state_dict(
+        self: Any, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
+    ) -> dict:
+        assert metadata is not None
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,

@@ -15,10 +15,11 @@ from dfm_nb.packs.packs import PackLayout
 class PackSlice:
     """All that the network sees of a pack beside its noisy tokens and their noise levels, on this rank's device.
 
-    tokens : which of the pack's tokens this rank has, a contiguous share. Of these S tokens there are row : int64 [S], token -> conditioning
-    row, and positions : float32 [S, 3]. Text and rows are whole on every rank: text : [K, D]; fps : float32 [R]; pool : float32 [R, K],
-    each row averages its segment's text tokens. self_layout, cross_layout : the segments that the S tokens attend by.
-    text_cache : each layer's keys and values of the text, kept from the first call on (sampling); None: computed in every call.
+    tokens : which of the pack's tokens this rank has, a contiguous share; S of them.
+    row, positions : int64 [S], token -> conditioning row, and float32 [S, 3].
+    text, fps, pool : [K, D], float32 [R] and [R, K], whole on every rank; each row of `pool` averages its own text.
+    self_layout, cross_layout : the segments that the S tokens attend by.
+    text_cache : each layer's keys and values of the text, kept from the first call on; None: computed in every call.
     """
 
     tokens: slice

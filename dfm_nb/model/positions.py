@@ -23,9 +23,9 @@ def factorised_sincos(positions: torch.Tensor, dim: int, max_period: float = 1e4
 def rotary_angles(positions: torch.Tensor, head_dim: int, theta: float = 100.0) -> torch.Tensor:
     """Angles of an axial rotary embedding (Su et al. 2021; theta as in Heo et al. 2024 for pictures).
 
-    positions : float [N, 3]; returns float32 [N, head_dim // 2] in radians: three eighths of the pairs turn with the row, as many
-    with the column, the rest with the frame; the fastest by a quarter turn per patch, so that neighbours differ also on
-    a grid of 4 x 4. Differences of angles depend on differences of positions only.
+    positions : float [N, 3]; returns float32 [N, head_dim // 2] in radians: three eighths of the pairs turn with the
+    row, as many with the column, the rest with the frame; the fastest by a quarter turn per patch, so that neighbours
+    differ also on a grid of 4 x 4. Differences of angles depend on differences of positions only.
     """
     pairs = head_dim // 2
     per_side = pairs * 3 // 8

@@ -1,7 +1,8 @@
-"""How samples become one packed sequence: normalisation, noise, caption dropout, and the layout of segments, rows and padding.
+"""How samples become one packed sequence: normalisation, noise, caption dropout, segments, rows and padding.
 
-A pack is one long sequence of tokens. It is divided twice: into *segments*, which attend to themselves and to one text, and into conditioning
-*rows*, which share a noise level and frame rate. A sample is one segment. It has one row, or two if its first frames are given clean.
+A pack is one long sequence of tokens. It is divided twice: into *segments*, which attend to themselves and to one text,
+and into conditioning *rows*, which share a noise level and frame rate. A sample is one segment. It has one row, or two
+if its first frames are given clean.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ PADDING_FPS = 24.0
 class PackSettings:
     """What of the configuration decides about packs; equal on all ranks. The defaults stand in `config.schema` alone.
 
-    token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to multiples of these. A layout
-    may need it, and repeated shapes are faster: oneDNN makes a new kernel for every shape of a product in bfloat16.
+    token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to
+    multiples of these. A layout may need it, and repeated shapes are faster: oneDNN makes a new kernel for every shape
+    of a product in bfloat16.
     """
 
     seed: int
@@ -69,7 +71,7 @@ class PackSettings:
 
 @dataclass(frozen=True)
 class LatentStatistics:
-    """From stored latents to what the network sees and back: every channel has mean 0 and standard deviation sigma_data.
+    """From stored latents to what the network sees and back: channels of mean 0 and standard deviation sigma_data.
 
     mean, std : float32 [C], of the data set's training split.
     """
@@ -165,8 +167,8 @@ def pack_layout(
     text = sum(len(s.text) for s in segments)
     padding = (_round_up(tokens, token_multiple) if capacity is None else capacity) - tokens
     assert padding >= 0, (tokens, capacity)
-    # All padding is one last segment, so that no sample attends to it. Padding tokens must have a text token to attend to, because a softmax
-    # over nothing is NaN. Padding text alone makes a segment without tokens, and thus without a row.
+    # All padding is one last segment, so that no sample attends to it. Padding tokens must have a text token to attend
+    # to, because a softmax over nothing is NaN. Padding text alone makes a segment without tokens and without a row.
     text_padding = _round_up(text + 1 if padding else text, text_multiple) - text
     if padding or text_padding:
         width = segments[0].text.shape[1]
@@ -204,7 +206,7 @@ def _round_up(number: int, multiple: int) -> int:
 
 @dataclass
 class Draw:
-    """A training sample with its random numbers, before packing. latent, noise : float32 [C, T, H, W]; text : [L, D]."""
+    """A training sample and its random numbers. latent, noise : float32 [C, T, H, W]; text : [L, D]."""
 
     key: str
     latent: torch.Tensor  # normalised to sigma_data
@@ -239,7 +241,8 @@ def draw_sample(
 class Pack(PackLayout):
     """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
 
-    keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of unreadable samples.
+    keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of
+    unreadable samples.
     """
 
     x0: torch.Tensor

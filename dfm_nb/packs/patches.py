@@ -37,7 +37,7 @@ def unpatchify(
 
 
 def grid_positions(grid: tuple[int, int, int]) -> torch.Tensor:
-    """float32 [t*h*w, 3]: frame index from the clip's first frame; row and column from the picture's centre, in patches."""
+    """float32 [t*h*w, 3] in patches: frame from the clip's first; row and column from the picture's centre."""
     t, h, w = grid
     frames = torch.arange(t, dtype=torch.float32)
     rows = torch.arange(h, dtype=torch.float32) - (h - 1) / 2

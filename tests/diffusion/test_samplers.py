@@ -178,7 +178,7 @@ def test_unipc_moments_are_accurate_at_every_step_size(h):
 
 
 def unipc_2_of_the_paper(denoise, x, sigmas):
-    """UniPC-2 of Zhao et al. 2023 for data prediction with alpha = 1 and B_2, in the paper's form; a_1 = 1/2 where only one is unknown.
+    """UniPC-2 of Zhao et al. 2023 for data prediction with alpha = 1 and B_2; a_1 = 1/2 where only one is unknown.
 
     x_t = e^-h x_s - B D_s - B sum_m a_m (D_m - D_s) / r_m with B = e^-h - 1, r_m = (lambda_m - lambda_s) / h, and
     sum_m r_m^(n-1) a_m = -h n! phi_(n+1)(-h) / B.

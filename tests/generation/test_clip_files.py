@@ -1,6 +1,4 @@
-"""`dfm generate` and its files: names, sidecars that draw the same clip again, overwriting,
-interrupts, errors that name the fix.
-"""
+"""`dfm generate` and its files: names, sidecars that make the same clip again, overwriting, interrupts, errors."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Low-rank updates: what they leave alone, what they add, and how they are exported (tests/distributed has their layouts)."""
+"""Low-rank updates: what they leave alone and add, and how they are exported (layouts: tests/distributed)."""
 
 import re
 
