@@ -1,6 +1,6 @@
 """Text to token bytes, word by word from memory: at least twice as fast as `encode_batch_fast` on all cores.
 
-The measurement is benchmarks/results/text_preprocess.md. Most of the Rust path's time goes into normalised strings with
+The measurement is benchmarks/results/text_fast_path.md. Most of the Rust path's time goes into normalised strings with
 alignments and `Encoding` objects that nobody reads; here a known word costs one regex step and one lookup.
 
 The ids are those of `Tokenizer.encode(text, add_special_tokens=False)`. The fast path runs where that can be shown, for
