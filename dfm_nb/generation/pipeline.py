@@ -229,16 +229,25 @@ class Pipeline:
         for batch in batches:
             self._check_memory([requests[i] for i in batch])
         with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
-
-            def show_step(step: int, num_steps: int) -> None:
-                bar.set_postfix_str(f"step {step}/{num_steps}")
-
             for batch in batches:
-                latents = self.sample_latents([requests[i] for i in batch], callback, preview_every, show_step)
-                for i, latent in zip(batch, latents):
+                chosen = [requests[i] for i in batch]
+                on_step = self._watching(chosen, bar, callback, preview_every)
+                for i, latent in zip(batch, self.sample_latents(chosen, on_step)):
                     self.finished.append(Generated(self.decode(latent), requests[i], latent.float().cpu()))
                     bar.update()
                     yield i, self.finished[-1]
+
+    def _watching(
+        self, requests: Sequence[Request], bar: tqdm, callback: StepCallback | None, preview_every: int
+    ) -> samplers.Callback:
+        """A sampler's callback that shows the step, and gives `callback` the clips on the way."""
+
+        def on_step(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
+            bar.set_postfix_str(f"step {step}/{num_steps}")
+            if callback and (step % preview_every == 0 or step == num_steps):
+                callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
+
+        return on_step
 
     # ---- memory -----------------------------------------------------------------------------------------------
 
@@ -275,43 +284,21 @@ class Pipeline:
 
     # ---- latents ----------------------------------------------------------------------------------------------
 
-    def sample_latents(
-        self,
-        requests: Sequence[Request],
-        callback: StepCallback | None = None,
-        preview_every: int = 1,
-        step_callback: Callable[[int, int], None] | None = None,
-    ) -> torch.Tensor:
+    def sample_latents(self, requests: Sequence[Request], on_step: samplers.Callback | None = None) -> torch.Tensor:
         """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
-        with self._explaining_memory(requests):
-            return self._sample(requests, callback, preview_every, step_callback)
-
-    def _sample(
-        self,
-        requests: Sequence[Request],
-        callback: StepCallback | None,
-        preview_every: int,
-        step_callback: Callable[[int, int], None] | None,
-    ) -> torch.Tensor:
         first = requests[0]
-        sigmas, start = first.sigmas(), self._start_latent(first)
-        noise = torch.stack(
-            [torch.randn(start.shape, generator=_generator("sample", r), dtype=torch.float64) for r in requests]
-        )
-        x = (start + sigmas[0] * noise).to(self.device)
-        denoiser = self.denoiser(requests, self._given_frames(first))
-        sampler = samplers.get_sampler(first.sampler)
+        sampler, sigmas = samplers.get_sampler(first.sampler), first.sigmas()
         options: dict[str, Any] = {}
         if sampler.stochastic:
             options["noise"] = [_generator("churn", r) for r in requests]
-
-        def show(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
-            if step_callback:
-                step_callback(step, num_steps)
-            if callback and (step % preview_every == 0 or step == num_steps):
-                callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
-
-        return denoiser.with_given(sampler(denoiser, x, sigmas, callback=show, **options))
+        with self._explaining_memory(requests):
+            start = self._start_latent(first)
+            noise = torch.stack(
+                [torch.randn(start.shape, generator=_generator("sample", r), dtype=torch.float64) for r in requests]
+            )
+            x = (start + sigmas[0] * noise).to(self.device)
+            denoiser = self.denoiser(requests, self._given_frames(first))
+            return denoiser.with_given(sampler(denoiser, x, sigmas, callback=on_step, **options))
 
     def denoiser(self, requests: Sequence[Request], given: torch.Tensor | None = None) -> GuidedDenoiser:
         """What a sampler calls for these requests. given : latent [C, t, H, W] of given first frames."""
