@@ -10,7 +10,7 @@ from PIL import Image
 from dfm_nb import inspect, prepare
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
-from dfm_nb.data import shard_plan, shards
+from dfm_nb.data import preparation, shard_plan, shards
 from dfm_nb.data.prepared_folder import PreparedFolder
 from tests.data import encoder_files
 from tests.processes import commands
@@ -172,6 +172,14 @@ def test_mistakes_end_in_one_sentence(tmp_path, capsys, argv, message):
     assert run(tmp_path / "d", argv=argv) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("error: ") and message in error
+
+
+def test_python_takes_the_flags_as_keywords(tmp_path):
+    manifest = preparation.prepare_dataset(output_dir=str(tmp_path / "d"), num_images=3, num_clips=1, short_side=32)
+    assert manifest == json.loads((tmp_path / "d" / "manifest.json").read_text())
+    assert manifest["counts"]["samples"] == 4 and manifest["arguments"]["num_images"] == 3
+    with pytest.raises(ValueError, match="did you mean 'num_images'"):
+        preparation.prepare_dataset(output_dir=str(tmp_path / "e"), num_imags=3)
 
 
 def test_source_without_a_usable_sample_is_an_error(tmp_path, capsys):

@@ -29,6 +29,7 @@ from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.log import log
+from dfm_nb.base.nearest import nearest
 from dfm_nb.base.records import SampleError, Source, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, Geometry, ReadAhead, Reading, encode_shards, read_record, to_pixels
@@ -96,9 +97,11 @@ class PrepareConfig:
         """
         given = {name: value for name, value in settings.items() if value is not None}
         own = {name: given.pop(name) for name in [f.name for f in cls.own_fields()] if name in given}
-        unknown = given.keys() - {name for kind in plugins.KINDS for name in plugins.flags(kind)}
-        if unknown:
-            raise ValueError(f"dfm prepare has no setting {sorted(unknown)[0]!r}; see dfm prepare --help")
+        known = {name for kind in plugins.KINDS for name in plugins.flags(kind)}
+        for name in given.keys() - known:
+            near = nearest(name, [*known, *(f.name for f in cls.own_fields())])
+            hint = f"; did you mean {near!r}?" if near else "; see dfm prepare --help"
+            raise ValueError(f"dfm prepare has no setting {name!r}{hint}")
         return cls(**own, options=given)
 
     def __post_init__(self) -> None:
@@ -243,7 +246,8 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
                 log.info("%s is already complete", folder.path)
         else:
             Preparation(config, folder, ranks).run()
-    return json.loads(folder.manifest.read_text())
+        # read on rank 0 alone: another node may see a new file of a shared folder only later
+        return ranks.first(lambda: json.loads(folder.manifest.read_text()))
 
 
 def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
