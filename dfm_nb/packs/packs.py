@@ -107,7 +107,8 @@ class Row(NamedTuple):
     noisy: bool = True  # False: given clean, or padding; no loss, and a sampler leaves its sigma alone
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True)
+class Segment:
     """Tokens that attend to one another and to `text` [L, D], and to nothing else. positions : float32 [tokens, 3]."""
 
     positions: torch.Tensor
