@@ -155,15 +155,21 @@ class Pipeline:
     def text_encoder(self) -> TextEncoder:
         """The text encoder of the training data, loaded when first needed."""
         if self._text_encoder is None:
+            # a prompt is cut where the training captions were
+            cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
             self._text_encoder = self._load(
-                "text_encoder", self._text_path, "with another text encoder", "its folder with --text-encoder-path"
+                "text_encoder",
+                self._text_path,
+                "with another text encoder",
+                "its folder with --text-encoder-path",
+                **cut,
             )
         return self._text_encoder
 
-    def _load(self, kind: str, path: str | None, fault: str, fix: str) -> Any:
+    def _load(self, kind: str, path: str | None, fault: str, fix: str, **settings: Any) -> Any:
         """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError with fault and fix if it is another."""
         saved = self.manifest[kind]
-        plugin = plugins.load(f"{kind}s", saved["name"]).build(path, device=str(self.device))
+        plugin = plugins.load(f"{kind}s", saved["name"]).build(path, device=str(self.device), **settings)
         wanted, found = saved.get("sha256"), plugin.identity().get("sha256")
         if wanted and found != wanted:
             raise ValueError(

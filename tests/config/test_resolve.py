@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -327,7 +328,9 @@ def test_run_folder_of_an_earlier_version_is_read():
     saved = C.from_yaml(path)
     assert (saved.config.model.sigma_data, saved.config.scheduler.lr_warmup_iters) == (0.5, 1)
     assert saved.provenance["model.text_dim"] == "derived: the data set"
-    assert C.to_yaml(saved) == path.read_text()
+    written, now = yaml.safe_load(path.read_text()), yaml.safe_load(C.to_yaml(saved))
+    for group, values in written.items():  # keys that came since have their defaults
+        assert values == ({k: now[group][k] for k in values} if isinstance(values, dict) else now[group])
 
 
 NASTY = [
