@@ -344,6 +344,7 @@ def main(argv: list[str] | None = None) -> int:
     todo = cases(args)
     with tempfile.TemporaryDirectory() as nowhere:
         folder = args.output_dir or (Path(nowhere) if args.smoke else report.RESULTS)
+        folder.mkdir(parents=True, exist_ok=True)
         for case in tqdm(todo, desc="cases", disable=None):
             if "unavailable" in case:
                 rows.append(case)

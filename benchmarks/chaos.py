@@ -273,10 +273,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output-dir", type=Path, default=RESULTS)
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
         result = chaos(Path(folder), args.kills, args.iterations, args.torchrun, args.seed)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "chaos.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.output_dir / "chaos.md").write_text(table(result) + "\n")
     print(table(result))

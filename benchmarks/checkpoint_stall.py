@@ -167,6 +167,7 @@ def main() -> int:
         if result is not None:
             (Path(args.child) / "result.json").write_text(json.dumps(result))
         return 0
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="checkpoint_stall_")
     try:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.processes}"]

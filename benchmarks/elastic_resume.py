@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--output-dir", type=Path, default=RESULTS)
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"
     started = time.monotonic()
     curves = measure(args.iterations)
@@ -217,7 +218,6 @@ def main() -> int:
         "seconds": time.monotonic() - started,
         "curves": {n: {i: r["loss"] for i, r in c.items()} for n, c in curves.items()},
     }
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     plot(curves, result["resumed"], args.output_dir / "elastic_resume.png")
     (args.output_dir / "elastic_resume.json").write_text(json.dumps(result, indent=1) + "\n")
     text = table(result)

@@ -291,6 +291,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     about, sizes = report.machine(), QUICK if args.quick else SIZES
     curves = []
     for group in tqdm(args.only or list(sizes), desc="groups", disable=None):

@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="samples of each prompt, each from its own noise")
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     pipe = Pipeline.from_checkpoint(args.checkpoint_path)
     judge = AttributeClassifier.load()
@@ -178,7 +179,6 @@ def main() -> None:
             "torch": torch.__version__,
         },
     }
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "guidance.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.output_dir / "guidance.md").write_text(table(result))
     pictures, captions = zip(*sheet)

@@ -296,6 +296,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="a prepared folder to read instead of making one")
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="megatron|webdataset|torch")
     about = report.machine()

@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each case in each round")
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     about = report.machine()
     rounds = [
         one_round(args.size, args.tokens, args.steps) for _ in tqdm(range(args.rounds), desc="rounds", disable=None)

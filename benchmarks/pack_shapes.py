@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--packs", type=int, default=20, help="in a round")
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     machine = report.machine()
     parallel.init()

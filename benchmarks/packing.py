@@ -247,6 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--buffer", type=int, default=100)
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     about = report.machine()
     rows = run(args.seeds, args.packs, args.capacity, args.buffer)
     settings = {k: getattr(args, k) for k in ("seeds", "packs", "capacity", "buffer")}

@@ -42,6 +42,7 @@ def compare(precision: str) -> list[dict]:
 
 
 def main() -> int:
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     rows = compare("fp32") + compare("bf16")
     lines = [
         "Largest relative difference to one process (loss: over 5 iterations; gradients: over all parameters after step 1).",

@@ -164,6 +164,7 @@ def main() -> int:
         size, tokens, recompute, precision, kind = args.case.split(",")
         print(json.dumps(measure(size, int(tokens), recompute, precision, kind)))
         return 0
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     path = OUT.with_suffix(".json")
     rows = json.loads(path.read_text())["cases"] if path.exists() else []
     key = lambda r: f"{r['size']},{r['tokens']},{r['recompute']},{r['precision']}"  # noqa: E731

@@ -203,6 +203,7 @@ def main() -> int:
     )
     parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     file = args.output_dir / "prepare.json"

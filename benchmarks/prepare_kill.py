@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     rng, log, finished, failures = random.Random(args.seed), [], 0, []
     with tempfile.TemporaryDirectory() as place:
         clean = Path(place) / "clean"

@@ -241,6 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     steps = sorted({int(s) for s in args.steps.split(",")})
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="megatron|webdataset|torch")

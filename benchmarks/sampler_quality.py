@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--num-prompts", type=int, default=48)
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     started = time.monotonic()
     pipe = Pipeline.from_checkpoint(args.checkpoint_path, mixed_precision="fp32")
@@ -235,7 +236,6 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "sampler_quality.json").write_text(json.dumps(result, indent=1) + "\n")
     (args.output_dir / "sampler_quality.md").write_text(table(result))
     draw(result, args.output_dir / "sampler_quality.png")

@@ -209,6 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--num-samples", type=int, default=1000, help="starts per target")
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     results: dict = {"orders": measured_orders(), "targets": []}
     runs = len(targets()) * (1 + len(DETERMINISTIC) * len(SCHEDULES))
@@ -223,7 +224,6 @@ def main(argv: list[str] | None = None) -> int:
             }
             results["targets"].append({"name": target.name, "goal": goal, "errors": errors, "needed": needed})
     results["findings"] = findings(results["targets"])
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "samplers.json").write_text(json.dumps(results, indent=1) + "\n")
     (args.output_dir / "samplers.md").write_text(markdown(results))
     draw(results, args.output_dir / "samplers.png")

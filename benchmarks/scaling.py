@@ -185,6 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--short-side", type=int, default=128)
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     about = report.machine()
     training, preparation = [], []
     for _ in tqdm(range(args.rounds), desc="rounds", disable=None):

@@ -185,6 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--again", action="store_true", help="measure cells anew that are there")
     p.add_argument("--limit", type=int, default=1000, help="cells of this call")
     args = p.parse_args(argv)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     path = OUT.with_suffix(".json")
     rows = json.loads(path.read_text())["rows"] if path.exists() else []
     wanted = [(s, a) for s in args.sizes.split(",") for a in args.axes.split(",")]

@@ -359,6 +359,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.input:
         parser.error("name JSONL files; python scripts/fetch_text.py data/text makes some")
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     saved = args.output_dir / f"{args.name}.json"
     result = json.loads(saved.read_text()) if args.only and saved.exists() else {"speed": [], "memory": []}
     work = Path(tempfile.mkdtemp())
@@ -375,7 +376,6 @@ def main(argv: list[str] | None = None) -> int:
             result["memory"] = memory(work, whole, work / "tokenizer", args.memory_megabytes)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     saved.write_text(json.dumps(result, indent=1) + "\n")
     if result["speed"]:
         saved.with_suffix(".md").write_text(markdown(result))

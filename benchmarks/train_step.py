@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", choices=CASES, metavar="NAME", help=f"of: {'; '.join(CASES)}")
     parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     parallel.init()
     rows = [compare(name, args.rounds, args.size) for name in args.cases or CASES]
