@@ -1,12 +1,15 @@
-"""`make bench`: the CPU benchmarks one after the other, in a reduced form that takes under 20 minutes on two quiet cores.
+"""`make bench`: the CPU benchmarks one after the other, in a reduced form for two quiet cores.
 
     python benchmarks/bench.py [--only packing,loader] [--list]
 
-Enters: nothing; each benchmark makes its own data. Leaves: every table on standard output and in benchmarks/results/bench.md, with the machine, the date,
-the command, the seconds and the outcome of each; the same in bench.json; the reduced results themselves in benchmarks/results/bench/, so that the
-full results beside it, which the documentation quotes, stay as they are.
-Guarantees: every benchmark is a process group of its own with a time limit, killed whole when it is over; one that fails does not stop the others, and
-the exit code is then 1. The index is rewritten after each, so that an interrupted run leaves what it had. Cost: about 10 minutes.
+Each benchmark makes its own data. Every table goes to standard output and to benchmarks/results/bench.md, with the
+machine, the date, and the command, the seconds and the outcome of each benchmark. bench.json holds the same. The
+reduced results themselves go to benchmarks/results/bench/, so that the full results beside it, which the documentation
+quotes, stay as they are.
+
+Every benchmark is a process group of its own with a time limit; past the limit all of the group is killed. One that
+fails does not stop the others, and the exit code is then 1. The index is rewritten after each benchmark, so that an
+interrupted run leaves what it had. The run takes about 10 minutes; `--budget-s` holds it under 20.
 """
 
 from __future__ import annotations
@@ -36,7 +39,10 @@ BUDGET_S = 1200
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script with the flags of its reduced form. `{out}` and `{text}` stand for the results' folder and for a JSONL with text."""
+    """A script with the flags of its reduced form.
+
+    In the flags `{out}` stands for the results' folder and `{text}` for a JSONL with text.
+    """
 
     name: str
     flags: str
@@ -81,13 +87,18 @@ NOT_IN_THE_SET = {
     "sampler_quality, guidance": "they need a trained checkpoint: `--checkpoint-path RUN` after `make demo`",
     "optimizers, pack_shapes": "they compare settings of this project with one another",
     "chaos, prepare_kill": "they prove recovery, not speed: `make chaos`",
-    "parallel_check, sizes_axes, plan_memory": "they prove equality and estimates: `make parallel-check`, the scripts by name",
+    "parallel_check, sizes_axes, plan_memory": (
+        "they prove equality and estimates: `make parallel-check`, the scripts by name"
+    ),
     "bench_gpu": "it needs a CUDA device: `make bench-gpu`",
 }
 
 
 def run(argv: list[str], limit_s: float, log: Path) -> dict[str, Any]:
-    """Run `python ARGV` in a process group of its own: seconds, `outcome` ("ok" or why not) and what it printed; stderr goes to `log`."""
+    """Run `python ARGV` in a process group of its own, with stderr going to `log`.
+
+    Returns `seconds`, `outcome` ("ok" or why not) and `printed`, its standard output.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     begun = time.monotonic()
     with log.open("w") as errors:

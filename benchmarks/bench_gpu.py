@@ -1,18 +1,25 @@
-"""The CUDA set: training steps of every DiT size on one GPU: tokens/s, TFLOP/s, MFU and memory, eager and compiled, by attention back end.
+"""The CUDA benchmark: training steps of every DiT size on one GPU, eager and compiled, by attention back end.
 
     python benchmarks/bench_gpu.py [--sizes DiT-S,DiT-XL] [--tokens 8192,16384] [--profile]
     python benchmarks/bench_gpu.py --device cpu --smoke        the same code on tiny sizes, to see that it runs
 
-Enters: nothing; packs are random latents of pictures and a short clip with 128 caption tokens. Leaves: a table and benchmarks/results/bench_gpu.{json,md},
-rewritten after each case. Runs from a bare checkout: the package need not be installed, its dependencies must be.
+It measures tokens/s, TFLOP/s, MFU and memory, prints a table and writes benchmarks/results/bench_gpu.{json,md} after
+each case. Packs are random latents of pictures and a short clip with 128 caption tokens. It runs from a bare checkout:
+the package need not be installed, its dependencies must be.
 
-A case is a size, a pack length, a back end of `dfm_nb.model.attention` and eager or compiled layers; a step is forward, backward and fused AdamW in bf16 with
-fp32 master weights. First every size with the default back end, eager and compiled; then DiT-XL with each other back end. DiT-7B runs with as many of
-its layers as memory allows, and says how many. FLOPs are `counts.model_flops`: true segment lengths, recomputation not counted. MFU is against the
-dense bf16 peak of `sizes.PEAK_FLOPS`; a GPU that is not there gets none. The step is timed on three packs that it has seen before, and on packs that it has not:
-where that takes much longer, `torch.compile` compiles anew for each pack. Every case is a process of its own with a time limit: one that dies, runs out of memory
-or hangs is a row with the reason, and the others go on; the exit code is then 1. Without CUDA the exit code is 2. `--profile` adds where the GPU's time
-goes in a step of DiT-XL. Cost: about 45 s a case on an H100-class GPU is allowed for; `--budget-s` stops starting cases after that many seconds.
+A case is a size, a pack length, a back end of `dfm_nb.model.attention`, and eager or compiled layers. A step is
+forward, backward and fused AdamW in bf16 with fp32 master weights. First every size runs with the default back end,
+eager and compiled; then DiT-XL runs with each other back end. DiT-7B runs with as many of its layers as memory allows,
+and says how many.
+
+FLOPs are `counts.model_flops`: true segment lengths, recomputation not counted. MFU is against the dense bf16 peak in
+`sizes.PEAK_FLOPS`; a GPU that is not listed there gets none. The step is timed on three packs that it has seen before,
+and on packs that it has not. Where a new pack takes much longer, `torch.compile` recompiles for each pack.
+
+Every case is a process of its own with a time limit. One that dies, runs out of memory or hangs becomes a row with the
+reason. The others go on, and the exit code is then 1. Without CUDA the exit code is 2. `--profile` adds where the
+GPU's time goes in a step of DiT-XL. Allow about 45 s a case on an H100-class GPU; after `--budget-s` seconds no new
+case starts.
 """
 
 from __future__ import annotations
@@ -34,7 +41,10 @@ from benchmarks import report
 from dfm_nb.config.sizes import PEAK_FLOPS, peak_flops
 
 MIX = [[1, 64, 64], [5, 32, 32], [1, 48, 64], [1, 32, 32]]
-"""Latents (T, H, W) of 1024, 1280, 768 and 256 tokens: pictures of 512, 384 x 512 and 256 px, a clip of 17 frames of 256 px."""
+"""Latents (T, H, W) of 1024, 1280, 768 and 256 tokens.
+
+They are a picture of 512 px, a clip of 17 frames of 256 px, and pictures of 384 x 512 and 256 px.
+"""
 SMOKE_MIX = [[1, 8, 8], [3, 8, 8], [1, 8, 12]]
 SIZES = ("DiT-S", "DiT-B", "DiT-L", "DiT-XL", "DiT-7B")
 BYTES_PER_PARAMETER = 18
@@ -42,7 +52,10 @@ BYTES_PER_PARAMETER = 18
 
 
 def layers_that_fit(memory_bytes: float, parameters_per_layer: float, tokens: int, width: int, most: int) -> int:
-    """Layers of a stack whose states and activations (about 50 bytes a token and channel) take three quarters of the memory; at least one."""
+    """Layers of a stack that takes three quarters of the memory; at least one, not over `most`.
+
+    A layer takes its optimizer states, and about 50 bytes of activations a token and channel.
+    """
     per_layer = BYTES_PER_PARAMETER * parameters_per_layer + 50 * tokens * width
     return max(1, min(most, int(0.75 * memory_bytes / per_layer)))
 
@@ -75,7 +88,10 @@ def settings(case: dict[str, Any]) -> list[str]:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Build the model, take steps, time them. Seconds of a step are medians; memory is the allocator's peak (resident set on a CPU)."""
+    """Build the model, take steps, time them.
+
+    Seconds of a step are medians. Memory is the allocator's peak; on a CPU the resident set's.
+    """
     import torch
 
     from dfm_nb import config as cfg
@@ -161,7 +177,11 @@ def _resident_peak() -> int:
 
 
 def profile(step, cuda: bool) -> dict[str, Any]:
-    """Where the device's time goes in one step: milliseconds by kernel (by operator on a CPU), the longest 25, and how long the device idles."""
+    """Where the device's time goes in one step.
+
+    Returns milliseconds of the 25 longest kernels (on a CPU, operators), of all of them, and of the whole step: the
+    rest is how long the device idles.
+    """
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -298,7 +318,8 @@ def text(rows: list[dict], about: dict) -> str:
         p = r["time_by_kernel"]
         lines += [
             "",
-            f"A step of {r['size']} at {r['tokens']:,} tokens, {'compiled' if r['compiled'] else 'eager'}: {p['wall_ms']:.1f} ms, of which the device was",
+            f"A step of {r['size']} at {r['tokens']:,} tokens, {'compiled' if r['compiled'] else 'eager'}: "
+            f"{p['wall_ms']:.1f} ms, of which the device was",
             f"busy {p['busy_ms']:.1f} ms. Longest:",
             "",
         ]
@@ -334,7 +355,8 @@ def main(argv: list[str] | None = None) -> int:
 
     if args.device == "cuda" and not torch.cuda.is_available():
         print(
-            "error: this benchmark needs a CUDA device and torch sees none; --device cpu --smoke runs its code on tiny sizes",
+            "error: this benchmark needs a CUDA device and torch sees none; "
+            "--device cpu --smoke runs its code on tiny sizes",
             file=sys.stderr,
         )
         return 2

@@ -1,12 +1,15 @@
-"""`make chaos`: a packed run on two processes, killed (SIGKILL of everything) at random instants and started again until it is done.
+"""`make chaos`: a packed run on two processes, killed at random instants and started again until it is done.
 
     python benchmarks/chaos.py [--kills 50] [--iterations 200] [--torchrun 5] [--seed 0] [--output-dir DIR]
 
-Passes when the losses of all iterations equal the uninterrupted run's bit for bit: a torn checkpoint that was loaded, a sample lost or seen twice
-would show. Of the kills a fifth falls into start-up and loading, two fifths between steps, two fifths right after a save began; every other life
-saves asynchronously. A kill counts where it hit: "saving" when a checkpoint was unfinished at that moment. `--torchrun` lives are started by the
-whole command under torchrun, which spends most of a life on imports; the ranks of the others are forked from a server that has the imports done and
-nothing else. Writes benchmarks/results/chaos.{json,md}.
+A kill is SIGKILL to all processes. The check passes when the losses of all iterations equal the uninterrupted run's
+bit for bit: a torn checkpoint that was loaded, or a sample lost or seen twice, would show. A fifth of the kills fall
+into start-up and loading, two fifths between steps, and two fifths right after a save began. Every other life saves
+asynchronously. A kill counts where it hit: it is "saving" when a checkpoint was unfinished at that moment.
+
+`--torchrun` lives are started by the whole command under torchrun, which spends most of a life on imports. The ranks
+of the others are forked from a server that has done the imports and nothing else. Writes
+benchmarks/results/chaos.{json,md}.
 """
 
 from __future__ import annotations
@@ -262,7 +265,8 @@ def table(r: dict) -> str:
         ),
     ]
     body = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    return f"2 processes, packed mock data, {r['machine']}, seed {r['seed']}, {r['seconds'] / 60:.1f} minutes in all.\n\n| | |\n|---|---|\n{body}"
+    head = f"2 processes, packed mock data, {r['machine']}, seed {r['seed']}, {r['seconds'] / 60:.1f} minutes in all."
+    return f"{head}\n\n| | |\n|---|---|\n{body}"
 
 
 def main() -> int:

@@ -1,10 +1,12 @@
-"""How long a save holds training up: blocking against asynchronous, on a model of more than 100 M parameters, interleaved in one run.
+"""How long a save stalls training: blocking against asynchronous, interleaved in one run.
 
     python benchmarks/checkpoint_stall.py [--rounds 3] [--size DiT-B] [--processes 1]
 
-Stall: the time the training loop spends in the writer (`save`, `poll` after each step until the checkpoint is written, and `finish` a step
-later), not training. Steps that run while a checkpoint is being written share the machine with the writer; how much longer they take is shown apart. Goal: the stall of an
-asynchronous save is at most 5 % of a blocking one. Writes benchmarks/results/checkpoint_stall.{json,md}.
+The default model has more than 100 M parameters. The stall is the time that the training loop spends in the writer and
+not in training: `save`, `poll` after each step until the checkpoint is written, and `finish` a step later. Steps that
+run while a checkpoint is being written share the machine with the writer; how much longer they take is shown apart.
+The goal: an asynchronous save stalls training for at most 5 % of the time of a blocking one. Writes
+benchmarks/results/checkpoint_stall.{json,md}.
 """
 
 from __future__ import annotations
@@ -138,15 +140,17 @@ def summary(result: dict) -> dict:
 def table(result: dict, s: dict) -> str:
     return "\n".join(
         [
-            f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), a checkpoint of "
-            f"{result['checkpoint_gb']:.2f} GB, {result['machine']}; medians of {len(result['rounds'])} interleaved rounds.",
+            f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), "
+            f"a checkpoint of {result['checkpoint_gb']:.2f} GB, {result['machine']}; "
+            f"medians of {len(result['rounds'])} interleaved rounds.",
             "",
             "| | blocking | asynchronous |",
             "|---|---|---|",
             f"| training held up, s | {s['blocking_s']:.2f} | {s['stall_s']:.3f} |",
             f"| share of the blocking save | 100 % | {s['stall_share']:.1%} |",
             f"| until the checkpoint is whole, s | {s['blocking_s']:.2f} | {s['until_whole_s']:.2f} |",
-            f"| a training step, alone / while writing, s | {s['step_s']:.2f} / - | {s['step_s']:.2f} / {s['step_while_writing_s']:.2f} |",
+            f"| a training step, alone / while writing, s | {s['step_s']:.2f} / - "
+            f"| {s['step_s']:.2f} / {s['step_while_writing_s']:.2f} |",
         ]
     )
 

@@ -2,9 +2,13 @@
 
     python benchmarks/elastic_resume.py [--iterations 60] [--output-dir DIR]
 
-Two processes. The run trains at TP2xDP1 on small synthetic pictures and clips, packed, and saves half-way; from there it goes on at TP1xDP2, PP2, CP2, and at TP2 again, each
-on exactly the samples that the uninterrupted run sees. Writes elastic_resume.{json,md,png}: the largest relative difference of a loss, which is
-rounding, and 0 in the same layout. All layouts run in two processes after each other; only the first pays for imports. About two minutes.
+The run trains on two processes at TP2xDP1, on packs of small synthetic pictures and clips, and saves half-way. From
+there it goes on at TP1xDP2, PP2 and CP2, and at TP2 again. Each continuation sees exactly the samples of the
+uninterrupted run.
+
+Writes elastic_resume.{json,md,png} with the largest relative difference of a loss. It is 0 in the same layout and
+rounding in the others. All layouts run one after the other in the same two processes, so that only the first pays for
+imports. Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -53,7 +57,10 @@ def prepare(folder: Path) -> None:
 
 
 def losses(folder: Path, overrides: list[str], iterations: int, resume: bool) -> dict[int, dict]:
-    """Loss and samples seen at each iteration; with `resume` from the checkpoint, else from nothing, saving it half-way."""
+    """Loss and samples seen at each iteration.
+
+    With `resume` the run starts from the checkpoint; else it starts from nothing and saves the checkpoint half-way.
+    """
     from dfm_nb import config as cfg
     from dfm_nb import parallel
     from dfm_nb.checkpoints import saving
@@ -182,16 +189,17 @@ def plot(curves: dict, differences: dict, path: Path) -> None:
 
 def table(result: dict) -> str:
     rows = [
-        f"| {name} | {r['iterations']} | {r['first_relative_difference']:.1e} | {r['largest_relative_difference']:.1e} | "
-        f"{'yes' if r['same_samples'] else 'NO'} |"
+        f"| {name} | {r['iterations']} | {r['first_relative_difference']:.1e} "
+        f"| {r['largest_relative_difference']:.1e} | {'yes' if r['same_samples'] else 'NO'} |"
         for name, r in result["resumed"].items()
     ]
     at = next(iter(result["resumed"].values()))["resumed_at"]
     return "\n".join(
         [
-            f"Trained and saved asynchronously at TP2xSPxDP1, resumed at iteration {at} of {result['iterations']}; 2 processes, fp32, "
-            f"packed synthetic pictures and clips, {result['machine']}; {result['seconds']:.0f} s in all. Differences are those of the loss, relative to the "
-            "uninterrupted run's.",
+            f"Trained and saved asynchronously at TP2xSPxDP1, resumed at iteration {at} of {result['iterations']}; "
+            f"2 processes, fp32, packed synthetic pictures and clips, {result['machine']}; "
+            f"{result['seconds']:.0f} s in all. "
+            "Differences are those of the loss, relative to the uninterrupted run's.",
             "",
             "| resumed at | iterations | first difference | largest difference | same samples |",
             "|---|---|---|---|---|",

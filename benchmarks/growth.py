@@ -2,16 +2,19 @@
 
     python benchmarks/growth.py [--only data|sequence|corpus] [--quick]
 
-Enters: nothing; makes its own pictures and packs, and text from Python's own library and installed packages. Leaves: a table and
-benchmarks/results/growth.{json,md,png}. One thread, one process at a time, imports apart; medians of `--rounds` interleaved rounds (preparation once).
+It makes its own pictures and packs, and takes text from Python's own library and installed packages. It prints a table
+and writes benchmarks/results/growth.{json,md,png}. Everything runs on one thread, one process at a time, and imports
+are not counted. Figures are medians of `--rounds` interleaved rounds; preparation runs once.
 
-- data set size: seconds to prepare N synthetic pictures of 32 px; to open the folder; to plan one epoch of packs;
-- sequence length: seconds of a training step (demo size, float32) on one pack of S tokens that is a single clip (its attention is quadratic), and on
-  packs of S tokens of pictures of 64 tokens (linear); for comparison the exponent of the step's floating point operations over the same lengths;
+- data set size: seconds to prepare N synthetic pictures of 32 px, to open the folder, and to plan one epoch of packs;
+- sequence length: seconds of a training step (demo size, float32) on one pack of S tokens. Either the pack is a single
+  clip, whose attention is quadratic, or it holds pictures of 64 tokens, whose attention is linear. The exponent of the
+  step's FLOPs over the same lengths stands beside it;
 - corpus: seconds of `dfm text preprocess` on M megabytes, one worker.
 
-The exponent k is of cost = c * size^k over all sizes; beside it a start-up a and the rate after it, from cost = a + b * size (smallest relative error).
-Cost: about four minutes on a quiet core; `--quick` a minute and a half.
+The exponent k is that of cost = c * size^k over all sizes. Beside it stand a start-up a and the rate b after it, from
+cost = a + b * size with the smallest relative error. Takes about four minutes on a quiet core, with `--quick` a minute
+and a half.
 """
 
 from __future__ import annotations
@@ -103,7 +106,10 @@ def _latents(tokens: int, single: bool) -> list[int]:
 
 
 def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[float], list[float]]:
-    """On one rank: (seconds, model FLOPs) of a training step by tokens; medians of `rounds` after one that does not count."""
+    """On one rank: (seconds, model FLOPs) of a training step by tokens.
+
+    Seconds are medians of `rounds`, after one that does not count.
+    """
     import torch
 
     from dfm_nb import config as cfg
@@ -145,7 +151,10 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
 
 
 def write_corpus(path: Path, megabytes: float) -> int:
-    """JSONL of `megabytes` of text: Python's own library and the installed packages, file by file, in pieces of 4,000 characters; bytes written."""
+    """Write a JSONL of `megabytes` of text; returns the bytes written.
+
+    The text is Python's own library and the installed packages, file by file, in pieces of 4,000 characters.
+    """
     import sysconfig
 
     written, roots = 0, [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]

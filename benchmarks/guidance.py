@@ -1,18 +1,22 @@
-"""Do a negative prompt and a guidance interval change what a trained model draws, and in the direction that they should?
+"""Do a negative prompt and a guidance interval change what a trained model samples, and in the right direction?
 
     python benchmarks/guidance.py --checkpoint-path runs/demo/train [--num-prompts 128] [--repeats 3]
 
-What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: guidance.json, guidance.md and
-guidance.png (the first samples of each negative prompt, from the same noise).
-A classifier fitted on real renders reads colour, background and pattern off each sample; frequencies come with 95 % Wilson intervals, their
-differences with Newcombe's interval. The arms of a comparison share prompts and starting noise.
+It needs a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). It writes guidance.json, guidance.md
+and guidance.png; the picture shows the first samples of each negative prompt, from the same noise.
 
-1. Negative prompt: the prompt names no background; the negative prompt is "in the sky" or "over a meadow". The background that is moved away
-   from should become rarer.
-2. Guidance interval: the prompt names all (combinations that training never showed). Guidance should raise the share drawn as asked; where
-   it acts only below sigma 0.1, when all is decided, it should not; between 0.1 and 10 it should do as much as everywhere.
+A classifier fitted on real renders reads colour, background and pattern off each sample. Frequencies come with 95 %
+Wilson intervals, their differences with Newcombe's interval. The arms of a comparison share prompts and starting
+noise.
 
-Cost: 7 arms of `--repeats` times `--num-prompts` images with 15 evaluations of DPM-Solver++(2M), twice as many samples where guidance acts.
+1. Negative prompt: the prompt names no background; the negative prompt is "in the sky" or "over a meadow". The
+   background that the negative prompt names should become rarer.
+2. Guidance interval: the prompt names colour, background and pattern, in combinations that training never showed.
+   Guidance should raise the share sampled as asked. Where it acts only below sigma 0.1, when all is decided, it should
+   not. Between 0.1 and 10 it should do as much as everywhere.
+
+Cost: 7 arms of `--repeats` times `--num-prompts` images with 15 evaluations of DPM-Solver++(2M). Where guidance acts,
+an evaluation takes each sample twice.
 """
 
 from __future__ import annotations
@@ -144,7 +148,8 @@ def table(result: dict) -> str:
     ]
     lines += ["", "| expected | difference (95 % interval) | shown |", "|---|---|---|"]
     lines += [
-        f"| {c['expected']} | {c['difference']:+.1%} ({c['low']:+.1%} to {c['high']:+.1%}) | {'yes' if c['shown'] else 'no'} |"
+        f"| {c['expected']} | {c['difference']:+.1%} ({c['low']:+.1%} to {c['high']:+.1%}) "
+        f"| {'yes' if c['shown'] else 'no'} |"
         for c in result["comparisons"]
     ]
     return "\n".join(lines) + "\n"

@@ -1,12 +1,18 @@
-"""Loader: samples a CPU second over prepared shards: dfm_nb's store and packed loader against tarfile, webdataset and Energon's own loader.
+"""Loader: samples a CPU second over prepared shards, dfm_nb against tarfile, webdataset and Energon's own loader.
 
     python benchmarks/loader.py [--samples 360] [--rounds 7]
 
-Prepares a synthetic folder (64 px pictures and clips), then reads its training split whole, again and again, interleaved, one thread, from the page
-cache; rates are by processor time, which other work on the machine moves less than the clock. A first table reads samples: all readers must give the same tensors and captions, which is checked first. `webdataset` and `tarfile` unpickle
-as they come, that is, they may run code that a file names; dfm_nb and Energon (with dfm_nb's decoder) do not. A second table goes on to what a
-training step takes: noise drawn, patches, positions, packed to a capacity; with Energon's loader against dfm_nb's, which can be resumed in any layout.
-Leaves: tables and benchmarks/results/loader.{json,md}. Cost: two to three minutes, most of it the preparation and the imports.
+It prepares a synthetic folder of 64 px pictures and clips. Then each reader reads the whole training split again and
+again, interleaved, on one thread, from the page cache. Rates are by processor time, which other work on the machine
+moves less than the clock.
+
+The first table reads samples. All readers must give the same tensors and captions, which is checked first.
+`webdataset` and `tarfile` unpickle as they come, so they may run code that a file names; dfm_nb and Energon (with
+dfm_nb's decoder) do not. The second table goes on to what a training step takes: noise drawn, patches, positions,
+packed to a capacity. It compares Energon's loader with dfm_nb's, which can be resumed in any layout.
+
+Prints the tables and writes benchmarks/results/loader.{json,md}. Takes two to three minutes, most of it the
+preparation and the imports.
 """
 
 from __future__ import annotations
@@ -274,8 +280,10 @@ def text(result: dict) -> str:
         )
     return "\n".join(
         [
-            f"{result['samples']} samples of a prepared synthetic folder ({result['megabytes']:.1f} MB of tars), one process, one thread, medians of",
-            f"{result['rounds']} interleaved rounds over the whole split, by processor time. All readers gave the same tensors and captions ({result['digest']}).",
+            f"{result['samples']} samples of a prepared synthetic folder ({result['megabytes']:.1f} MB of tars), "
+            "one process, one thread, medians of",
+            f"{result['rounds']} interleaved rounds over the whole split, by processor time. "
+            f"All readers gave the same tensors and captions ({result['digest']}).",
             report.sentence(result["machine"]) + ".",
             "",
             report.table(["samples", "samples/CPU s", "range", "against webdataset"], rows),

@@ -1,11 +1,12 @@
-"""What a training step costs with Muon, with AdamW and with AdamW's state shared out, in float32 and in bfloat16, on two processes.
+"""What a training step costs with Muon, AdamW and AdamW's distributed optimizer, in float32 and bfloat16.
 
     python benchmarks/optimizers.py [--rounds 3] [--size demo] [--tokens 512 768 1024]
 
-The model, packs and processes are those of `benchmarks/scaling.py` (DP2, one thread each, gloo); `--tokens` are of one process's pack.
-Every round measures every case once, in turn; a ratio is the median over rounds of the ratio within a round. What a step of each is worth is
-another question: docs/decisions/0008 has losses and what models draw.
-Leaves: a table and benchmarks/results/optimizers.{json,md}. Cost: about five minutes on two quiet cores.
+The model, packs and two processes are those of `benchmarks/scaling.py` (DP2, one thread each, gloo); `--tokens` are of
+one process's pack. Every round measures every case once, in turn; a ratio is the median over rounds of the ratio
+within a round. What a step of each is worth is another question: docs/decisions/0008 has losses and samples.
+
+Prints a table and writes benchmarks/results/optimizers.{json,md}. Takes about five minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def text(result: dict) -> str:
     header = ["tokens a process and step", "optimizer, precision", "ms a step", "tokens/s", f"time, {BASE} = 1"]
     return "\n".join(
         [
-            f"Size {result['size']}, two processes, float32 unless said, gloo; medians of {result['rounds']} interleaved rounds, least and greatest ratio in brackets.",
+            f"Size {result['size']}, two processes, float32 unless said, gloo; "
+            f"medians of {result['rounds']} interleaved rounds, least and greatest ratio in brackets.",
             report.sentence(result["machine"]) + ".",
             "",
             report.table(header, rows),

@@ -1,11 +1,16 @@
-"""What padding captions and conditioning rows of a pack to a multiple is worth on a CPU, where a new shape may cost a new kernel.
+"""What padding a pack's captions and conditioning rows to a multiple is worth on a CPU.
 
     python benchmarks/pack_shapes.py [--rounds 5] [--size demo] [--packs 20]
 
-Packs of 1,024 tokens of stills and clips, each pack with other samples whose captions have 12 to 36 tokens, as in a training; one process, one thread,
-forward and backward without the optimizer. "Exact" has every length as it is, "multiples" those of training (`training.batches.pack_settings`). Every
-round takes packs that no round has seen, the same for both, and both in turn; a ratio is the median over rounds of the ratio within a round.
-Leaves: a table and benchmarks/results/pack_shapes.{json,md}. Cost: about a minute and a half.
+A new shape may cost a new kernel there. Packs hold 1,024 tokens of stills and clips. Each pack has other samples,
+whose captions have 12 to 36 tokens, as in training. One process with one thread runs forward and backward without the
+optimizer.
+
+"Exact" leaves every length as it is; "multiples" pads as training does (`training.batches.pack_settings`). Every round
+takes packs that no round has seen. Both cases take the same packs, in turn; a ratio is the median over rounds of the
+ratio within a round.
+
+Prints a table and writes benchmarks/results/pack_shapes.{json,md}. Takes about a minute and a half.
 """
 
 from __future__ import annotations
@@ -46,7 +51,10 @@ class Captioned(MockStore):
 
 
 def measure(precision: str, size: str, rounds: int, count: int) -> dict:
-    """Seconds of a forward and backward with exact lengths and with multiples: the medians of each round's `count` packs."""
+    """Seconds of a forward and backward with exact lengths and with multiples.
+
+    Each round gives the median over its `count` packs.
+    """
     config = cfg.resolve(
         None,
         overrides=[
@@ -94,7 +102,8 @@ def text(result: dict) -> str:
         )
     return "\n".join(
         [
-            f"Size {result['size']}, forward and backward of {TOKENS:,} tokens, one process; medians of {result['rounds']} interleaved rounds of {result['packs']} packs.",
+            f"Size {result['size']}, forward and backward of {TOKENS:,} tokens, one process; "
+            f"medians of {result['rounds']} interleaved rounds of {result['packs']} packs.",
             report.sentence(result["machine"]) + ".",
             "",
             report.table(["precision", "exact lengths, ms", "multiples, ms", "time, exact = 1"], rows),

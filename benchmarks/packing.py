@@ -1,18 +1,20 @@
-"""Packing: useful tokens / capacity, and time a pack, of dfm_nb's packer against padding, next-fit and first-fit-decreasing.
+"""Packing: useful tokens / capacity and time a pack, dfm_nb's packer against padding, next-fit and first-fit.
 
     python benchmarks/packing.py [--seeds 7] [--packs 200] [--capacity 15360] [--buffer 100]
 
-Enters: random streams of sample lengths. Leaves: a table and benchmarks/results/packing.{json,md}.
-All see the same streams, without end, so that no last, half-empty pack is counted. What they are:
+All packers see the same random streams of sample lengths. The streams are endless, so that no last, half-empty pack is
+counted. The packers are:
 
-- padding: the next samples, in the order they come, as rows of one rectangle that has at most `capacity` tokens; useful tokens / the rectangle's;
+- padding: the next samples, in the order they come, as rows of one rectangle that has at most `capacity` tokens; its
+  share is useful tokens / the rectangle's;
 - next-fit: the next samples, in the order they come, until one does not fit;
-- first-fit-decreasing, by buffers: `buffer` samples (or enough for two packs) are sorted and packed, all packs are given out, the buffer is read anew:
-  what an Energon task encoder with a packing buffer does;
+- first-fit-decreasing, by buffers: `buffer` samples (or enough for two packs) are sorted and packed, all packs are
+  given out, and the buffer is read anew. An Energon task encoder with a packing buffer does this;
 - first-fit-decreasing, refilled: the same, but only the fullest pack is given out and the buffer is filled up again;
 - dfm_nb: the fullest pack that holds the oldest waiting sample (exact subset sum), then the buffer is filled up again.
 
-The longest wait is how many packs went out between a sample's arrival in the buffer and its leaving it. Cost: under a minute on one core.
+The longest wait is how many packs went out between a sample's arrival in the buffer and its leaving it. Prints a table
+and writes benchmarks/results/packing.{json,md}. Takes under a minute on one core.
 """
 
 from __future__ import annotations
@@ -74,9 +76,10 @@ MIXES: dict[str, Callable[[random.Random, int], Iterator[int]]] = {
 }
 
 
-# ---- packers: endless streams of packs, a pack being (lengths, tokens of the memory it takes, longest wait in packs) --
+# ---- packers: endless streams of packs ----------------------------------------------------------------------------
 
 Pack = tuple[list[int], int, int]
+"""(lengths, tokens of the memory it takes, longest wait in packs)."""
 
 
 def padding(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
@@ -184,7 +187,7 @@ def draw(mix: str, seed: int, packs: int, capacity: int, buffer: int) -> list[in
 
 
 def measure(packer: str, lengths: list[int], packs: int, capacity: int, buffer: int) -> dict[str, float]:
-    """Useful share, milliseconds of processor time a pack and the longest wait, over the first `packs` packs of a stream."""
+    """Useful share, milliseconds of processor time a pack and longest wait over the first `packs` packs."""
     begun = time.process_time()
     given_out = list(islice(PACKERS[packer](iter(lengths), capacity, buffer), packs))
     seconds = time.process_time() - begun
@@ -215,8 +218,10 @@ def mean_length(mix: str, capacity: int) -> float:
 
 def text(rows: list[dict], about: dict, args: argparse.Namespace) -> str:
     lines = [
-        f"Useful tokens / capacity (of padding: / the rectangle's tokens); capacity {args.capacity:,}, buffer {args.buffer} samples and at least two packs.",
-        f"Medians of {args.seeds} seeds, {args.packs} packs each; least and greatest in brackets. {report.sentence(about)}.",
+        "Useful tokens / capacity (of padding: / the rectangle's tokens); "
+        f"capacity {args.capacity:,}, buffer {args.buffer} samples and at least two packs.",
+        f"Medians of {args.seeds} seeds, {args.packs} packs each; least and greatest in brackets. "
+        f"{report.sentence(about)}.",
         "",
     ]
     cells = []

@@ -1,6 +1,7 @@
-"""`make parallel-check`: every layout against one process: losses of five iterations, every gradient after the first, on gloo.
+"""`make parallel-check`: every layout against one process, on gloo.
 
-Writes benchmarks/results/parallel_check.{json,md}. fp32 must agree to 1e-5; bf16 to the tolerance printed with it.
+It compares the losses of five iterations and every gradient after the first. Gradients must agree to 1e-5 in fp32 and
+to 0.02 in bf16. Writes benchmarks/results/parallel_check.{json,md}.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from tests.distributed.layouts import LAYOUTS, largest_relative_difference, loss
 
 OUT = Path(__file__).parent / "results" / "parallel_check"
 TOLERANCE = {"fp32": 1e-5, "bf16": 0.02}
-"""bf16: largest gradient difference relative to the parameter's largest gradient; its unit of rounding is 0.4 %, and it adds up over layers."""
+"""Largest gradient difference, relative to the parameter's largest gradient.
+
+bf16 has a unit of rounding of 0.4 %, which adds up over layers.
+"""
 
 
 def compare(precision: str) -> list[dict]:
@@ -45,7 +49,8 @@ def main() -> int:
     OUT.parent.mkdir(parents=True, exist_ok=True)
     rows = compare("fp32") + compare("bf16")
     lines = [
-        "Largest relative difference to one process (loss: over 5 iterations; gradients: over all parameters after step 1).",
+        "Largest relative difference to one process "
+        "(loss: over 5 iterations; gradients: over all parameters after step 1).",
         "",
         "| layout | processes | fp32 loss | fp32 gradients | bf16 loss | bf16 gradients |",
         "|---|---|---|---|---|---|",
@@ -54,15 +59,15 @@ def main() -> int:
     for r in (r for r in rows if r["precision"] == "fp32"):
         b = half[r["layout"]]
         lines.append(
-            f"| {r['layout']} | {r['processes']} | {r['loss']:.1e} | {r['gradient']:.1e} | {b['loss']:.1e} | {b['gradient']:.1e} |"
+            f"| {r['layout']} | {r['processes']} | {r['loss']:.1e} | {r['gradient']:.1e} "
+            f"| {b['loss']:.1e} | {b['gradient']:.1e} |"
         )
     OUT.with_suffix(".md").write_text("\n".join(lines) + "\n")
     OUT.with_suffix(".json").write_text(json.dumps(rows, indent=1))
     bad = [r for r in rows if r["gradient"] > TOLERANCE[r["precision"]]]
     for r in bad:
-        print(
-            f"FAIL: {r['precision']} {r['layout']}: {r['gradient']:.2e} is more than {TOLERANCE[r['precision']]:g} in {r['worst']}"
-        )
+        limit = TOLERANCE[r["precision"]]
+        print(f"FAIL: {r['precision']} {r['layout']}: {r['gradient']:.2e} is more than {limit:g} in {r['worst']}")
     print(f"{len(rows) - len(bad)} passed, {len(bad)} failed")
     return bool(bad)
 

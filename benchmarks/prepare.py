@@ -175,7 +175,8 @@ def write_table(result: dict) -> str:
     lines = [
         f"{result['machine']}; {result['threads']} torch threads; load average before: {result['load_before']:.1f}.",
         "",
-        "| short side | ours | one at a time, padded to 512 | faster | bytes a sample, MiniLM | ratio | bytes a sample, T5-11B width | ratio |",
+        "| short side | ours | one at a time, padded to 512 | faster "
+        "| bytes a sample, MiniLM | ratio | bytes a sample, T5-11B width | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in result["sizes"]:

@@ -1,10 +1,13 @@
-"""`python benchmarks/prepare_kill.py`: a preparation on two processes, killed at random instants and resumed until it is done.
+"""A preparation on two processes, killed at random instants and resumed until it is done.
 
     python benchmarks/prepare_kill.py [--kills 24] [--images 500] [--seed 0]
 
-Signals are SIGKILL, to all processes, to torchrun alone or to one rank, at instants drawn evenly over a whole run: imports, fitting, encoding, writing,
-Energon's metadata. A preparation that finishes before its next kill is compared and begun anew. Passes when at every kill no torn shard was there under
-its final name, and every finished folder holds the samples and bytes of the uninterrupted run, each once. Writes benchmarks/results/prepare_kill.json.
+Each kill is a SIGKILL to all processes, to torchrun alone or to one rank. Instants are drawn evenly over a whole run:
+imports, fitting, encoding, writing, Energon's metadata. A preparation that finishes before its next kill is compared
+and begun anew.
+
+The check passes when no kill left a torn shard under its final name, and every finished folder holds the samples and
+bytes of the uninterrupted run, each once. Writes benchmarks/results/prepare_kill.json.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every benchmark writes: a table for people, JSON for programs, a sentence about the machine; and fits of a cost's growth.
+"""What every benchmark writes: a table for people, JSON for programs, a sentence about the machine; and fits of growth.
 
-Enters: measured numbers. Leaves: `NAME.md` and `NAME.json` in a results folder, and the table on standard output.
-Guarantees: a result is written whole or not at all; every JSON names the machine, the load when it began and the time. Cost: milliseconds.
+Results are `NAME.md` and `NAME.json` in a results folder. Each file is written whole or not at all. Every JSON names
+the machine, its load when the benchmark began, and the time.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def sentence(about: dict[str, Any]) -> str:
     """`machine()` in words, for the head of a table."""
     cpu = ", ".join(filter(None, (about["processor"], about.get("instructions"))))  # older results lack the second
     return (
-        f"{about['cores']} cores ({cpu}), Python {about['python']}, torch {about['torch']}, {about['threads']} thread(s) a process, "
-        f"load average {about['load_before']} at the start, {about['date']}"
+        f"{about['cores']} cores ({cpu}), Python {about['python']}, torch {about['torch']}, "
+        f"{about['threads']} thread(s) a process, load average {about['load_before']} at the start, {about['date']}"
     )
 
 
@@ -102,9 +102,9 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, flo
 
 
 def fixed_and_growing(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
-    """(a, b) of cost = a + b * size, so that start-up is told from growth; weighted so that small sizes count as much as large ones.
+    """(a, b) of cost = a + b * size, so that start-up is told from growth.
 
-    Minimises the squared relative error; a is at least 0.
+    Minimises the squared relative error, so that small sizes count as much as large ones; a is at least 0.
     """
     weights = [1 / c**2 for c in costs]
     total = sum(weights)

@@ -1,13 +1,17 @@
-"""Resume time: finding the place in the data again, and loading a training state, against what people do without either.
+"""Resume time: finding the place in the data again and loading a training state, against what people do without.
 
     python benchmarks/resume_time.py [--size DiT-B] [--samples 600] [--steps 100,400,1200] [--rounds 3]
 
-First table: from a new process' open loader to its first batch after N steps of packs. dfm_nb restores a place (epoch, cursor, waiting samples);
-Energon's savable loader restores its own state; a loader without state is run forward N steps and its batches thrown away. A way of
-dfm_nb that gives another batch than the uninterrupted run is an error; how often Energon's gives the same is told. Second table: a checkpoint of
-weights, averages and optimizer of one process: this project (which checks every byte against its checksum first) against `torch.load` of one file
-with the same tensors, which checks nothing; from the page cache.
-Leaves: tables, benchmarks/results/resume_time.{json,md,png}. Cost: about six minutes.
+The first table is the time from a new process' open loader to its first batch after N steps of packs. dfm_nb restores
+a place (epoch, cursor, waiting samples). Energon's savable loader restores its own state. A loader without state is
+run forward N steps, and its batches are thrown away. When dfm_nb gives another batch than the uninterrupted run, that
+is an error; how often Energon gives the same is reported.
+
+The second table is the time to load a checkpoint of one process, with weights, averages and optimizer, from the page
+cache. This project first checks every byte against its checksum. `torch.load` of one file with the same tensors checks
+nothing.
+
+Prints the tables and writes benchmarks/results/resume_time.{json,md,png}. Takes about six minutes.
 """
 
 from __future__ import annotations
@@ -56,7 +60,10 @@ def keys(packs) -> list[str]:
 
 
 def places(folder: Path, steps: list[int], rounds: int) -> tuple[dict[str, dict[int, list[float]]], dict[str, int]]:
-    """By way of getting there: seconds to the first batch after a restart at each of `steps`, and restarts with the batch that had to come."""
+    """By way of getting there: seconds to the first batch after a restart at each of `steps`, and exact restarts.
+
+    A restart is exact when its first batch is the uninterrupted run's.
+    """
     settings, store = PackSettings.of(Config(), seed=1), EnergonStore(folder)
     loader, theirs = ours(store, settings), energon_packs_loader(folder, settings)
     stream = iter(theirs)
@@ -198,13 +205,14 @@ def text(result: dict) -> str:
     ]
     return "\n".join(
         [
-            f"Milliseconds from an open data set ({result['samples']} samples, packs of {CAPACITY:,} tokens, buffer {BUFFER}) to the first pack after a restart,",
+            f"Milliseconds from an open data set ({result['samples']} samples, packs of {CAPACITY:,} tokens, "
+            f"buffer {BUFFER}) to the first pack after a restart,",
             f"medians of {result['rounds']} interleaved rounds. {report.sentence(result['machine'])}.",
             "",
             report.table(["restart after", *(f"{s:,} steps" for s in steps), "the uninterrupted run's pack"], rows),
             "",
-            f"Seconds to load the training state of {loads['size']} ({loads['parameters'] / 1e6:.0f} M parameters with averages and moments, "
-            f"{loads['bytes'] / 1e9:.2f} GB) from the page cache, one process:",
+            f"Seconds to load the training state of {loads['size']} ({loads['parameters'] / 1e6:.0f} M parameters "
+            f"with averages and moments, {loads['bytes'] / 1e9:.2f} GB) from the page cache, one process:",
             "",
             report.table(["", "s", "range", "against torch.load"], more),
         ]

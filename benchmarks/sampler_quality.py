@@ -2,14 +2,17 @@
 
     python benchmarks/sampler_quality.py --checkpoint-path runs/demo/train [--num-prompts 48]
 
-What enters: a checkpoint trained on the synthetic set (`scripts/demo.py` makes one). What leaves: sampler_quality.{json,md,png}.
-All cells share prompts (attribute combinations that training never showed), starting noise and guidance. Measured, by sampler and evaluations:
+It needs a checkpoint trained on the synthetic set (`scripts/demo.py` makes one) and writes
+sampler_quality.{json,md,png}. All cells share prompts (attribute combinations that training never showed), starting
+noise and guidance. Measured, by sampler and evaluations:
 
-- distance to the fine solution of the same trajectory (UniPC, 150 steps): root mean square over the latent, in units of sigma_data, the
-  median over samples. Stochastic samplers follow no trajectory and have none;
-- share of samples in which a classifier fitted on real renders finds colour, background and pattern all as asked, with its Wilson interval;
-- Frechet and kernel distance of EfficientNet-Lite0 features to 192 real renders of the same attributes, beside that of other renders. Most of
-  what lies between the fine solution and the renders is the small tokenizer's blur, which is in every row.
+- distance to the fine solution of the same trajectory (UniPC, 150 steps): root mean square over the latent, in units
+  of sigma_data, the median over samples. Stochastic samplers follow no trajectory and have none;
+- share of samples in which a classifier fitted on real renders finds colour, background and pattern all as asked, with
+  its Wilson interval;
+- Frechet and kernel distance of EfficientNet-Lite0 features to 192 real renders of the same attributes, beside that of
+  other renders. Most of the distance between the fine solution and the renders is the small tokenizer's blur, which is
+  in every row.
 
 Cost: about 1,000 evaluations of `--num-prompts` samples, with guidance; the time taken is in the JSON (`elapsed_s`).
 """
@@ -131,8 +134,8 @@ def table(result: dict) -> str:
         f"Written by `benchmarks/sampler_quality.py`: {result['num_prompts']} unseen attribute combinations, guidance "
         f"{SETTINGS['guidance']:g}, the same noise in every row.",
         "",
-        "| sampler, schedule | evaluations | distance to the fine solution / sigma_data | all three attributes as asked | Frechet distance "
-        "| kernel distance x 1000 |",
+        "| sampler, schedule | evaluations | distance to the fine solution / sigma_data "
+        "| all three attributes as asked | Frechet distance | kernel distance x 1000 |",
         "|---|---|---|---|---|---|",
     ]
     lines += [row(f"{c['sampler']}, {c['schedule']}", c["evaluations"], c) for c in result["cells"]]
@@ -153,7 +156,8 @@ def findings(result: dict) -> list[str]:
     """Who reaches the distance of 35 Heun steps, and with how many evaluations."""
     goal = at(result, "heun", 70)
     out = [
-        f"35 Heun steps ({goal['evaluations']} evaluations) end {goal['distance']:.3f} sigma_data from the fine solution.",
+        f"35 Heun steps ({goal['evaluations']} evaluations) end {goal['distance']:.3f} sigma_data "
+        "from the fine solution.",
         "",
     ]
     for sampler in ("dpmpp_2m", "unipc"):

@@ -2,11 +2,15 @@
 
     python benchmarks/scaling.py [--rounds 3] [--size demo] [--images 600]
 
-Each process has one thread (OMP_NUM_THREADS=1). Every round measures every case once, in turn; a ratio is the median over rounds of the ratio within
-a round. A training step is two packs of 1,024 tokens in float32 on gloo in every case: DP2 gives each process one pack, TP2 halves the heads and the
-MLP, CP2 halves the tokens. The ceiling, two processes that train alone at the same time and know nothing of each other, is what two cores of this
-machine give; efficiency is against it. Preparation is the driver as torchrun would run it (synthetic pictures, pca, MiniLM), imports apart.
-Leaves: a table and benchmarks/results/scaling.{json,md}. Cost: about two minutes on two quiet cores.
+Each process has one thread (OMP_NUM_THREADS=1). Every round measures every case once, in turn; a ratio is the median
+over rounds of the ratio within a round. A training step is two packs of 1,024 tokens in float32 on gloo in every case.
+DP2 gives each process one pack, TP2 halves the heads and the MLP, CP2 halves the tokens.
+
+The ceiling is two processes that train alone at the same time and know nothing of each other. It is what two cores of
+this machine give; efficiency is against it. Preparation is the driver as torchrun would run it (synthetic pictures,
+pca, MiniLM), imports not counted.
+
+Prints a table and writes benchmarks/results/scaling.{json,md}. Takes about two minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -86,7 +90,10 @@ def settings(size: str, tokens: int) -> list[str]:
 
 
 def training_round(size: str, tokens: int, steps: int) -> dict[str, float]:
-    """Tokens a second (of capacity; packs are full to a few tokens) of each case, and of two processes that each work alone."""
+    """Tokens a second of each case, and of two processes that each work alone.
+
+    Tokens are a pack's capacity: packs are full to a few tokens.
+    """
     common, rates = settings(size, tokens), {}
     for name, (world, overrides) in TRAINING.items():
         ranks = run_ranks(world, train_rank, [*common, *overrides], steps)
@@ -159,7 +166,8 @@ def text(result: dict) -> str:
 
     return "\n".join(
         [
-            f"Medians of {result['rounds']} interleaved rounds; ratio to 1 process within a round, least and greatest in brackets.",
+            f"Medians of {result['rounds']} interleaved rounds; "
+            "ratio to 1 process within a round, least and greatest in brackets.",
             report.sentence(result["machine"]) + ".",
             "",
             f"Training, size {result['size']}, {PACKS} packs of {result['tokens']:,} tokens a step, float32, gloo:",
@@ -168,7 +176,8 @@ def text(result: dict) -> str:
                 ["training", "tokens/s", "ratio", "of the ceiling"], rows(result["training"], "1 process", CEILING)
             ),
             "",
-            f"Preparation of {result['images']} synthetic pictures of {result['short_side']} px (drawing them included, imports apart):",
+            f"Preparation of {result['images']} synthetic pictures of {result['short_side']} px "
+            "(drawing them included, imports apart):",
             "",
             report.table(["preparation", "images/s", "ratio"], rows(result["preparation"], "1 process", None)),
         ]

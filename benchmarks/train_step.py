@@ -1,9 +1,10 @@
-"""Training step: packed DiT on megatron-core against a plain PyTorch DiT of the same shape on padded batches, in one run, interleaved.
+"""Training step: packed DiT on megatron-core against a plain PyTorch DiT of the same shape on padded batches.
 
     python benchmarks/train_step.py [--rounds 7] [--size DiT-S] [--cases NAME ...]
 
-The plain one is what the DiT paper's code does, with text: one batch padded to its longest sample and caption, boolean masks, torch SDPA, AdamW,
-gradient clipping. Both see the same samples, in fp32 on one thread; useful tokens (without padding) a second are compared. Prints a table, writes
+The plain one is what the DiT paper's code does, with text: one batch padded to its longest sample and caption, boolean
+masks, torch SDPA, AdamW, gradient clipping. Both see the same samples, in fp32 on one thread, interleaved in one run.
+The figure compared is useful tokens (without padding) a second. Prints a table and writes
 benchmarks/results/train_step.{json,md}.
 """
 
@@ -206,7 +207,8 @@ def main() -> None:
     ]
     for r in rows:
         lines.append(
-            f"| {r['case']} | {r['tokens_a_step']:,} | {r['packed_tokens_per_s']:,.0f} | {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"
+            f"| {r['case']} | {r['tokens_a_step']:,} | {r['packed_tokens_per_s']:,.0f} "
+            f"| {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"
         )
     print("\n".join(lines))
     (args.output_dir / "train_step.md").write_text("\n".join(lines) + "\n")
