@@ -31,7 +31,7 @@ import webdataset as wds
 from PIL import Image
 
 from dfm_nb.data import shards
-from dfm_nb.data.encoding import Encoders, Geometry, Reading, encode_shards, to_pixels
+from dfm_nb.data.encoding import Encoders, Reading, encode_shards, to_pixels
 from dfm_nb.data.shard_plan import plan_all
 from dfm_nb.data.sources import folder as folder_source
 from dfm_nb.data.sources import synthetic
@@ -78,7 +78,7 @@ def ours(source, out: Path, tokenizer, encoder, size_px: int, pad: int | None = 
     keys = [source.item_key(i) for i in range(len(source))]
     plans = plan_all(keys, 1, 250, 0.0, 0.0)[0]
     encoders = Encoders(tokenizer, encoder, pad_text_tokens=pad)
-    encode_shards(plans, Reading(source, Geometry(size_px, False), workers=2), encoders, out)
+    encode_shards(plans, Reading(source, size_px), encoders, out)
 
 
 def bytes_of(out: Path, samples: int) -> float:

@@ -17,7 +17,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,14 +53,20 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Geometry:
-    """How pixels are fitted: short side in px (None: as they are), sides floored to multiples of 16, T to 1 + 4k."""
+class Reading:
+    """What is read and how.
 
-    short_side: int | None
-    upscale: bool
+    short_side : px that pictures are fitted to, both sides floored to multiples of 16; None leaves sizes as they are.
+    workers : number of threads.
+    """
+
+    source: Source
+    short_side: int | None = None
+    upscale: bool = False
+    workers: int = 2
 
     def fit(self, clip: Clip) -> Fitted:
-        """The clip resized at most once."""
+        """The clip cut to 1 + 4k frames and resized at most once."""
         t, h, w, _ = clip.video.shape
         try:
             size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), upscale=self.upscale)
@@ -75,21 +81,12 @@ class Geometry:
 Result = Fitted | SampleError
 
 
+@dataclass(eq=False)
 class _Line:
-    """What has been read of one item and not yet been taken."""
+    """What has been read of one item and not yet been taken; None marks the item's end."""
 
-    def __init__(self, index: int):
-        self.index = index
-        self.waiting: deque[Result | None] = deque()  # None marks the item's end
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is read and how: a source, the size its pictures are fitted to, and the number of threads."""
-
-    source: Source
-    geometry: Geometry
-    workers: int = 2
+    index: int
+    waiting: deque[Result | None] = field(default_factory=deque)
 
 
 class ReadAhead:
@@ -99,7 +96,7 @@ class ReadAhead:
     """
 
     def __init__(self, reading: Reading, items: Sequence[int]):
-        self.source, self.geometry = reading.source, reading.geometry
+        self.reading, self.source = reading, reading.source
         self._todo, self._window = deque(items), 16 * reading.workers
         self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
@@ -161,7 +158,7 @@ class ReadAhead:
     def _read(self, line: _Line) -> None:
         try:
             for clip in self.source.read(line.index):
-                if not self._put(line, self.geometry.fit(clip)):
+                if not self._put(line, self.reading.fit(clip)):
                     return
         except SampleError as error:
             self._put(line, error)
@@ -186,15 +183,11 @@ def to_frames(pixels: torch.Tensor) -> np.ndarray:
 
 @dataclass
 class Chunk:
-    """Consecutive samples of a shard on their way to the writer; `last` closes the shard."""
+    """Consecutive samples of a shard on their way to the writer; latents are by position in the chunk."""
 
-    plan: ShardPlan
-    number: int = 0
     metas: list[dict] = field(default_factory=list)
     latents: dict[int, torch.Tensor] = field(default_factory=dict)
     drops: list[dict] = field(default_factory=list)
-    latent_bytes: int = 0
-    last: bool = False
 
 
 @dataclass(frozen=True)
@@ -271,9 +264,9 @@ def describe(fitted: Fitted) -> dict:
     }
 
 
-def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher) -> Iterator[Chunk]:
+def chunks_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batcher) -> Iterator[Chunk]:
     """The latents of a shard, chunk by chunk. `reads` gives (index, result) of this shard's items."""
-    chunk, seen = Chunk(plan), set()
+    chunk, latent_bytes, seen = Chunk(), 0, set()
     for index, result in reads:
         if isinstance(result, Fitted) and result.clip.key in seen:
             result = SampleError("duplicate_key", f"{result.clip.key} occurs twice; keys must be unique")
@@ -284,45 +277,13 @@ def chunks_of(plan: ShardPlan, reads: Iterator, source: Source, batcher: Batcher
         t, h, w, _ = result.clip.video.shape
         batcher.add(len(chunk.metas), result.clip.video, chunk.latents)
         chunk.metas.append(describe(result))
-        chunk.latent_bytes += 2 * CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
-        if chunk.latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
+        latent_bytes += 2 * CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
+        if latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
             batcher.flush(chunk.latents)
             yield chunk
-            chunk = Chunk(plan, chunk.number + 1)
+            chunk, latent_bytes = Chunk(), 0
     batcher.flush(chunk.latents)
-    chunk.last = True
     yield chunk
-
-
-class TextStage:
-    """Adds embeddings to chunks.
-
-    A caption is encoded once a shard, never carried over: what it is batched with must not depend on where a run was
-    resumed.
-    """
-
-    def __init__(self, text_encoder: TextEncoder, pad_text_tokens: int | None):
-        self.text_encoder, self.pad = text_encoder, pad_text_tokens
-        self._shard = ""
-        self._known: dict[str, torch.Tensor] = {}
-
-    def __call__(self, chunk: Chunk) -> list[EncodedClip]:
-        held = sum(t.nbytes for t in self._known.values())
-        if self._shard != chunk.plan.name or held > CAPTIONS_BYTES:
-            self._shard, self._known = chunk.plan.name, {}
-        missing = sorted({m["caption"] for m in chunk.metas} - self._known.keys())
-        if missing:
-            self._known.update(zip(missing, self.text_encoder.encode(missing)))
-        samples = []
-        for position, meta in enumerate(chunk.metas):
-            text, latent = self._known[meta["caption"]], chunk.latents.pop(position)
-            meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
-            samples.append(EncodedClip(meta["key"], latent, self._padded(text)[None], meta))
-        return samples
-
-    def _padded(self, text: torch.Tensor) -> torch.Tensor:
-        missing = (self.pad or 0) - len(text)
-        return torch.nn.functional.pad(text, (0, 0, 0, missing)) if missing > 0 else text
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -343,21 +304,36 @@ def read_record(folder: Path, name: str) -> dict | None:
     return record if whole else None
 
 
-class _OpenShard:
-    """A shard that is being written, and what its record will say."""
+class OpenShard:
+    """A shard in the making. `embed` runs in the text thread; `write` and `finish` run in the writer's."""
 
-    def __init__(self, folder: Path, plan: ShardPlan):
-        self.folder, self.plan = folder, plan
+    def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
+        self.folder, self.plan, self.encoders = folder, plan, encoders
         self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
         self.chunks = self.text_tokens = 0
         self.drops: list[dict] = []
         self.sums = np.zeros((3, CHANNELS))  # count, sum and sum of squares of each channel
+        # of this shard alone: what a caption is batched with must not depend on where a run was resumed
+        self._known: dict[str, torch.Tensor] = {}
 
-    def add(self, chunk: Chunk, samples: list[EncodedClip]) -> None:
-        assert chunk.number == self.chunks, "an earlier chunk of this shard was lost"
-        self.chunks += 1
-        self.drops += chunk.drops
-        for clip in samples:
+    def embed(self, chunk: Chunk) -> list[EncodedClip]:
+        """The chunk's samples; equal captions are encoded once."""
+        if sum(t.nbytes for t in self._known.values()) > CAPTIONS_BYTES:
+            self._known.clear()
+        missing = sorted({m["caption"] for m in chunk.metas} - self._known.keys())
+        if missing:
+            self._known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
+        samples = []
+        for position, meta in enumerate(chunk.metas):
+            text, latent = self._known[meta["caption"]], chunk.latents.pop(position)
+            meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
+            padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
+            text = torch.nn.functional.pad(text, (0, 0, 0, padding))
+            samples.append(EncodedClip(meta["key"], latent, text[None], meta))
+        return samples
+
+    def write(self, chunk: Chunk, embedded: Future[list[EncodedClip]]) -> None:
+        for clip in embedded.result():
             if self.writer is None:
                 self.writer = shards.ShardWriter(self.folder / self.plan.name)
             self.writer.add(clip)
@@ -365,8 +341,12 @@ class _OpenShard:
             moments = [np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()]
             self.sums[:, : len(z)] += np.stack(moments)
             self.text_tokens += clip.meta["text_tokens"]
+        self.drops += chunk.drops
+        self.chunks += 1
 
-    def finish(self) -> None:
+    def finish(self, chunks: int) -> None:
+        """Close the shard and write its record."""
+        assert self.chunks == chunks, "a chunk of this shard failed"  # its fault is raised by its own future
         samples = self.writer.samples if self.writer else 0
         digest, size = self.writer.close() if self.writer else (None, 0)
         record = {
@@ -381,27 +361,10 @@ class _OpenShard:
         }
         write_atomically(record_path(self.folder, self.plan.name), json.dumps(record).encode())
 
-
-class WriteStage:
-    """Appends chunks to the open shard; the last one closes it and writes its record."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._shard: _OpenShard | None = None
-
-    def __call__(self, chunk: Chunk, embedded: Future[list[EncodedClip]]) -> None:
-        samples = embedded.result()
-        if self._shard is None:
-            self._shard = _OpenShard(self.folder, chunk.plan)
-        self._shard.add(chunk, samples)
-        if chunk.last:
-            self._shard.finish()
-            self._shard = None
-
     def abort(self) -> None:
-        """Leave no half shard."""
-        if self._shard and self._shard.writer:
-            self._shard.writer.abort()
+        """Leave no half shard; a finished one stays."""
+        if self.writer:
+            self.writer.abort()
 
 
 def encode_shards(
@@ -413,20 +376,26 @@ def encode_shards(
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
     batcher = Batcher(encoders.tokenizer, encoders.device)
-    text, write = TextStage(encoders.text_encoder, encoders.pad_text_tokens), WriteStage(folder)
     text_thread, write_thread = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "write")
     pending: deque[Future] = deque()
+    unfinished: deque[OpenShard] = deque(maxlen=2)  # while one is begun, only the one before it may still be open
     with ReadAhead(reading, [i for plan in plans for i in plan.items]) as ahead:
         try:
             for plan in plans:
-                for chunk in chunks_of(plan, ahead.take(len(plan.items), on_item), reading.source, batcher):
-                    embedded = text_thread.submit(text, chunk)
-                    pending.append(write_thread.submit(write, chunk, embedded))
+                shard = OpenShard(folder, plan, encoders)
+                unfinished.append(shard)
+                count = 0
+                for chunk in chunks_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
+                    count += 1
+                    embedded = text_thread.submit(shard.embed, chunk)
+                    pending.append(write_thread.submit(shard.write, chunk, embedded))
                     while len(pending) > 1:  # at most two chunks are held
                         pending.popleft().result()
+                pending.append(write_thread.submit(shard.finish, count))
             while pending:
                 pending.popleft().result()
         finally:  # after a fault: drop what waits, let what runs end, leave no half shard
             text_thread.shutdown(cancel_futures=True)
             write_thread.shutdown(cancel_futures=True)
-            write.abort()
+            for shard in unfinished:
+                shard.abort()

@@ -32,7 +32,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.records import SampleError, Source, Tokenizer
 from dfm_nb.data import shards
-from dfm_nb.data.encoding import Encoders, Geometry, ReadAhead, Reading, encode_shards, read_record, to_pixels
+from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, read_record, to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.shard_plan import SPLITS, ShardPlan, balanced_ranges, evenly, plan_all, splits_of
@@ -136,11 +136,10 @@ class PrepareConfig:
     def source_module(self) -> ModuleType:
         return plugins.load("sources", self.source.partition(":")[0])
 
-    @property
-    def geometry(self) -> Geometry:
-        """How pictures are fitted; those that a source makes at the size asked for stay as they are."""
+    def reading(self, source: Source, workers: int) -> Reading:
+        """How pictures are read and fitted; those that a source makes at the size asked for stay as they are."""
         made_to_size = plugins.takes(self.source_module, "size_px")
-        return Geometry(None if made_to_size else self.side_px, self.upscale)
+        return Reading(source, None if made_to_size else self.side_px, self.upscale, workers)
 
     def open_source(self) -> Source:
         """The source; ValueError names flags that it has no use for."""
@@ -271,7 +270,7 @@ class Preparation:
         self.source = config.open_source()
         self.keys = item_keys(self.source, config.limit)
         self.splits = splits_of(self.keys, config.val_fraction, config.test_fraction)
-        self.reading = Reading(self.source, config.geometry, ranks.reader_threads(config.workers))
+        self.reading = config.reading(self.source, ranks.reader_threads(config.workers))
 
     @cached_property
     def plans(self) -> list[list[ShardPlan]]:

@@ -11,8 +11,6 @@ from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data import encoding, shards
 from dfm_nb.data.shard_plan import ShardPlan
 
-AS_IS = encoding.Geometry(None, False)
-
 
 class Source:
     """Item i gives `clips[i]` grey images of 16 x 16 px with the value i; negative: a fault after so many clips."""
@@ -63,7 +61,7 @@ class Length:
 def encode(folder, source, plans, tokenizer=None, text=None, workers=2, on_item=lambda: None):
     (folder / shards.RECORDS).mkdir(exist_ok=True)
     encoders = encoding.Encoders(tokenizer or Mean(), text or Length())
-    encoding.encode_shards(plans, encoding.Reading(source, AS_IS, workers), encoders, folder, on_item)
+    encoding.encode_shards(plans, encoding.Reading(source, workers=workers), encoders, folder, on_item)
     return [encoding.read_record(folder, p.name) for p in plans]
 
 
@@ -144,7 +142,7 @@ def test_long_shards_are_written_in_chunks_with_the_same_content(tmp_path, monke
 
 def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr(encoding, "AHEAD_BYTES", 5 * 16 * 16 * 3)
-    with encoding.ReadAhead(encoding.Reading(Source([3] * 30), AS_IS, 4), range(30)) as ahead:
+    with encoding.ReadAhead(encoding.Reading(Source([3] * 30), workers=4), range(30)) as ahead:
         taken = ahead.take(30)
         keys = [next(taken)[1].clip.key for _ in range(2)]
         time.sleep(0.3)
@@ -195,7 +193,7 @@ def test_geometry_resizes_once_to_multiples_of_16_without_enlarging(shape, short
     monkeypatch.setattr(
         encoding.video, "resize", lambda v, h, w: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1]
     )
-    fitted = encoding.Geometry(short, upscale).fit(Clip("k", np.zeros(shape, np.uint8), "c", 1.0, "s"))
+    fitted = encoding.Reading(Source([]), short, upscale).fit(Clip("k", np.zeros(shape, np.uint8), "c", 1.0, "s"))
     t, h, w, _ = fitted.clip.video.shape
     assert (h, w) == want and h % 16 == w % 16 == 0 and (t - 1) % 4 == 0 and len(calls) <= 1
     assert (fitted.original_height, fitted.original_width) == shape[1:3]
