@@ -35,14 +35,6 @@ class Limits:
     backoff_s: float = 1.0
     max_bytes: int = 512 << 20
 
-    def __post_init__(self) -> None:
-        for name in ("timeout_s", "total_s", "max_bytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive; got {getattr(self, name)}")
-        for name in ("retries", "backoff_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} cannot be negative; got {getattr(self, name)}")
-
 
 DEFAULT_LIMITS = Limits()
 
@@ -55,7 +47,7 @@ class _Passing(Exception):
         self.reason, self.pause_s = reason, pause_s
 
 
-def download(url: str, path: Path, limits: Limits = DEFAULT_LIMITS, accept_text: bool = False) -> str:
+def download(url: str, path: Path, limits: Limits, accept_text: bool = False) -> str:
     """Fetch `url` into `path`; returns the content type (lower case, without parameters, "" when not told).
 
     Parameters

@@ -1,8 +1,7 @@
 """From a media file to clips: what `folder` and `table` share.
 
-Enters: a path, or the bytes of a picture. Leaves: one clip of a picture or animation, any number of a video.
-Guarantees: lengths are 1 + 4k frames; a video is cut while it is decoded, so memory holds one clip, not the video.
-Cost: one decode; frames that `fps` skips are decoded too.
+A picture or animation gives one clip, a video any number; lengths are 1 + 4k frames. A video is cut while it is decoded,
+so memory holds one clip and not the video. Frames that `fps` skips are decoded too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +52,6 @@ class ClipOptions:
             raise ValueError(f"--stride must be at least 1 frame; got {self.stride}")
         if self.stride is not None and n is None:
             raise ValueError("--stride says where the next clip starts; give --clip-frames as well")
-
-    def identity(self) -> dict:
-        return asdict(self)
 
 
 def key_of(name: str) -> str:

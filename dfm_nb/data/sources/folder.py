@@ -3,19 +3,18 @@
 Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
 of `a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its
 "caption" or "text"), the file's name with - and _ as spaces.
-Enters: the folder. Leaves: one clip of an image, any number of a video; transparent pixels lie on `background`.
-Guarantees: files in sorted order, hidden ones left out; what cannot be used, a missing file that `captions.csv` names
-included, is a `SampleError` that names it. Cost: one decode per file.
+Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used, a
+missing file that `captions.csv` names included, is a `SampleError` that names it.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from dfm_nb.base import video
@@ -30,6 +29,7 @@ from dfm_nb.data.sources._media import (
     key_of,
     read_clips,
 )
+from dfm_nb.data.sources._rows import open_rows
 
 FLAGS = (BACKGROUND_FLAG, *CLIP_FLAGS)
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
@@ -52,9 +52,8 @@ class Folder:
         leaves = {n.rpartition("/")[2] for n in names}
         names |= {n for n in self.captions if n not in leaves}  # those that are missing are named when they are read
         self.files = sorted(names)
-        other = Counter(p.suffix.lower() for p in visible if p.suffix.lower() not in MEDIA_SUFFIXES)
-        for suffix in (*CAPTION_SUFFIXES, Path(CAPTIONS).suffix):
-            other.pop(suffix, None)
+        known = {*MEDIA_SUFFIXES, *CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
+        other = Counter(p.suffix.lower() for p in visible if p.suffix.lower() not in known)
         if other:
             kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
             log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
@@ -77,7 +76,7 @@ class Folder:
             "files": len(self.files),
             "listing_sha256": listing.hexdigest(),
             "background": list(self.background),
-            **self.clips.identity(),
+            **asdict(self.clips),
         }
 
     def caption(self, index: int) -> str:
@@ -108,23 +107,12 @@ def _read_captions(path: Path) -> dict[str, str]:
     """{file: caption} of `captions.csv`, {} when there is none; a row without a caption counts as no row."""
     if not path.is_file():
         return {}
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            columns, rows = reader.fieldnames or [], list(reader)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
-    except csv.Error as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}") from None
-    file_column = next((c for c in FILE_COLUMNS if c in columns), None)
-    if file_column is None or "caption" not in columns:
-        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(columns) or 'none'}")
-    captions = {}
-    for row in rows:
-        name, caption = (row[file_column] or "").strip(), (row["caption"] or "").strip()
-        if name and caption:
-            captions[name.replace("\\", "/").removeprefix("./")] = caption
-    return captions
+    rows = open_rows(path)
+    file_column = next((c for c in FILE_COLUMNS if c in rows.columns), None)
+    if file_column is None or "caption" not in rows.columns:
+        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows.columns)}")
+    pairs = zip(rows.column(file_column), rows.column("caption"))
+    return {f.strip().replace("\\", "/").removeprefix("./"): c.strip() for f, c in pairs if f and c}
 
 
 def _caption_file(path: Path) -> str:

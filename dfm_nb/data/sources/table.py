@@ -1,10 +1,8 @@
 """`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with a caption and an image or a video.
 
-Enters: a local path, `hf://datasets/...` or an http(s) URL of the table. The media column holds image bytes (raw, or
-the hub's struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL; of
-several such columns (`image`, `image_url`, ...) each row uses the first that is not empty.
-Leaves: one clip of an image, any number of a video. Guarantees: rows in order; a row that cannot be used is a
-`SampleError` that names it. Cost: one download and one decode a row; nothing is kept on disk.
+The table is a local path, `hf://datasets/...` or an http(s) URL. The media column holds image bytes (raw, or the hub's
+struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL. Of several such
+columns (`image`, `image_url`, ...) each row uses the first that is not empty. Nothing that is fetched is kept on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
@@ -46,61 +45,62 @@ CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 VIDEO_TYPES = {"video/webm": ".webm", "video/quicktime": ".mov", "video/x-matroska": ".mkv"}
 
 
+@dataclass
 class Table:
-    """Items are rows."""
+    """Items are rows.
 
-    def __init__(
-        self,
-        name: str,
-        rows: TextRows | ParquetRows,
-        label: str,
-        folder: Path,
-        media: Sequence[str],
-        caption: str,
-        background: video.RGB,
-        clips: ClipOptions,
-        limits: _fetch.Limits,
-    ):
-        self.name, self.label, self.folder = name, label, folder
-        self._rows, self._media, self._caption_column = rows, tuple(media), caption
-        self._captions = rows.column(caption)
-        self._background, self._clips, self._limits = background, clips, limits
-        self._stem = key_of(Path(label).name)
+    label : the table's name in keys, messages and the identity.
+    folder : what relative paths in the table refer to.
+    media : columns with images or videos, in order of preference.
+    """
+
+    name: str
+    rows: TextRows | ParquetRows
+    label: str
+    folder: Path
+    media: Sequence[str]
+    caption_column: str
+    background: video.RGB
+    clips: ClipOptions
+    limits: _fetch.Limits
+
+    def __post_init__(self) -> None:
+        self._captions = self.rows.column(self.caption_column)
 
     def __len__(self) -> int:
-        return len(self._captions)
+        return len(self.rows)
 
     def item_key(self, index: int) -> str:
-        return f"{self._stem}-{index:07d}"
+        return f"{key_of(Path(self.label).name)}-{index:07d}"
 
     def identity(self) -> dict:
         """The captions and the paths and URLs are hashed, image bytes inside a parquet file are not."""
         listing = hashlib.sha256(repr(self._captions).encode("utf-8", "surrogatepass"))
-        for column in self._media:
-            if not (isinstance(self._rows, ParquetRows) and self._rows.is_heavy(column)):
-                listing.update(repr((column, self._rows.column(column))).encode("utf-8", "surrogatepass"))
+        for column in self.media:
+            if not (isinstance(self.rows, ParquetRows) and self.rows.is_heavy(column)):
+                listing.update(repr((column, self.rows.column(column))).encode("utf-8", "surrogatepass"))
         return {
             "name": self.name,
             "table": self.label,
             "rows": len(self),
-            "media_columns": list(self._media),
-            "caption_column": self._caption_column,
+            "media_columns": list(self.media),
+            "caption_column": self.caption_column,
             "listing_sha256": listing.hexdigest(),
-            "background": list(self._background),
-            **self._clips.identity(),
+            "background": list(self.background),
+            **asdict(self.clips),
         }
 
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
         caption = self._caption(index, where)
-        values = (self._rows.value(column, index) for column in self._media)
+        values = (self.rows.value(column, index) for column in self.media)
         value = next((v for v in values if not _is_empty(v)), None)
         if value is None:
-            raise SampleError("no_media", f"{where} has neither bytes, a path nor a URL in {' or '.join(self._media)}")
+            raise SampleError("no_media", f"{where} has neither bytes, a path nor a URL in {' or '.join(self.media)}")
         key = self.item_key(index)
         try:
             with self._local(value) as media:
-                for clip_key, frames, fps in read_clips(media, self._background, self._clips, key):
+                for clip_key, frames, fps in read_clips(media, self.background, self.clips, key):
                     yield Clip(clip_key, frames, caption, fps, self.name)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
@@ -108,10 +108,10 @@ class Table:
     def _caption(self, index: int, where: str) -> str:
         value = self._captions[index]
         if value is None:
-            raise SampleError("no_caption", f"{where} has an empty {self._caption_column!r}; write a caption there")
+            raise SampleError("no_caption", f"{where} has an empty {self.caption_column!r}; write a caption there")
         if not isinstance(value, (str, int, float)):
             kind = type(value).__name__
-            raise SampleError("no_caption", f"{where}: {self._caption_column!r} must be text; it is a {kind}")
+            raise SampleError("no_caption", f"{where}: {self.caption_column!r} must be text; it is a {kind}")
         return str(value).strip()
 
     @contextmanager
@@ -143,7 +143,7 @@ class Table:
     def _fetched(self, url: str) -> Iterator[Path]:
         suffix = Path(unquote(urlsplit(url).path)).suffix.lower()
         with _temporary(".download") as path:
-            kind = _fetch.download(url, path, self._limits)
+            kind = _fetch.download(url, path, self.limits)
             if suffix in VIDEO_SUFFIXES or kind.startswith("video/"):
                 suffix = suffix if suffix in VIDEO_SUFFIXES else VIDEO_TYPES.get(kind, ".mp4")
                 path = path.rename(path.with_suffix(suffix))
@@ -212,10 +212,7 @@ def build(
     clip_frames: int | None = None,
     fps: float | None = None,
     stride: int | None = None,
-    timeout_s: float = 20.0,
-    retries: int = 3,
-    backoff_s: float = 1.0,
-    max_bytes: int = 512 << 20,
+    limits: _fetch.Limits = _fetch.DEFAULT_LIMITS,
 ) -> Table:
     """The source of `table:FILE`.
 
@@ -225,7 +222,7 @@ def build(
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
     background : colour under transparent pixels, a CSS name or #rrggbb.
     clip_frames, fps, stride : see `ClipOptions`.
-    timeout_s, retries, backoff_s, max_bytes : of each download.
+    limits : of each download.
 
     Raises
     ------
@@ -233,7 +230,6 @@ def build(
     """
     if not spec:
         raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
-    limits = _fetch.Limits(timeout_s=timeout_s, retries=retries, backoff_s=backoff_s, max_bytes=max_bytes)
     clips, colour = ClipOptions(clip_frames, fps, stride), video.parse_colour(background)
     rows, folder = local_table(spec, limits)
     label = Path(urlsplit(spec).path).name or spec

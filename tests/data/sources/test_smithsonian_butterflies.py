@@ -78,7 +78,7 @@ def test_a_file_its_folder_and_the_hub_give_the_same_source(parquet, monkeypatch
 def test_urls_are_fetched_when_the_file_has_no_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     path = write_parquet(tmp_path / "t.parquet", with_bytes=False)
-    source = smithsonian_butterflies.build(str(path), retries=0, timeout_s=1)
+    source = smithsonian_butterflies.build(str(path), limits=_fetch.Limits(timeout_s=1, retries=0))
     assert next(source.read(1)).video[0, 0, 0].argmax() == 2
     with pytest.raises(SampleError, match=r"127.0.0.1:9/first.jpg could not be fetched in 1 attempt") as caught:
         next(source.read(0))

@@ -172,11 +172,12 @@ def server(monkeypatch):
     httpd.server_close()
 
 
-def served(tmp_path, server, *names, **options):
+def served(tmp_path, server, *names, limits=None, **options):
     """A table of the server's files."""
     path = tmp_path / "t.csv"
     pd.DataFrame({"image_url": [f"{server.url}/{n}" for n in names], "caption": "a caption"}).to_csv(path, index=False)
-    return table.build(str(path), **({"timeout_s": 0.3, "backoff_s": 0.01, "retries": 1} | options))
+    bounds = {"timeout_s": 0.3, "backoff_s": 0.01, "retries": 1} | (limits or {})
+    return table.build(str(path), limits=_fetch.Limits(**bounds), **options)
 
 
 def test_urls_are_fetched(tmp_path, server):
@@ -215,19 +216,19 @@ def test_a_fault_of_the_server_is_named_and_retried_when_it_may_pass(name, reaso
 
 
 def test_passing_faults_are_outlived(tmp_path, server):
-    source = served(tmp_path, server, "flaky.png", retries=3)
+    source = served(tmp_path, server, "flaky.png", limits={"retries": 3})
     assert colour_of(read(source)[0]) == (0, 255, 0) and server.seen["flaky.png"] == 4
 
 
 def test_retries_pause_longer_each_time(tmp_path, server, monkeypatch):
     pauses = []
     monkeypatch.setattr(_fetch.time, "sleep", pauses.append)
-    fault(served(tmp_path, server, "truncated.png", retries=4, backoff_s=0.5))
+    fault(served(tmp_path, server, "truncated.png", limits={"retries": 4, "backoff_s": 0.5}))
     assert pauses == [0.5, 1.0, 2.0, 4.0]
 
 
 def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server):
-    assert fault(served(tmp_path, server, "endless.png", max_bytes=1 << 20)).reason == "too_large"
+    assert fault(served(tmp_path, server, "endless.png", limits={"max_bytes": 1 << 20})).reason == "too_large"
     assert server.hung_up.wait(5)
 
 
@@ -266,7 +267,7 @@ def test_the_table_itself_may_be_a_url(server):
     source = table.build(f"{server.url}/list.csv")
     assert source.label == "list.csv" and colour_of(read(source)[0]) == (0, 255, 0)
     with pytest.raises(ValueError, match=r"404.*local path"):
-        table.build(f"{server.url}/missing.csv", retries=0)
+        table.build(f"{server.url}/missing.csv")
 
 
 # ---- kinds of table -----------------------------------------------------------------------------------------------
@@ -421,7 +422,6 @@ def test_missing_tables_are_refused(tmp_path):
         table.build(str(tmp_path))
 
 
-@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"retries": -1}, {"max_bytes": 0}, {"clip_frames": 6}])
-def test_bad_options_are_refused(options, tmp_path):
-    with pytest.raises(ValueError, match=next(iter(options)).replace("clip_frames", "--clip-frames")):
-        table.build(str(write_table(tmp_path / "t.csv", ROWS)), **options)
+def test_bad_options_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="--clip-frames"):
+        table.build(str(write_table(tmp_path / "t.csv", ROWS)), clip_frames=6)
