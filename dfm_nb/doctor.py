@@ -6,7 +6,6 @@ Exit code 1 when something needed is missing.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
@@ -42,17 +41,16 @@ class Finding:
 
 
 def packages() -> list[Finding]:
+    absent = {
+        name: Finding("missing", f"{name} is not installed; pip install -c constraints.txt -e .") for name in NEEDED
+    }
+    absent |= {name: Finding("note", f"{name} is not installed: {use}") for name, use in OPTIONAL.items()}
     out = []
-    for name in NEEDED:
+    for name, finding in absent.items():
         try:
             out.append(Finding("ok", f"{name} {importlib.metadata.version(name)}"))
         except importlib.metadata.PackageNotFoundError:
-            out.append(Finding("missing", f"{name} is not installed; pip install -c constraints.txt -e ."))
-    for name, use in OPTIONAL.items():
-        try:
-            out.append(Finding("ok", f"{name} {importlib.metadata.version(name)}"))
-        except importlib.metadata.PackageNotFoundError:
-            out.append(Finding("note", f"{name} is not installed: {use}"))
+            out.append(finding)
     return out
 
 
@@ -67,33 +65,21 @@ def devices() -> list[Finding]:
     import torch
 
     if torch.cuda.is_available():
-        return [
-            Finding(
-                "ok",
-                f"{torch.cuda.get_device_name(i)}, {torch.cuda.get_device_properties(i).total_memory / 2**30:.0f} GiB",
-            )
-            for i in range(torch.cuda.device_count())
-        ]
-    bf16 = (
-        "bf16 is fast here"
-        if fast_bf16()
-        else "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
-    )
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [Finding("ok", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB") for gpu in gpus]
+    slow = "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
+    bf16 = "bf16 is fast here" if fast_bf16() else slow
     return [Finding("note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}")]
 
 
 def megatron() -> list[Finding]:
+    import torch
+
     try:
         from dfm_nb import parallel  # noqa: F401
     except ImportError as error:
         return [Finding("missing", str(error))]
-    return [Finding("ok", "megatron-core imports" + (" with CPU support" if not _cuda() else ""))]
-
-
-def _cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return [Finding("ok", "megatron-core imports" + ("" if torch.cuda.is_available() else " with CPU support"))]
 
 
 def encoders() -> list[Finding]:
@@ -110,13 +96,8 @@ def room() -> list[Finding]:
     import psutil
 
     disk, memory = shutil.disk_usage("."), psutil.virtual_memory()
-    level = "ok" if disk.free > 5 * 2**30 else "note"
-    return [
-        Finding(
-            level,
-            f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available",
-        )
-    ]
+    said = f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available"
+    return [Finding("ok" if disk.free > 5 * 2**30 else "note", said)]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -85,10 +85,10 @@ def quiet_libraries() -> None:
     )
 
 
-def torchrun_argv(module: str, argv: list[str], nproc_per_node: int, extra: list[str] | None = None) -> list[str]:
+def torchrun_argv(module: str, argv: list[str], nproc_per_node: int) -> list[str]:
     """The command that runs `python -m module argv` on `nproc_per_node` local processes."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}"]
-    return launch + (extra or []) + ["-m", module] + argv
+    return [*launch, "-m", module, *argv]
 
 
 def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:

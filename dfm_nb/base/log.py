@@ -22,22 +22,22 @@ class _Console(logging.StreamHandler):
             self.handleError(record)
 
 
-def start_logging(run: Run | None = None, rank: int = 0, level: int = logging.INFO) -> logging.Logger:
+def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     """Send the `dfm_nb` logger to the console, and on rank 0 of a run to `log.txt` (with the time before each line).
 
     Rank 0 shows lines as `[INFO] text`; other ranks show warnings and errors only, as `[WARNING] [rank 3] text`.
     Calling it again replaces the former set-up.
     """
     stop_logging()
-    log.setLevel(level)
+    log.setLevel(logging.INFO)
     log.propagate = False
     console = _Console()
     prefix = "" if rank == 0 else f"[rank {rank}] "
     console.setFormatter(logging.Formatter(f"[%(levelname)s] {prefix}%(message)s"))
-    console.setLevel(level if rank == 0 else logging.WARNING)
+    console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.addHandler(console)
     if run is not None and rank == 0:
-        file = logging.FileHandler(run.log_file, encoding="utf-8")
+        file = logging.FileHandler(run.path / "log.txt", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(file)
     return log

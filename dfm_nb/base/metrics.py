@@ -22,16 +22,12 @@ class Metrics:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._drop_torn_line()
+        if self.path.exists():
+            data = self.path.read_bytes()
+            whole = data.rfind(b"\n") + 1
+            if whole != len(data):
+                os.truncate(self.path, whole)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-
-    def _drop_torn_line(self) -> None:
-        if not self.path.exists():
-            return
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            os.truncate(self.path, whole)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record as one line; floats are written so that they read back bit for bit, NaN and Inf as null.
@@ -69,15 +65,9 @@ class Metrics:
         self.close()
 
 
-def read_metrics(path: str | Path, offset: int = 0) -> list[dict[str, Any]]:
-    """The whole records of a metrics file, also while it is being written; a file that is not there has none.
-
-    Parameters
-    ----------
-    path : `metrics.jsonl`, or a run folder.
-    offset : bytes to skip; use `tail_metrics` to follow a file.
-    """
-    return tail_metrics(path, offset)[0]
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The whole records of `metrics.jsonl` or of a run folder, also while it is written; none when it is not there."""
+    return tail_metrics(path)[0]
 
 
 def tail_metrics(path: str | Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:

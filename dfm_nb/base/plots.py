@@ -13,10 +13,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def plot_loss(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]] | Sequence[Mapping[str, Any]],
-    output: str | Path,
-    title: str = "",
-    val_key: str = "val_loss",
+    runs: Mapping[str, Sequence[Mapping[str, Any]]] | Sequence[Mapping[str, Any]], output: str | Path, title: str = ""
 ) -> Path:
     """Draw loss against iteration as a PNG: every record faintly, a running mean, and validation points.
 
@@ -24,7 +21,6 @@ def plot_loss(
     ----------
     runs : the records of one run, or {name: records} to lay several over one another.
     output : the PNG's path.
-    val_key : the key of the validation loss.
 
     Raises
     ------
@@ -43,7 +39,7 @@ def plot_loss(
         if window > 1:
             axes.plot(x, y, color=colour, alpha=0.22, linewidth=0.8)
         axes.plot(x, smooth(y, window), color=colour, linewidth=1.8, label=name or "training loss")
-        x_val, y_val = series(records, val_key)
+        x_val, y_val = series(records, "val_loss")
         if x_val:
             label = f"{name} (validation)" if name else "validation loss"
             axes.plot(

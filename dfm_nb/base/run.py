@@ -73,16 +73,8 @@ class Run:
         return self.path / "metrics.jsonl"
 
     @property
-    def log_file(self) -> Path:
-        return self.path / "log.txt"
-
-    @property
     def pid_file(self) -> Path:
         return self.path / "run.pid"
-
-    @property
-    def loss_png(self) -> Path:
-        return self.path / "loss.png"
 
     @property
     def checkpoints(self) -> Path:

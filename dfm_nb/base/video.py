@@ -22,9 +22,9 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
 from dfm_nb.base.files import replacing
+from dfm_nb.base.geometry import SIDE_MULTIPLE
 from dfm_nb.base.records import SampleError
 
-MIN_SIDE_PX = 16
 MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
 """Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
@@ -113,23 +113,11 @@ def read_image(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> np
         return _rgb(ImageOps.exif_transpose(image), background)[None]
 
 
-def read_animation(path: str | Path | bytes, background: RGB = WHITE) -> tuple[np.ndarray, float]:
-    """Read a GIF, animated WebP or APNG.
-
-    Returns
-    -------
-    frames : uint8 [T, H, W, 3]. Frames of unequal duration are laid on an even grid of as many frames.
-    fps : T over the total duration. A duration of 0 counts as 100 ms, as in browsers.
-
-    Raises
-    ------
-    SampleError : `missing_file`, `unreadable_image` or `too_long`.
-    """
-    with _opened(path) as image:
-        return _animation(path, image, background)
-
-
 def _animation(path: str | Path | bytes, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
+    """(uint8 [T, H, W, 3], frames per second); frames of unequal duration are laid on an even grid of as many.
+
+    A duration of 0 counts as 100 ms, as in browsers.
+    """
     frames, seconds = [], []
     for frame in ImageSequence.Iterator(image):
         frames.append(_rgb(ImageOps.exif_transpose(frame), background))
@@ -143,7 +131,7 @@ def _animation(path: str | Path | bytes, image: Image.Image, background: RGB) ->
 
 
 def read_still_or_animation(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> tuple[np.ndarray, float]:
-    """`read_animation` of a file that holds one, whatever it is called, and otherwise `read_image` at 1 fps."""
+    """The frames and rate of a file that holds an animation, whatever it is called; otherwise `read_image` at 1 fps."""
     with _opened(path_or_bytes) as image:
         if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
             return _animation(path_or_bytes, image, background)
@@ -151,15 +139,12 @@ def read_still_or_animation(path_or_bytes: str | Path | bytes, background: RGB =
 
 
 @contextmanager
-def open_video(
-    path: str | Path, fps: float | None = None, background: RGB = WHITE
-) -> Iterator[tuple[Iterator[np.ndarray], float]]:
+def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Iterator[np.ndarray], float]]:
     """Stream a video's first video stream: `with open_video(path) as (frames, rate):`.
 
     Parameters
     ----------
     fps : frames per second to deliver (the last frame shown at each instant); None keeps every stored frame.
-    background : RGB under transparent pixels of an animation.
 
     Yields
     ------
@@ -175,8 +160,9 @@ def open_video(
     if not Path(path).exists():
         raise SampleError("missing_file", f"{path} does not exist: check the path")
     if Path(path).suffix.lower() in ANIMATIONS:
-        still, rate = read_animation(path, background)
-        timed: Iterator = ((i / rate, frame) for i, frame in enumerate(still))
+        with _opened(path) as image:
+            stills, rate = _animation(path, image, WHITE)
+        timed: Iterator = ((i / rate, frame) for i, frame in enumerate(stills))
         yield _even(path, timed, rate, fps), float(fps or rate)
         return
     try:
@@ -192,24 +178,12 @@ def open_video(
         raise SampleError("unreadable_video", f"{path} is not a readable video ({reason})") from None
 
 
-def read_video(path: str | Path, fps: float | None = None, max_frames: int | None = None) -> tuple[np.ndarray, float]:
-    """All frames of a video at once; parameters and errors of `open_video`, and `too_long` over `MAX_BYTES`.
-
-    Parameters
-    ----------
-    max_frames : stop after so many delivered frames.
-
-    Returns
-    -------
-    frames : uint8 [T, H, W, 3].
-    fps : frames per second of `frames`.
-    """
+def read_video(path: str | Path, fps: float | None = None) -> tuple[np.ndarray, float]:
+    """All frames of a video, uint8 [T, H, W, 3], and their rate; as `open_video`, and `too_long` over `MAX_BYTES`."""
     with open_video(path, fps) as (frames, rate):
         kept: list[np.ndarray] = []
         for frame in frames:
             kept.append(frame)
-            if max_frames is not None and len(kept) >= max_frames:
-                break
             if len(kept) * frame.nbytes > MAX_BYTES:
                 raise SampleError("too_long", f"{path} decodes to more than {MAX_BYTES >> 20} MiB; cut it into clips")
         return np.stack(kept), rate
@@ -255,8 +229,8 @@ def _held(timed: Iterator, rate: float, fps: float) -> Iterator[np.ndarray]:
 # ---- sizes --------------------------------------------------------------------------------------------------------
 
 
-def fit_size(height: int, width: int, short_side: int, multiple: int = 16, upscale: bool = False) -> tuple[int, int]:
-    """Size in px to which a picture is resized: the short side is `short_side`, both sides floored to `multiple`.
+def fit_size(height: int, width: int, short_side: int, upscale: bool = False) -> tuple[int, int]:
+    """Size in px to which a picture is resized: the short side is `short_side`, both sides floored to multiples of 16.
 
     A picture smaller than that keeps its size (floored) unless `upscale`.
 
@@ -264,24 +238,19 @@ def fit_size(height: int, width: int, short_side: int, multiple: int = 16, upsca
     ------
     SampleError : `extreme_aspect` when one side is more than 8 times the other, `too_small` under 16 px.
     """
-    if short_side < multiple:
-        raise ValueError(f"short_side must be at least {multiple} px; got {short_side}")
     short, long = sorted((height, width))
     if short < 1 or long > MAX_ASPECT * short:
         raise SampleError("extreme_aspect", f"{height}x{width} px is longer than {MAX_ASPECT:g}:1; crop it first")
-    if short < MIN_SIDE_PX or (short < multiple and not upscale):
-        least = max(MIN_SIDE_PX, multiple)
-        raise SampleError("too_small", f"{height}x{width} px: both sides must be at least {least} px")
+    if short < SIDE_MULTIPLE:
+        raise SampleError("too_small", f"{height}x{width} px: both sides must be at least {SIDE_MULTIPLE} px")
     scale = Fraction(short_side, short) if upscale or short > short_side else Fraction(1)
-    h, w = (int(side * scale) // multiple * multiple for side in (height, width))
+    h, w = (int(side * scale) // SIDE_MULTIPLE * SIDE_MULTIPLE for side in (height, width))
     return h, w
 
 
 def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
     """Centre-crop to the aspect of `height` x `width` and resample once with Lanczos; uint8 [T, H, W, 3] in and out."""
     _check(video)
-    if height < 1 or width < 1:
-        raise ValueError(f"height and width must be positive; got {height}x{width}")
     _, h, w, _ = video.shape
     if (h, w) == (height, width):
         return video.copy()
@@ -343,19 +312,17 @@ def write_png(path: str | Path, image: np.ndarray) -> None:
 
 # ---- showing ------------------------------------------------------------------------------------------------------
 
-PAPER, INK, FAINT = (250, 249, 246), (52, 50, 48), (146, 142, 136)
+PAPER, INK = (250, 249, 246), (52, 50, 48)
+CAPTION_LINES = 5
 
 
-def contact_sheet(
-    videos: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8, cell_px: int | None = None
-) -> np.ndarray:
+def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8) -> np.ndarray:
     """A page of pictures with their captions beneath; of a clip, four frames in reading order and its length.
 
     Parameters
     ----------
     videos : uint8 [T, H, W, 3] each, any sizes.
     captions : one each; wrapped, and cut with an ellipsis after five lines.
-    cell_px : longest side of a picture on the page; default the longest side given, within 128 and 256.
 
     Returns
     -------
@@ -368,7 +335,7 @@ def contact_sheet(
         )
     for video in videos:
         _check(video)
-    cell = cell_px or min(256, max(128, *(max(v.shape[1:3]) for v in videos)))
+    cell = min(256, max(128, *(max(v.shape[1:3]) for v in videos)))  # px, the longest side of a picture on the page
     font = ImageFont.load_default(size=max(12, min(14, cell // 12)))
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow is built without FreeType"
     line_px, gap = math.ceil(font.size * 1.3), max(8, cell // 12)
@@ -415,31 +382,21 @@ def _thumbnail(video: np.ndarray, cell: int, font: ImageFont.FreeTypeFont) -> Im
     return page
 
 
-def _wrap(text: str, font: _Font, width_px: int, max_lines: int = 5) -> list[str]:
-    """Lines that fit the width; what goes beyond `max_lines` becomes an ellipsis. Linear in the text's length."""
-    lines: list[str] = []
-    line = ""
-    for word in text.split():
-        joined = f"{line} {word}" if line else word
+def _wrap(text: str, font: _Font, width_px: int) -> list[str]:
+    """Lines that fit the width; what goes beyond `CAPTION_LINES` becomes an ellipsis. Linear in the text's length."""
+    lines = [""]
+    for piece in (piece for word in text.split() for piece in _pieces(word, font, width_px)):
+        joined = f"{lines[-1]} {piece}".lstrip()
         if font.getlength(joined) <= width_px:
-            line = joined
-            continue
-        for piece in _pieces(word, font, width_px):
-            if line:
-                lines.append(line)
-            line = piece
-            if len(lines) > max_lines:
-                break
-        if len(lines) > max_lines:  # the rest would not be shown
-            break
-    if line:
-        lines.append(line)
-    if len(lines) > max_lines:
-        last = lines[max_lines - 1]
-        while last and font.getlength(last + "…") > width_px:
-            last = last[:-1]
-        lines = [*lines[: max_lines - 1], last.rstrip(" ,.") + "…"]
-    return lines
+            lines[-1] = joined
+        elif len(lines) < CAPTION_LINES:
+            lines.append(piece)
+        else:
+            last = lines[-1]
+            while last and font.getlength(last + "…") > width_px:
+                last = last[:-1]
+            return [*lines[:-1], last.rstrip(" ,.") + "…"]
+    return lines if lines[0] else lines[1:]
 
 
 def _pieces(word: str, font: _Font, width_px: int) -> Iterator[str]:

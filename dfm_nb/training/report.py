@@ -94,7 +94,7 @@ class Report:
         if self.loggers is not None:
             self.loggers.close()
         if self.rank == 0:
-            plot_loss(read_metrics(self.run.metrics_file), self.run.loss_png, self.run.name)
+            plot_loss(read_metrics(self.run.metrics_file), self.run.path / "loss.png", self.run.name)
 
     def _write(self, iteration: int, record: Mapping[str, object]) -> None:
         if self.metrics is not None:

@@ -96,13 +96,13 @@ def test_read_image_names_a_missing_file(tmp_path):
 # ---- moving pictures ----------------------------------------------------------------------------------------------
 
 
-def test_read_animation_keeps_frames_and_rate(tmp_path):
+def test_animation_keeps_frames_and_rate(tmp_path):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
     frames = [Image.new("RGB", (20, 20), c) for c in colours]
     for name in ("a.gif", "a.webp"):
         options = {"lossless": True} if name.endswith("webp") else {}
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=50, loop=0, **options)
-        out, fps = video.read_animation(tmp_path / name)
+        out, fps = video.read_still_or_animation(tmp_path / name)
         assert out.shape == (4, 20, 20, 3) and fps == pytest.approx(20)
         assert [tuple(f[0, 0].tolist()) for f in out] == colours
         slow, fps = video.read_video(tmp_path / name, fps=10)
@@ -157,11 +157,6 @@ def test_read_video_resamples_in_time(fps, frames, tmp_path):
     assert np.abs(out[:, 16, 16, 0].astype(int) - levels[shown]).max() <= 3
 
 
-def test_read_video_stops_at_max_frames(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", gradient(9), 8)
-    assert len(video.read_video(tmp_path / "a.mp4", max_frames=5)[0]) == 5
-
-
 def test_read_video_applies_display_rotation(tmp_path):
     clip = gradient(1, 32, 64)
     video.write_mp4(tmp_path / "a.mp4", clip, 8, crf=4)
@@ -197,7 +192,6 @@ def test_what_decodes_to_too_much_is_refused(tmp_path, monkeypatch):
     stills = [Image.fromarray(f) for f in clip]
     stills[0].save(tmp_path / "a.gif", save_all=True, append_images=stills[1:], duration=50)
     monkeypatch.setattr(video, "MAX_BYTES", 5 * clip[0].nbytes)
-    assert len(video.read_video(tmp_path / "a.mp4", max_frames=5)[0]) == 5
     for name in ("a.mp4", "a.gif"):
         with pytest.raises(SampleError, match=name) as caught:
             video.read_video(tmp_path / name)
