@@ -8,6 +8,7 @@ from __future__ import annotations
 
 FRAMES_PER_LATENT = 4
 PX_PER_LATENT = 8
+LATENT_CHANNELS = 16
 SIDE_MULTIPLE = 2 * PX_PER_LATENT
 """Sides in px: one patch of the network is 2 x 2 latent pixels."""
 
@@ -59,3 +60,9 @@ def check_codable(shape: tuple[int, ...]) -> None:
     _, channels, frames, height, width = shape
     if channels != 3 or not is_frame_count(frames) or height % PX_PER_LATENT or width % PX_PER_LATENT:
         raise ValueError(f"the tokenizer needs [B, 3, 1 + 4k, H, W] with H and W divisible by 8; got {list(shape)}")
+
+
+def check_latents(shape: tuple[int, ...]) -> None:
+    """ValueError unless `shape` is [B, 16, T, h, w]."""
+    if len(shape) != 5 or shape[1] != LATENT_CHANNELS:
+        raise ValueError(f"latents must be [B, {LATENT_CHANNELS}, T, h, w]; got {list(shape)}")

@@ -27,7 +27,7 @@ import torch
 
 from dfm_nb.base import video
 from dfm_nb.base.files import write_atomically
-from dfm_nb.base.geometry import floor_frames, latent_size
+from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import ShardPlan
@@ -37,7 +37,6 @@ BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
 HELD_PIXELS = 1 << 25
 CHUNK_BYTES, CHUNK_SAMPLES = 64 << 20, 256
 CAPTIONS_BYTES = 256 << 20
-CHANNELS = 16
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ def chunks_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batc
         t, h, w, _ = result.clip.video.shape
         batcher.add(len(chunk.metas), result.clip.video, chunk.latents)
         chunk.metas.append(describe(result))
-        latent_bytes += 2 * CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
+        latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
         if latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
             batcher.flush(chunk.latents)
             yield chunk
@@ -312,7 +311,7 @@ class OpenShard:
         self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
         self.chunks = self.text_tokens = 0
         self.drops: list[dict] = []
-        self.sums = np.zeros((3, CHANNELS))  # count, sum and sum of squares of each channel
+        self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was resumed
         self._known: dict[str, torch.Tensor] = {}
 

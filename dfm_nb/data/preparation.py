@@ -148,7 +148,7 @@ class PrepareConfig:
         if plugins.takes(self.source_module, "size_px"):
             options["size_px"] = self.side_px
         source = self.source_module.build(spec or None, **options)
-        if len(source) == 0:
+        if not len(source):
             raise ValueError(f"--source {self.source} has no items: there is nothing to prepare")
         return source
 

@@ -34,7 +34,7 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def find_weights(path: str | Path | None = None, cache_dir: str | None = None) -> Path:
+def find_weights(path: str | Path | None = None) -> Path:
     """The folder with the weights, checked.
 
     Raises
@@ -48,7 +48,7 @@ def find_weights(path: str | Path | None = None, cache_dir: str | None = None) -
         return Path(path)
     from huggingface_hub import try_to_load_from_cache
 
-    cached = [try_to_load_from_cache(HUB_ID, name, cache_dir=cache_dir) for name in FILES]
+    cached = [try_to_load_from_cache(HUB_ID, name) for name in FILES]
     there = [Path(file) for file in cached if isinstance(file, str)]
     if len(there) == len(FILES):
         return _checked(there[0].parent)
@@ -102,8 +102,6 @@ class MiniLM:
         }
 
 
-def build(
-    path: str | Path | None = None, cache_dir: str | None = None, device: str = "cpu", max_tokens: int = 512
-) -> MiniLM:
+def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int = 512) -> MiniLM:
     """See the module; FileNotFoundError gives the command that fetches the weights."""
-    return MiniLM(find_weights(path, cache_dir), device, max_tokens)
+    return MiniLM(find_weights(path), device, max_tokens)

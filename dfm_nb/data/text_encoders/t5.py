@@ -87,9 +87,7 @@ def _placement(device: str) -> dict:
     return {"device_map": "auto", "max_memory": room}
 
 
-def build(
-    path: str | Path | None = None, cache_dir: str | None = None, device: str = "cpu", max_tokens: int = 512
-) -> T5:
+def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int = 512) -> T5:
     """Load the encoder.
 
     Parameters
@@ -97,11 +95,6 @@ def build(
     path : a hub id, a folder with config.json, or a cache folder of `google-t5/t5-11b`; None: the hub's default cache.
     max_tokens : longer captions are cut.
     """
-    if max_tokens < 1:
-        raise ValueError(f"--max-text-tokens must be at least 1; got {max_tokens}")
-    if path is None:
-        return T5(DEFAULT, cache_dir, device, max_tokens)
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        return T5(DEFAULT, str(folder), device, max_tokens)
-    return T5(str(path), cache_dir, device, max_tokens)
+    if path is not None and (not Path(path).is_dir() or (Path(path) / "config.json").is_file()):
+        return T5(str(path), None, device, max_tokens)
+    return T5(DEFAULT, str(path) if path else None, device, max_tokens)

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from dfm_nb.base.files import sha256
-from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable, latent_size
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable, check_latents, latent_size
 from dfm_nb.base.plugins import Flag
 
 FLAGS = (Flag("tile_px", "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames", int),)
 SHORT_SIDE_PX = 512
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
-CHANNELS, SPATIAL, TEMPORAL = 16, PX_PER_LATENT, FRAMES_PER_LATENT
+SPATIAL, TEMPORAL = PX_PER_LATENT, FRAMES_PER_LATENT
 WINDOW_LATENTS = 13  # 49 frames, the length the tokenizer was trained with
 OVERLAP_LATENTS = 3
 TILE_OVERLAP = 8  # latent pixels
@@ -64,20 +64,21 @@ def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
 
 
 class CosmosCV:
-    """See the module.
+    """See the module; bfloat16 on CUDA, else float32.
 
+    path : a folder with encoder.jit and decoder.jit, a hub cache folder, a hub id, or None for the default cache.
     tile_px : encode and decode in tiles of this many pixels a side (a multiple of 8), blended where they overlap.
     """
 
     name = "cosmos_cv"
 
-    def __init__(self, path: str | Path | None, device: str, dtype: torch.dtype | None, tile_px: int | None):
+    def __init__(self, path: str | Path | None = None, device: str = "cpu", tile_px: int | None = None):
         if tile_px is not None and (tile_px % SPATIAL or tile_px < 2 * TILE_OVERLAP * SPATIAL):
             raise ValueError(
                 f"tile_px must be a multiple of 8 and at least {2 * TILE_OVERLAP * SPATIAL}; got {tile_px}"
             )
         self.path, self.device = path, torch.device(device)
-        self.dtype = dtype or (torch.bfloat16 if self.device.type == "cuda" else torch.float32)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.tile = tile_px // SPATIAL if tile_px else None
         self._halves: dict[str, torch.jit.ScriptModule] = {}
         self._files: dict[str, Path] = {}
@@ -113,8 +114,7 @@ class CosmosCV:
 
     def decode_windows(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
         """`decode` in pieces along time, one window's frames each."""
-        if latents.ndim != 5 or latents.shape[1] != CHANNELS:
-            raise ValueError(f"latents must be [B, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
+        check_latents(latents.shape)
         for start, stop, drop in _windows(latents.shape[2], WINDOW_LATENTS, OVERLAP_LATENTS):
             frames = self._tiled("decoder", latents[:, :, start:stop], 1, SPATIAL)
             yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
@@ -154,13 +154,4 @@ def _ramp(length: int, overlap: int) -> torch.Tensor:
     return torch.minimum(edge, edge.flip(0))
 
 
-def build(
-    path: str | Path | None = None, device: str = "cpu", dtype: torch.dtype | None = None, tile_px: int | None = None
-) -> CosmosCV:
-    """The tokenizer.
-
-    Parameters
-    ----------
-    path : a folder with encoder.jit and decoder.jit, a hub cache folder, a hub id, or None for the default cache.
-    """
-    return CosmosCV(path, device, dtype, tile_px)
+build = CosmosCV

@@ -19,10 +19,10 @@ from einops import rearrange
 from safetensors.torch import load_file, save_file
 
 from dfm_nb.base.files import replacing
-from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
 
 CARRIED = True
-CHANNELS, SPATIAL, TEMPORAL = 16, PX_PER_LATENT, FRAMES_PER_LATENT
+CHANNELS, SPATIAL, TEMPORAL = LATENT_CHANNELS, PX_PER_LATENT, FRAMES_PER_LATENT
 FILE_NAME = "tokenizer.safetensors"
 _FORMAT = "dfm_nb.pca.1"
 
@@ -35,6 +35,14 @@ def _image_blocks(frame: torch.Tensor) -> torch.Tensor:
 def _video_blocks(frames: torch.Tensor) -> torch.Tensor:
     """[B, 3, 4k, H, W] -> [B, k, h, w, 768]."""
     return rearrange(frames, "b c (t s) (h p) (w q) -> b t h w (c s p q)", s=TEMPORAL, p=SPATIAL, q=SPATIAL)
+
+
+def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
+    """A hash of names and contents."""
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        digest.update(key.encode() + tensors[key].numpy().tobytes())
+    return digest.hexdigest()
 
 
 class _Moments:
@@ -121,19 +129,18 @@ class PCATokenizer:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w], in [-1, 1] where the input was."""
         return torch.cat(list(self.decode_windows(latents)), 2)
 
-    def decode_windows(self, latents: torch.Tensor, size: int = 4) -> Iterator[torch.Tensor]:
-        """`decode` in pieces along time: the first frame, then those of `size` latents at a time."""
-        if latents.ndim != 5 or latents.shape[1] != CHANNELS:
-            raise ValueError(f"latents must be [B, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
+    def decode_windows(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+        """`decode` in pieces along time: the first frame, then those of 4 latents at a time."""
+        check_latents(latents.shape)
         z, p = rearrange(latents.float(), "b c t h w -> b t h w c"), self._on_device
 
         def lift(kind, codes):
             return (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
 
         yield rearrange(lift("image", z[:, :1]), "b 1 h w (c p q) -> b c 1 (h p) (w q)", c=3, p=SPATIAL, q=SPATIAL)
-        for start in range(1, z.shape[1], size):
+        for start in range(1, z.shape[1], 4):
             yield rearrange(
-                lift("video", z[:, start : start + size]),
+                lift("video", z[:, start : start + 4]),
                 "b t h w (c s p q) -> b c (t s) (h p) (w q)",
                 c=3,
                 s=TEMPORAL,
@@ -150,16 +157,13 @@ class PCATokenizer:
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""
-        digest = hashlib.sha256()
-        for key in sorted(self.tensors):
-            digest.update(key.encode() + self.tensors[key].numpy().tobytes())
-        return {"name": self.name, "version": _FORMAT, "sha256": digest.hexdigest()}
+        return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors)}
 
 
 fit = PCATokenizer.fit
 
 
-def build(path: str | Path | None = None, device: str = "cpu", dtype=None) -> PCATokenizer:
+def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
     """Load from a file, or from a data set or checkpoint folder that holds `tokenizer.safetensors`."""
     if path is None:
         raise ValueError(

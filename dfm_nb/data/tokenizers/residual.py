@@ -13,7 +13,6 @@ block of a step of time costs about 2 M multiply-adds, encoding and decoding tog
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -27,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfm_nb.base.files import replacing
-from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer
+from dfm_nb.base.geometry import check_latents
+from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, sha256_of
 
 CARRIED = True
 ASSET = Path(__file__).with_suffix(".safetensors")
@@ -201,8 +201,7 @@ class ResidualTokenizer(nn.Module):
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
-        if latents.ndim != 5 or latents.shape[1] != CHANNELS:
-            raise ValueError(f"latents must be [B, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
+        check_latents(latents.shape)
         z = self._raw(latents)
         video, codes = self.pca.decode(z), z.transpose(1, 2)
         depth = self.shape.decoder_blocks + self.shape.decoder_fine_blocks
@@ -246,10 +245,7 @@ class ResidualTokenizer(nn.Module):
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""
-        digest, tensors = hashlib.sha256(), self.tensors()
-        for key in sorted(tensors):
-            digest.update(key.encode() + tensors[key].numpy().tobytes())
-        return {"name": self.name, "version": _FORMAT, "sha256": digest.hexdigest()}
+        return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors())}
 
 
 def _windows(shape: torch.Size, depth: int) -> list[tuple[slice, int, int, int]]:
@@ -267,14 +263,13 @@ def _windows(shape: torch.Size, depth: int) -> list[tuple[slice, int, int, int]]
     ]
 
 
-def build(path: str | Path | None = None, device: str = "cpu", dtype: torch.dtype | None = None) -> ResidualTokenizer:
+def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokenizer:
     """The tokenizer.
 
     Parameters
     ----------
     path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one as `tokenizer.safetensors` (a data
         set, a checkpoint) or under the shipped file's name; None for the one that comes with the package.
-    dtype : ignored; the network runs in float32.
     """
     file = Path(path) if path is not None else ASSET
     if file.is_dir():
