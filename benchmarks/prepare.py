@@ -75,8 +75,7 @@ def one_at_a_time(files: list[Path], out: Path, tokenizer, encoder, size_px: int
 
 def ours(source, out: Path, tokenizer, encoder, size_px: int, pad: int | None = None) -> None:
     (out / shards.RECORDS).mkdir()
-    keys = [source.item_key(i) for i in range(len(source))]
-    plans = plan_all(keys, 1, 250, 0.0, 0.0)[0]
+    plans = plan_all(["train"] * len(source), 1, 250)[0]
     encoders = Encoders(tokenizer, encoder, pad_text_tokens=pad)
     encode_shards(plans, Reading(source, size_px), encoders, out)
 

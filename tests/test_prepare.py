@@ -46,11 +46,12 @@ def test_reference_split_of_834_over_4():
 
 def test_plans_of_all_ranks_cover_every_item_once():
     keys = [f"k{i}" for i in range(101)]
-    plans = [p for r in range(3) for p in shard_plan.plan_all(keys, 3, 7, 0.1, 0.05)[r]]
+    splits = shard_plan.splits_of(keys, 0.1, 0.05)
+    plans = [p for rank in shard_plan.plan_all(splits, 3, 7) for p in rank]
     items = sorted(i for p in plans for i in p.items)
     assert items == list(range(101)) and len({p.name for p in plans}) == len(plans)
     assert {p.split for p in plans} == {"train", "val", "test"}
-    one = {i: p.split for p in shard_plan.plan_all(keys, 1, 50, 0.1, 0.05)[0] for i in p.items}
+    one = {i: p.split for p in shard_plan.plan_all(splits, 1, 50)[0] for i in p.items}
     assert all(one[i] == p.split for p in plans for i in p.items)  # the split does not depend on the ranks
 
 

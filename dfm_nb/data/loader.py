@@ -14,8 +14,9 @@ packing its place is not exact (docs/decisions/0002). `examples/energon_loader.p
 from __future__ import annotations
 
 import functools
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Iterator
 
 import torch
 
@@ -24,6 +25,8 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packer import Packer
 from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
+
+PREFETCH_STEPS = 2
 
 
 class PackPlan:
@@ -125,28 +128,19 @@ class PackedLoader:
     num_workers : threads that read and pack ahead; 0 builds in the caller.
     """
 
-    def __init__(
-        self,
-        plan: PackPlan,
-        packs_per_step: int,
-        dp_rank: int = 0,
-        dp_size: int = 1,
-        num_workers: int = 1,
-        prefetch_steps: int = 2,
-    ):
+    def __init__(self, plan: PackPlan, packs_per_step: int, dp_rank: int = 0, dp_size: int = 1, num_workers: int = 1):
         assert packs_per_step % dp_size == 0, (packs_per_step, dp_size)
         self.plan, self.builder = plan, PackBuilder(plan.store, plan.settings)
         self.packs_per_step, self.dp_rank, self.dp_size = packs_per_step, dp_rank, dp_size
         self._pool = ThreadPoolExecutor(num_workers, "pack") if num_workers else None
-        self._ahead: list[tuple[list[Callable[[], Pack]], dict]] = []  # what gives each pack, and the state after it
-        self._depth = prefetch_steps if num_workers else 1
+        self._ahead: deque[tuple[list[Callable[[], Pack]], dict]] = deque()  # what gives each pack; the state after it
+        self._depth = PREFETCH_STEPS if num_workers else 1
         self._state = plan.state()
 
     def _plan_step(self) -> None:
         entries = [self.plan.next() for _ in range(self.packs_per_step)]
         own = entries[self.dp_rank :: self.dp_size]
-        state = self.plan.state()
-        self._ahead.append(([self._build(items) for items in own], state))
+        self._ahead.append(([self._build(items) for items in own], self.plan.state()))
 
     def _build(self, items: list[tuple[int, int]]) -> Callable[[], Pack]:
         """What gives the pack: at once in the caller, or as soon as a thread has built it."""
@@ -157,7 +151,7 @@ class PackedLoader:
     def next_step(self) -> list[Pack]:
         while len(self._ahead) < self._depth:
             self._plan_step()
-        jobs, state = self._ahead.pop(0)
+        jobs, state = self._ahead.popleft()
         packs = [job() for job in jobs]
         self._state = state
         if self._pool is not None:

@@ -35,7 +35,7 @@ from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, read_record, to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.ranks import Ranks
-from dfm_nb.data.shard_plan import SPLITS, ShardPlan, balanced_ranges, evenly, plan_all, splits_of
+from dfm_nb.data.shard_plan import SPLITS, balanced_ranges, evenly, plan_all, splits_of
 
 FORMAT_VERSION = 1
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
@@ -270,13 +270,8 @@ class Preparation:
         self.source = config.open_source()
         self.keys = item_keys(self.source, config.limit)
         self.splits = splits_of(self.keys, config.val_fraction, config.test_fraction)
+        self.plans = plan_all(self.splits, ranks.world, config.shard_size)  # of each rank
         self.reading = config.reading(self.source, ranks.reader_threads(config.workers))
-
-    @cached_property
-    def plans(self) -> list[list[ShardPlan]]:
-        """The shards of each rank."""
-        c = self.config
-        return plan_all(self.keys, self.ranks.world, c.shard_size, c.val_fraction, c.test_fraction)
 
     @cached_property
     def encoders(self) -> Encoders:
@@ -361,6 +356,7 @@ class Preparation:
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
+        given = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
         manifest = {
             "format_version": FORMAT_VERSION,
             "dfm_nb": __version__,
@@ -374,7 +370,8 @@ class Preparation:
             "short_side": self.config.side_px,
             "ranks": self.ranks.world,
             "plan": self.config.plan(self.source, self.ranks.world),
-            "arguments": self._arguments(),
+            "arguments": {name: value for name, value in given.items() if value is not None}
+            | dict(self.config.options),
             "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
         }
         write_atomically(self.folder.manifest, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
@@ -408,10 +405,6 @@ class Preparation:
             return {"split": held_out}
         items = evenly(self._items_of(held_out), PSNR_ITEMS)
         return {"split": held_out, **reconstruction_psnr(self.encoders.tokenizer, self.reading, items)}
-
-    def _arguments(self) -> dict[str, Any]:
-        own = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
-        return {name: value for name, value in own.items() if value is not None} | dict(self.config.options)
 
 
 @torch.no_grad()

@@ -51,13 +51,10 @@ def splits_of(keys: list[str], val_fraction: float, test_fraction: float) -> lis
     return splits
 
 
-def plan_all(
-    keys: list[str], world: int, shard_size: int, val_fraction: float, test_fraction: float
-) -> list[list[ShardPlan]]:
-    """The shards of each rank: first those for training, then validation, then test."""
-    splits = splits_of(keys, val_fraction, test_fraction)
+def plan_all(splits: list[str], world: int, shard_size: int) -> list[list[ShardPlan]]:
+    """The shards of each rank from the split of each item: first training, then validation, then test."""
     ranks = []
-    for rank, (start, stop) in enumerate(balanced_ranges(len(keys), world)):
+    for rank, (start, stop) in enumerate(balanced_ranges(len(splits), world)):
         plans: list[ShardPlan] = []
         for split in SPLITS:
             items = [i for i in range(start, stop) if splits[i] == split]

@@ -20,10 +20,10 @@ def test_ranges_are_contiguous_and_balanced(count, parts):
 
 @pytest.mark.parametrize("world", [1, 3, 8])
 def test_every_item_is_in_one_shard_of_one_split(world):
-    plans = [p for rank in shard_plan.plan_all(KEYS, world, 7, 0.1, 0.05) for p in rank]
+    splits = shard_plan.splits_of(KEYS, 0.1, 0.05)
+    plans = [p for rank in shard_plan.plan_all(splits, world, 7) for p in rank]
     assert sorted(i for p in plans for i in p.items) == list(range(101))
     assert len({p.name for p in plans}) == len(plans) and max(len(p.items) for p in plans) <= 7
-    splits = shard_plan.splits_of(KEYS, 0.1, 0.05)
     assert all(splits[i] == p.split for p in plans for i in p.items)
 
 

@@ -1,7 +1,7 @@
 """From a media file to clips: what `folder` and `table` share.
 
-A picture or animation gives one clip, a video any number. Lengths are 1 + 4k frames. A video is cut while it is decoded,
-so memory holds one clip and not the video. Frames that `fps` skips are decoded too.
+A picture or animation gives one clip, a video any number. Lengths are 1 + 4k frames. A video is cut while it is
+decoded, so memory holds one clip and not the video. Frames that `fps` skips are decoded too.
 """
 
 from __future__ import annotations

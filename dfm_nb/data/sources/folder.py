@@ -3,8 +3,8 @@
 Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
 of `a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its
 "caption" or "text"), the file's name with - and _ as spaces.
-Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used, a
-missing file that `captions.csv` names included, is a `SampleError` that names it.
+Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used,
+a missing file that `captions.csv` names included, is a `SampleError` that names it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`smithsonian_butterflies`: photographs of pinned butterflies with their names, from the hub or from a local copy.
 
-The source is the hub, or the path of the data set's parquet file or of a folder that holds it. The caption is the column
-`name`. The bytes in the column `image` are used where there are any, else `image_url` is fetched.
+The source is the hub, or the path of the data set's parquet file or of a folder that holds it. The caption is the
+column `name`. The bytes in the column `image` are used where there are any, else `image_url` is fetched.
 
 Source of the data: https://huggingface.co/datasets/huggan/smithsonian_butterflies_subset (Smithsonian Open Access).
 """
