@@ -1,9 +1,7 @@
 """Draws one butterfly, still or in flight, with Skia.
 
-Enters: names of a species, a colour, a pattern, a background and a posture, and a random generator for everything a
-caption does not say (place, size, tilt, shades, clouds, grass, stars). Leaves: uint8 [T, H, W, 3].
-Guarantees: a pure function of its arguments; all lengths are relative, so one generator state gives the same picture
-at any size. Cost: about a millisecond for a 64 px frame on one core.
+A random generator decides everything that a caption does not say: place, size, tilt, shades, clouds, grass, stars. All
+lengths are relative, so one generator state gives the same picture at any size.
 
 Wings are drawn in wing coordinates: the root at (0, 0), x outward, y towards the tail, forewing about 1 long.
 """

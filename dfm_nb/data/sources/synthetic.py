@@ -1,10 +1,9 @@
 """Butterflies drawn on the spot: captioned images and clips whose every attribute is known, with nothing to download.
 
-Enters: how many images and clips, a size in px and a seed. Leaves: `Clip`s with captions that name colour, pattern,
-background, species and posture, and the same facts in `attributes`.
-Guarantees: item `index` is a pure function of (seed, index), so growing the source changes no earlier image; a fifth of
-the (colour, pattern, background) triples never occur unless `unseen=True`, which draws only those: they measure
-whether a model composes or recalls. Every pair of two attributes does occur. Cost: about a millisecond a 64 px frame.
+Captions name colour, pattern, background, species and posture; `attributes` holds the same facts. Item `index` is a
+pure function of (seed, index), so growing the source changes no earlier image. A fifth of the (colour, pattern,
+background) triples never occur unless `unseen=True`, which draws only those: they measure whether a model composes or
+recalls. Every pair of two attributes does occur.
 """
 
 from __future__ import annotations
