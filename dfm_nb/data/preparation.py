@@ -356,7 +356,8 @@ class Preparation:
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
-        given = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
+        own = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
+        arguments = {name: value for name, value in own.items() if value is not None} | dict(self.config.options)
         manifest = {
             "format_version": FORMAT_VERSION,
             "dfm_nb": __version__,
@@ -370,8 +371,7 @@ class Preparation:
             "short_side": self.config.side_px,
             "ranks": self.ranks.world,
             "plan": self.config.plan(self.source, self.ranks.world),
-            "arguments": {name: value for name, value in given.items() if value is not None}
-            | dict(self.config.options),
+            "arguments": arguments,
             "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
         }
         write_atomically(self.folder.manifest, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
