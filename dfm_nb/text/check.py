@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.index import Index, bin_path, idx_path, read_meta
-from dfm_nb.text.input import Span, chunks, expand_inputs
+from dfm_nb.text.input import expand_inputs, open_input
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 _BLOCK_TOKENS = 4 << 20
@@ -237,8 +237,9 @@ def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
         same = meta["documents"] == index.num_documents
         return Check(name, same, f"{index.num_documents:,} documents; recorded {meta['documents']:,}")
     lines = 0
-    for chunk in chunks([Span(p) for p in expand_inputs(inputs)], 1 << 20, 1 << 40):
-        lines += sum(1 for line in chunk.data.split(b"\n") if line.strip())
+    for path in expand_inputs(inputs):
+        with open_input(path) as f:
+            lines += sum(1 for line in f if line.strip())
     skipped = meta.get("skipped", 0)
     text = f"{index.num_documents:,} documents; {lines:,} lines, {skipped} of them skipped"
     return Check(name, index.num_documents == lines - skipped, text)

@@ -1,4 +1,4 @@
-"""One chunk of JSONL lines to token bytes: the work of a worker process.
+"""One chunk of JSONL lines to token bytes: the work of a worker process, and the flags that it follows.
 
 Nothing is dropped in silence: a line that gives no document is reported with its reason. As in Megatron-LM's tool, an
 empty text writes no token (no EOD alone) and keeps its place among the documents, and a list of strings is a document
@@ -17,23 +17,58 @@ import numpy as np
 import orjson
 
 from dfm_nb.text.encode import DocumentTooLong, TextEncoder
-from dfm_nb.text.input import Chunk
+from dfm_nb.text.input import CHUNK_BYTES, Chunk
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 Row = dict[str, Any]
 """A line's object, in which every asked key holds a string or a list of strings."""
 
 
-@dataclass(frozen=True)
-class ChunkSettings:
-    """What decides the bytes, besides the tokenizer; the fields are flags of `dfm text preprocess`."""
+def part_prefix(prefix: str, index: int, count: int) -> str:
+    """`<prefix>` of one run, or of part `index` of `count`."""
+    return prefix if count == 1 else f"{prefix}_part{index:05d}-of-{count:05d}"
 
-    keys: tuple[str, ...]
-    dtype: str
-    append_eod: bool
-    max_document_bytes: int
-    stop_at_error: bool
+
+@dataclass(frozen=True)
+class PreprocessConfig:
+    """The flags of `dfm text preprocess`; names follow Megatron-LM's tools/preprocess_data.py.
+
+    `workers` processes tokenize beside the one that reads and writes; with 1 all is done in this process.
+    `chunk_size` documents (1 MiB at most) go to a worker at a time, and are the unit of a restart.
+    `partition` is (i, n): only the lines of part i, written under `<prefix>_part<i>-of-<n>`.
+    """
+
+    input: tuple[str, ...]
+    output_prefix: str
+    tokenizer_model: str
+    json_keys: tuple[str, ...] = ("text",)
+    workers: int = 1
+    chunk_size: int = 8192
+    append_eod: bool = False
+    dtype: str | None = None
+    on_error: str = "stop"
+    partition: tuple[int, int] = (0, 1)
+    max_document_bytes: int = 256 << 20
+    resume: bool = True
     fast: bool = True
+    progress: bool = True
+    chunk_bytes: int = CHUNK_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "chunk_size", "max_document_bytes", "chunk_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more; got {getattr(self, name)}")
+        if self.on_error not in ("stop", "skip"):
+            raise ValueError(f"--on-error must be stop or skip; got {self.on_error!r}")
+        if self.dtype not in (None, "uint16", "int32"):
+            raise ValueError(f"--dtype must be uint16 or int32; got {self.dtype!r}")
+        if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
+            raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys) or 'none'}")
+
+    @property
+    def prefix(self) -> str:
+        """Of the files that this run writes."""
+        return part_prefix(self.output_prefix, *self.partition)
 
 
 @dataclass
@@ -47,13 +82,11 @@ class BadLine:
 
 @dataclass
 class Encoded:
-    """Per key: `tokens` bytes, `lengths` int32 bytes [sequences], `counts` int32 bytes [documents]."""
+    """`files` holds what to append to each part file: KEY.bin tokens, KEY.lengths int32 tokens of each sequence,
+    KEY.counts int32 sequences of each document."""
 
-    tokens: dict[str, bytes] = field(default_factory=dict)
-    lengths: dict[str, bytes] = field(default_factory=dict)
-    counts: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
     documents: int = 0
-    empty_documents: dict[str, int] = field(default_factory=dict)
     blank_lines: int = 0
     bad: list[BadLine] = field(default_factory=list)
 
@@ -61,17 +94,17 @@ class Encoded:
 class ChunkEncoder:
     """Encodes chunks; one a process, so that the words seen so far stay known."""
 
-    def __init__(self, spec: TokenizerSpec, settings: ChunkSettings):
-        self.settings, self._dtype = settings, np.dtype(settings.dtype)
-        self._text = TextEncoder(spec.backend(), self._dtype, settings.fast)
-        self._eod = np.array([spec.require_eod()], self._dtype).tobytes() if settings.append_eod else b""
+    def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
+        self.config, self._dtype = config, np.dtype(config.dtype)
+        self._text = TextEncoder(spec.backend(), self._dtype, config.fast)
+        self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """Encode a chunk; with `stop_at_error` nothing is read after the first bad line."""
+        """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
         out = Encoded()
         if chunk.too_long:
-            reason = f"the line is longer than --max-document-bytes {self.settings.max_document_bytes}"
-            out.bad.append(BadLine(chunk.first_line, reason, _excerpt(chunk.data)))
+            reason = f"the line is longer than --max-document-bytes {self.config.max_document_bytes}"
+            out.bad.append(BadLine(chunk.first_line, reason, _excerpt(chunk.lines[0])))
             return out
         rows = self._parse(chunk, out)
         try:
@@ -92,7 +125,8 @@ class ChunkEncoder:
 
     def _parse(self, chunk: Chunk, out: Encoded) -> list[tuple[int, Row]]:
         rows = []
-        for number, line in enumerate(chunk.data.removesuffix(b"\n").split(b"\n"), chunk.first_line):
+        for number, line in enumerate(chunk.lines, chunk.first_line):
+            line = line.removesuffix(b"\n")
             if not line.strip():
                 out.blank_lines += 1
                 continue
@@ -100,7 +134,7 @@ class ChunkEncoder:
                 rows.append((number, self._row(line)))
             except ValueError as error:
                 out.bad.append(BadLine(number, str(error), _excerpt(line)))
-                if self.settings.stop_at_error:
+                if self.config.on_error == "stop":
                     break
         return rows
 
@@ -108,19 +142,16 @@ class ChunkEncoder:
         row = _loads(line)
         if not isinstance(row, dict):
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
-        for key in self.settings.keys:
+        for key in self.config.json_keys:
             if key not in row:
                 raise ValueError(f"the key {key!r} is missing; the line has {', '.join(map(repr, row)) or 'no keys'}")
             text = row[key]
             if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(t, str) for t in text)):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(text).__name__}")
-        limit = self.settings.max_document_bytes
-        if len(line) > limit:
-            raise ValueError(f"the line has {len(line)} bytes; --max-document-bytes is {limit}")
         return row
 
     def _encode_rows(self, rows: list[tuple[int, Row]], out: Encoded) -> None:
-        for key in self.settings.keys:
+        for key in self.config.json_keys:
             documents = [row[key] if isinstance(row[key], list) else [row[key]] for _, row in rows]
             encoded = iter(self._text.encode_batch([text for texts in documents for text in texts]))
             tokens: list[bytes] = []  # of each sequence
@@ -132,10 +163,9 @@ class ChunkEncoder:
                 tokens += sequences
                 counts[i] = len(sequences)
             lengths = np.fromiter(map(len, tokens), np.int64, len(tokens)) // self._dtype.itemsize
-            out.tokens[key] = b"".join(tokens)
-            out.counts[key] = counts.tobytes()
-            out.lengths[key] = lengths.astype(np.int32).tobytes()
-            out.empty_documents[key] = int((counts == 0).sum())
+            out.files[f"{key}.bin"] = b"".join(tokens)
+            out.files[f"{key}.lengths"] = lengths.astype(np.int32).tobytes()
+            out.files[f"{key}.counts"] = counts.tobytes()
 
 
 def _loads(line: bytes) -> object:
@@ -165,11 +195,11 @@ def _excerpt(line: bytes) -> str:
 _ENCODER: ChunkEncoder | None = None
 
 
-def start_worker(spec: TokenizerSpec, settings: ChunkSettings) -> None:
+def start_worker(spec: TokenizerSpec, config: PreprocessConfig) -> None:
     """Set up a worker process: one encoder, one thread."""
     global _ENCODER
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _ENCODER = ChunkEncoder(spec, settings)
+    _ENCODER = ChunkEncoder(spec, config)
 
 
 def encode_in_worker(chunk: Chunk) -> Encoded:

@@ -17,20 +17,19 @@ import shutil
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Iterator
+from typing import Generator, Iterator
 
 import numpy as np
 from tqdm import tqdm
 
 from dfm_nb.base.files import fsync_replace
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.chunk import BadLine, ChunkEncoder, ChunkSettings, Encoded, encode_in_worker, start_worker
+from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, encode_in_worker, part_prefix, start_worker
 from dfm_nb.text.index import Index, bin_path, idx_path, meta_path, optimal_dtype, read_meta, write_index
 from dfm_nb.text.input import (
-    CHUNK_BYTES,
     STDIN,
     Chunk,
     Span,
@@ -41,49 +40,8 @@ from dfm_nb.text.input import (
     lines_before,
     partition,
 )
-from dfm_nb.text.parts import Parts
+from dfm_nb.text.parts import Parts, Progress
 from dfm_nb.text.tokenizer import TokenizerSpec
-
-
-@dataclass(frozen=True)
-class PreprocessConfig:
-    """The flags of `dfm text preprocess`; names follow Megatron-LM's tools/preprocess_data.py.
-
-    `workers` processes tokenize beside the one that reads and writes; with 1 all is done in this process.
-    `chunk_size` documents (1 MiB at most) go to a worker at a time, and are the unit of a restart.
-    `partition` is (i, n): only the lines of part i, written under `<prefix>_part<i>-of-<n>`.
-    """
-
-    input: tuple[str, ...]
-    output_prefix: str
-    tokenizer_model: str
-    json_keys: tuple[str, ...] = ("text",)
-    workers: int = 1
-    chunk_size: int = 8192
-    append_eod: bool = False
-    dtype: str | None = None
-    on_error: str = "stop"
-    partition: tuple[int, int] = (0, 1)
-    max_document_bytes: int = 256 << 20
-    resume: bool = True
-    fast: bool = True
-    progress: bool = True
-    chunk_bytes: int = CHUNK_BYTES
-
-    def __post_init__(self) -> None:
-        for name in ("workers", "chunk_size", "max_document_bytes", "chunk_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more; got {getattr(self, name)}")
-        if self.on_error not in ("stop", "skip"):
-            raise ValueError(f"--on-error must be stop or skip; got {self.on_error!r}")
-        if self.dtype not in (None, "uint16", "int32"):
-            raise ValueError(f"--dtype must be uint16 or int32; got {self.dtype!r}")
-        if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
-            raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys) or 'none'}")
-
-    @property
-    def prefix(self) -> str:
-        return part_prefix(self.output_prefix, *self.partition)
 
 
 @dataclass
@@ -101,11 +59,6 @@ class PreprocessResult:
     warnings: list[str] = field(default_factory=list)
 
 
-def part_prefix(prefix: str, index: int, count: int) -> str:
-    """`<prefix>` of one run, or of part `index` of `count`."""
-    return prefix if count == 1 else f"{prefix}_part{index:05d}-of-{count:05d}"
-
-
 def preprocess(config: PreprocessConfig) -> PreprocessResult:
     """Tokenize JSONL into an indexed corpus.
 
@@ -118,30 +71,23 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     spans = partition(paths, *config.partition)
     spec = text_tokenizer.load(config.tokenizer_model)
     dtype = np.dtype(config.dtype) if config.dtype else optimal_dtype(spec.vocab_size)
+    config = replace(config, dtype=dtype.name)
     spec.check_dtype(dtype)
     if config.append_eod:
         spec.require_eod()
-    _make_folder(config.prefix)
-    settings = ChunkSettings(
-        config.json_keys,
-        dtype.name,
-        config.append_eod,
-        config.max_document_bytes,
-        config.on_error == "stop",
-        config.fast,
-    )
     signature = {
-        "state": 2,  # of the part files and their progress
+        "state": 3,  # of the part files and their progress
         "inputs": fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod, config.max_document_bytes],
     }
     prefixes = {key: f"{config.prefix}_{key}_document" for key in config.json_keys}
-    with _disk_errors(config.prefix), Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
+    with _writing(config.prefix), Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
         progress = parts.progress
         resumed = progress.documents
         if not progress.finished:
-            _run(config, spans, spec, settings, parts)
+            with contextlib.closing(_encoded(_read(config, spans, progress), spec, config)) as results:
+                _write(config, spans, results, parts)
             # An input without one document is a mistake; a part that got none is not.
             if progress.documents == 0 and config.partition[1] == 1:
                 skipped = f" ({progress.skipped} lines were skipped)" if progress.skipped else ""
@@ -164,16 +110,17 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
             }
             parts.finish(dtype, meta)
         parts.publish()
+    metas = {key: read_meta(prefix) for key, prefix in prefixes.items()}
     warnings = [
         f"every text under {key!r} is empty: {prefixes[key]}.bin has no token"
         for key in config.json_keys
-        if progress.documents and not progress.tokens[key]
+        if progress.documents and not metas[key]["tokens"]
     ]
     return PreprocessResult(
         prefixes,
         progress.documents,
-        progress.tokens,
-        progress.empty_documents,
+        {key: meta["tokens"] for key, meta in metas.items()},
+        {key: meta["empty_documents"] for key, meta in metas.items()},
         progress.blank_lines,
         progress.skipped,
         resumed,
@@ -182,56 +129,30 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     )
 
 
-def _make_folder(prefix: str) -> None:
-    folder = Path(prefix).absolute().parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"--output-prefix must be FOLDER/NAME; {folder} is or lies under a file") from None
-
-
-def _run(
-    config: PreprocessConfig, spans: list[Span], spec: TokenizerSpec, settings: ChunkSettings, parts: Parts
-) -> None:
-    done = parts.progress
-    source = chunks(
+def _read(config: PreprocessConfig, spans: list[Span], done: Progress) -> Iterator[Chunk]:
+    return chunks(
         spans, config.chunk_size, config.max_document_bytes, done.span, done.offset, done.line, config.chunk_bytes
     )
-    # The bar counts bytes of text; a compressed file's size is not known before it is read.
-    known = not any(s.path == STDIN or is_compressed(s.path) for s in spans)
-    total = sum((s.end or os.path.getsize(s.path)) - s.start for s in spans) if known else None
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress, mininterval=0.5)
-    with bar, _encoded(source, spec, settings, config.workers) as results:
-        for chunk, encoded in results:
-            bad = [_record(spans, chunk, line) for line in encoded.bad]
-            if bad and config.on_error == "stop":
-                raise ValueError(
-                    "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "
-                    "--on-error skip".format(**bad[0])
-                )
-            parts.append(chunk, encoded, bad)
-            bar.update(len(chunk.data))
-            bar.set_postfix_str(f"{done.documents} documents", refresh=False)
 
 
-def _record(spans: list[Span], chunk: Chunk, bad: BadLine) -> dict[str, object]:
-    """A bad line with its number in the file."""
-    number = bad.line + lines_before(spans[chunk.span])
-    return {"file": chunk.path, "line": number, "reason": bad.reason, "excerpt": bad.excerpt}
-
-
-@contextlib.contextmanager
 def _encoded(
-    source: Iterator[Chunk], spec: TokenizerSpec, settings: ChunkSettings, workers: int
-) -> Iterator[Iterator[tuple[Chunk, Encoded]]]:
+    source: Iterator[Chunk], spec: TokenizerSpec, config: PreprocessConfig
+) -> Generator[tuple[Chunk, Encoded], None, None]:
     """Chunks with their encodings in order; at most `workers + 2` chunks are in flight."""
-    if workers == 1:
-        encoder = ChunkEncoder(spec, settings)
-        yield ((chunk, encoder.encode(chunk)) for chunk in source)
+    if config.workers == 1:
+        encoder = ChunkEncoder(spec, config)
+        yield from ((chunk, encoder.encode(chunk)) for chunk in source)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), start_worker, (spec, settings))
+    pool = ProcessPoolExecutor(config.workers, get_context("spawn"), start_worker, (spec, config))
+    waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
     try:
-        yield _in_order(pool, source, workers + 2)
+        for chunk in source:
+            waiting.append((chunk, pool.submit(encode_in_worker, chunk)))
+            if len(waiting) == config.workers + 2:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
     except BrokenProcessPool as error:
         raise ValueError(
             "a worker process ended (out of memory, most often); run the same command again to go on from the last "
@@ -241,35 +162,50 @@ def _encoded(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _in_order(pool: ProcessPoolExecutor, source: Iterator[Chunk], depth: int) -> Iterator[tuple[Chunk, Encoded]]:
-    waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
-    for chunk in source:
-        waiting.append((chunk, pool.submit(encode_in_worker, chunk)))
-        if len(waiting) == depth:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    for first, future in waiting:
-        yield first, future.result()
+def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[Chunk, Encoded]], parts: Parts) -> None:
+    # The bar counts bytes of text; a compressed file's size is not known before it is read.
+    known = not any(s.path == STDIN or is_compressed(s.path) for s in spans)
+    total = sum((s.end or os.path.getsize(s.path)) - s.start for s in spans) if known else None
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress, mininterval=0.5
+    ) as bar:
+        for chunk, encoded in results:
+            span = spans[chunk.span]
+            before = lines_before(span) if encoded.bad else 0
+            bad = [
+                {"file": span.path, "line": before + line.line, "reason": line.reason, "excerpt": line.excerpt}
+                for line in encoded.bad
+            ]
+            if bad and config.on_error == "stop":
+                raise ValueError(
+                    "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "
+                    "--on-error skip".format(**bad[0])
+                )
+            parts.append(chunk, encoded, bad)
+            bar.update(sum(map(len, chunk.lines)))
+            bar.set_postfix_str(f"{parts.progress.documents} documents", refresh=False)
 
 
 @contextlib.contextmanager
-def _disk_errors(prefix: str) -> Iterator[None]:
+def _writing(prefix: str) -> Iterator[None]:
+    """Make the prefix's folder; say what to do where it cannot be written to."""
     folder = Path(prefix).absolute().parent
-    left = "nothing was written under the final names"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"--output-prefix must be FOLDER/NAME; {folder} is or lies under a file") from None
     try:
         yield
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise ValueError(
-                f"a file in {folder} may not grow further (a limit of the file system, or of this shell: ulimit -f); "
-                f"{left}; raise the limit and run the same command again"
-            ) from error
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ValueError(
-                f"the disk of {folder} is full; {left}; free space there and run the same command again: it goes on "
-                "from the last chunk"
-            ) from error
-        raise
+            fault = f"a file in {folder} may not grow further (a limit of the file system, or ulimit -f)"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fault = f"the disk of {folder} is full"
+        else:
+            raise
+        raise ValueError(
+            f"{fault}; nothing was written under the final names; make room and run the same command again"
+        ) from error
 
 
 def find_parts(prefix: str, key: str = "text") -> list[str]:
@@ -321,9 +257,8 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         raise ValueError(f"corpora to merge must have one tokenizer; {' and '.join(hashes.values())} differ")
     for index in indices:
         index.require_whole_bin()
-    _make_folder(output)
     parts = {name: Path(f"{output}.{name}.part") for name in ("bin", "lengths", "counts", "idx")}
-    with _disk_errors(output):
+    with _writing(output):
         try:
             _join(indices, parts, progress)
             idx_path(output).unlink(missing_ok=True)  # an older corpus: its index must not meet the new tokens
@@ -341,7 +276,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
 
 def _join(indices: list[Index], parts: dict[str, Path], progress: bool) -> None:
-    block = 1 << 18  # sequences or documents at a time
+    block = 1 << 18  # documents at a time
     with (
         open(parts["bin"], "wb") as tokens,
         open(parts["lengths"], "wb") as lengths,
@@ -350,8 +285,7 @@ def _join(indices: list[Index], parts: dict[str, Path], progress: bool) -> None:
         for index in tqdm(indices, desc="merge", unit="part", disable=not progress):
             with open(bin_path(index.prefix), "rb") as f:
                 shutil.copyfileobj(f, tokens, 8 << 20)
-            for start in range(0, index.num_sequences, block):
-                lengths.write(index.lengths[start : start + block].tobytes())
+            lengths.write(index.lengths.data)  # from the mapped file: nothing is copied
             for start in range(0, index.num_documents, block):
                 bounds = index.documents[start : start + block + 1]
                 counts.write(np.diff(bounds).astype(np.int32).tobytes())

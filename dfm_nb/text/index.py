@@ -9,6 +9,7 @@ document index length D u64 (documents + 1), sequence lengths int32 [S], byte po
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,8 @@ def read_meta(prefix: str | Path) -> dict:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _blocks(path: Path, dtype: type[np.generic]) -> Iterator[np.ndarray]:
+def read_blocks(path: Path, dtype: type[np.generic]) -> Iterator[np.ndarray]:
+    """The numbers in a file, some at a time."""
     with open(path, "rb") as f:
         while data := f.read(_BLOCK * np.dtype(dtype).itemsize):
             yield np.frombuffer(data, dtype)
@@ -73,20 +75,18 @@ def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file:
     lengths_file : int32, the tokens of each sequence
     counts_file : int32, the sequences of each document (0 for an empty one)
     """
-    sequences, rest = divmod(lengths_file.stat().st_size, 4)
-    documents, rest2 = divmod(counts_file.stat().st_size, 4)
-    assert not rest and not rest2
+    sequences, documents = lengths_file.stat().st_size // 4, counts_file.stat().st_size // 4
     out.write(MAGIC + struct.pack("<QBQQ", VERSION, CODES[dtype], sequences, documents + 1))
-    for block in _blocks(lengths_file, np.int32):
-        out.write(block.tobytes())
+    with open(lengths_file, "rb") as f:
+        shutil.copyfileobj(f, out)
     pointer = 0  # bytes of the tokens before this block
-    for block in _blocks(lengths_file, np.int32):
+    for block in read_blocks(lengths_file, np.int32):
         ends = np.cumsum(block, dtype=np.int64) * dtype.itemsize + pointer
         out.write((ends - block.astype(np.int64) * dtype.itemsize).tobytes())
         pointer = int(ends[-1])
     document = 0  # sequences before this block; the bounds begin with 0
     out.write(np.zeros(1, np.int64).tobytes())
-    for block in _blocks(counts_file, np.int32):
+    for block in read_blocks(counts_file, np.int32):
         ends = np.cumsum(block, dtype=np.int64) + document
         out.write(ends.tobytes())
         document = int(ends[-1])

@@ -33,15 +33,18 @@ class Span:
 
 @dataclass
 class Chunk:
-    """Whole lines. `next_offset` (bytes, uncompressed) and `next_line` are where the following chunk begins."""
+    """Whole lines with their newlines, from line `first_line` of the span on; the next chunk begins at `next_offset`."""
 
     span: int
-    path: str
     first_line: int
-    data: bytes
-    next_offset: int
-    next_line: int
-    too_long: bool = False  # data is the head of one line over the limit; the rest was not kept
+    lines: list[bytes]
+    next_offset: int  # bytes, uncompressed
+    too_long: bool = False  # the one line is the head of one over the limit; the rest was not kept
+
+    @property
+    def next_line(self) -> int:
+        """Lines of the span up to the end of this chunk."""
+        return self.first_line - 1 + len(self.lines)
 
 
 def expand_inputs(patterns: list[str]) -> list[str]:
@@ -108,52 +111,50 @@ def open_input(path: str) -> Iterator[BinaryIO]:
             yield sys.stdin.buffer
         elif path.endswith(".gz"):
             with gzip.open(path, "rb") as f:
-                yield io.BufferedReader(f, 1 << 20)  # type: ignore[arg-type]
+                yield io.BufferedReader(f, CHUNK_BYTES)  # type: ignore[arg-type]
         elif path.endswith(".zst"):
             with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as f:
-                yield io.BufferedReader(f, 1 << 20)  # type: ignore[arg-type]
+                yield io.BufferedReader(f, CHUNK_BYTES)  # type: ignore[arg-type]
         else:
-            with open(path, "rb", buffering=0) as f:
-                yield f  # type: ignore[misc]
+            with open(path, "rb", CHUNK_BYTES) as f:
+                yield f
     except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
         kind = "zstd" if path.endswith(".zst") else "gzip"
         raise ValueError(f"{path} must be a whole {kind} file; {error}; copy it again") from error
 
 
-def _skip(f: BinaryIO, n: int, path: str) -> None:
-    if not is_compressed(path) and path != STDIN:
-        f.seek(n)
-        return
-    while n > 0:
-        data = f.read(min(n, 1 << 20))
-        if not data:
-            raise ValueError(f"{path} is shorter than when the run began; delete the .part files and start again")
-        n -= len(data)
+def _skip_line(f: BinaryIO) -> int:
+    """Read past the end of the line, however long it is; the bytes that were read."""
+    taken = 0
+    while piece := f.readline(CHUNK_BYTES):
+        taken += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return taken
 
 
-def _start_of_line(path: str, start: int) -> int:
-    """Offset of the first line that begins at or after `start`."""
+def _go_to_line(f: BinaryIO, start: int) -> int:
+    """Move to the first line that begins at or after `start`, and say where that is."""
     if start == 0:
         return 0
-    offset = start - 1  # a newline here means that a line begins at `start`
-    with open(path, "rb") as f:
+    f.seek(start - 1)  # a newline here means that a line begins at `start`
+    return start - 1 + _skip_line(f)
+
+
+def _go_to_offset(f: BinaryIO, offset: int, path: str) -> None:
+    if not is_compressed(path):
         f.seek(offset)
-        while data := f.read(1 << 16):
-            at = data.find(b"\n")
-            if at >= 0:
-                return offset + at + 1
-            offset += len(data)
-    return offset
+        return
+    while offset and (data := f.read(min(offset, CHUNK_BYTES))):
+        offset -= len(data)
 
 
 def lines_before(span: Span) -> int:
     """Lines of the file that lie before the span's first; reads the file up to there, so only for messages."""
-    if span.start == 0:
-        return 0
-    left, lines = _start_of_line(span.path, span.start), 0
-    with open(span.path, "rb") as f:
-        while left and (data := f.read(min(CHUNK_BYTES, left))):
-            lines, left = lines + data.count(b"\n"), left - len(data)
+    at = lines = 0
+    with open_input(span.path) as f:
+        while at < span.start and (size := _skip_line(f)):
+            at, lines = at + size, lines + 1
     return lines
 
 
@@ -170,62 +171,32 @@ def chunks(
 
     Lines are numbered from the span's first; `lines_before` gives what to add for a span inside a file.
     """
-    for number in range(first_span, len(spans)):
-        span = spans[number]
-        if number != first_span or (offset == 0 and line == 0):
-            offset, line = _start_of_line(span.path, span.start), 0
+    for number, span in enumerate(spans[first_span:], first_span):
         with open_input(span.path) as f:
-            _skip(f, offset, span.path)
-            for data, taken, too_long in _cut(f, offset, span.end, chunk_documents, max_document_bytes, chunk_bytes):
-                lines = data.count(b"\n") or 1  # the last line of a file may lack its newline
-                yield Chunk(number, span.path, line + 1, data, offset + taken, line + lines, too_long)
-                offset, line = offset + taken, line + lines
-
-
-def _cut(
-    f: BinaryIO, offset: int, end: int | None, documents: int, limit: int, size: int
-) -> Iterator[tuple[bytes, int, bool]]:
-    """Yields (data, bytes taken from the file, too long); stops before a line that begins at or after `end`."""
-    rest = b""
-    while end is None or offset < end:
-        if cut := _end_of_lines(rest, documents, end, offset):
-            yield rest[:cut], cut, False
-            rest, offset = rest[cut:], offset + cut
-        elif more := f.read(size):
-            rest += more
-            if len(rest) > limit and b"\n" not in rest:
-                head, taken, rest = _drop_line(f, rest)
-                yield head, taken, True
-                offset += taken
-        else:  # the end of the file: what is left is its last line
-            if rest:
-                yield rest, len(rest), len(rest) > limit
-            return
-
-
-def _drop_line(f: BinaryIO, rest: bytes) -> tuple[bytes, int, bytes]:
-    """Read to the end of an over-long line: (its head, its bytes, what follows it)."""
-    head, taken = rest[:4096], len(rest)
-    while data := f.read(1 << 20):
-        at = data.find(b"\n")
-        if at >= 0:
-            return head, taken + at + 1, data[at + 1 :]
-        taken += len(data)
-    return head, taken, b""
-
-
-def _end_of_lines(data: bytes, documents: int, end: int | None, offset: int) -> int:
-    """Bytes of the whole lines at the head of `data`: `documents` at most, none that begins at or after `end`."""
-    cut = data.rfind(b"\n") + 1
-    if end is not None and cut and offset + cut > end:
-        # The line that holds byte end - 1 began before `end`: it is the last one.
-        cut = data.find(b"\n", max(0, end - 1 - offset)) + 1 or cut
-    if cut and data.count(b"\n", 0, cut) > documents:
-        at = 0
-        for _ in range(documents):
-            at = data.find(b"\n", at) + 1
-        cut = min(cut, at)
-    return cut
+            if number == first_span and line:
+                _go_to_offset(f, offset, span.path)
+            else:
+                offset, line = _go_to_line(f, span.start), 0
+            lines: list[bytes] = []
+            size = 0
+            while True:
+                # A line belongs to the span in which it begins. One byte over the limit shows that a line is too long.
+                ended = span.end is not None and offset >= span.end
+                text = b"" if ended else f.readline(max_document_bytes + 1)
+                too_long = len(text) > max_document_bytes and not text.endswith(b"\n")
+                if lines and (not text or too_long or len(lines) == chunk_documents or size >= chunk_bytes):
+                    yield Chunk(number, line + 1, lines, offset)
+                    line, lines, size = line + len(lines), [], 0
+                if not text:
+                    break
+                offset += len(text)
+                if too_long:
+                    offset += _skip_line(f)
+                    yield Chunk(number, line + 1, [text[:4096]], offset, too_long)
+                    line += 1
+                else:
+                    lines.append(text)
+                    size += len(text)
 
 
 def fingerprint(spans: list[Span]) -> list[list[object]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from dfm_nb.base.files import fsync_replace, sync
 from dfm_nb.text.chunk import Encoded
-from dfm_nb.text.index import bin_path, idx_path, meta_path, write_index
+from dfm_nb.text.index import bin_path, idx_path, meta_path, read_blocks, write_index
 from dfm_nb.text.input import STDIN, Chunk
 
 SKIPPED = "skipped"
@@ -33,8 +33,6 @@ class Progress:
     offset: int = 0
     line: int = 0
     documents: int = 0
-    tokens: dict[str, int] = field(default_factory=dict)
-    empty_documents: dict[str, int] = field(default_factory=dict)
     blank_lines: int = 0
     skipped: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
@@ -53,17 +51,14 @@ class Parts:
     def __init__(self, prefix: str, prefixes: dict[str, str], signature: dict):
         self._prefix, self._prefixes = prefix, prefixes
         self._signature = json.loads(json.dumps(signature))
+        self._from_stdin = [STDIN] in self._signature["inputs"]
         self._state = Path(f"{prefix}.progress.json")
         self._paths = {
             f"{key}.{name}": self._part(key, name) for key in prefixes for name in ("bin", "lengths", "counts")
         }
         self._paths[SKIPPED] = Path(f"{prefix}.skipped.jsonl")
         self._files: dict[str, BinaryIO] = {}
-        self.progress = Progress(
-            tokens=dict.fromkeys(prefixes, 0),
-            empty_documents=dict.fromkeys(prefixes, 0),
-            sizes=dict.fromkeys(self._paths, 0),
-        )
+        self.progress = Progress(sizes=dict.fromkeys(self._paths, 0))
 
     @property
     def skipped_path(self) -> str | None:
@@ -76,12 +71,18 @@ class Parts:
         """Open or continue; a state of other inputs, tokenizer or flags is begun anew."""
         parts = cls(prefix, prefixes, signature)
         with parts._lock():
-            parts._begin(resume)
+            state = parts._read_state() if resume else None
+            parts.progress = state or parts.progress
+            if not parts.progress.finished:
+                for name, path in parts._paths.items():
+                    parts._files[name] = open(path, "ab" if state else "wb")
+                    parts._files[name].truncate(parts.progress.sizes[name])
             try:
                 yield parts
             except BaseException:
                 if parts._nothing_to_keep():
-                    parts.discard()
+                    parts._close()
+                    parts._remove_parts()
                 raise
             finally:
                 parts._close()
@@ -108,54 +109,32 @@ class Parts:
     def _part(self, key: str, name: str) -> Path:
         return Path(f"{self._prefixes[key]}.{name}.part")
 
-    def _begin(self, resume: bool) -> None:
-        state = self._read_state() if resume else None
-        if state is not None:
-            self.progress = state
-        if self.progress.finished:
-            return
-        for name, path in self._paths.items():
-            self._files[name] = open(path, "wb" if state is None else "ab")
-            self._files[name].truncate(self.progress.sizes[name])
-
     def _read_state(self) -> Progress | None:
         try:
             data = json.loads(self._state.read_text())
         except (FileNotFoundError, ValueError):
             return None
-        if data.get("signature") != self._signature or self._from_stdin():
+        if data.get("signature") != self._signature or self._from_stdin:
             return None
         progress = Progress(**data["progress"])
-        if progress.finished:
+        sizes = {name: path.stat().st_size if path.exists() else -1 for name, path in self._paths.items()}
+        if progress.finished or all(sizes[name] >= done for name, done in progress.sizes.items()):
             return progress
-        for name, path in self._paths.items():
-            if not path.exists() or path.stat().st_size < progress.sizes[name]:
-                return None  # lost with the machine's power: the work is done again
-        return progress
+        return None  # lost with the machine's power: the work is done again
 
     def append(self, chunk: Chunk, encoded: Encoded, bad: list[dict]) -> None:
         """Add a chunk's documents, and one record for each bad line; then say that the chunk is done."""
         p = self.progress
-        if encoded.documents:
-            for key in self._prefixes:
-                self._write(f"{key}.bin", encoded.tokens[key])
-                self._write(f"{key}.lengths", encoded.lengths[key])
-                self._write(f"{key}.counts", encoded.counts[key])
-                p.tokens[key] += int(np.frombuffer(encoded.lengths[key], np.int32).sum(dtype=np.int64))
-                p.empty_documents[key] += encoded.empty_documents[key]
-        for record in bad:
-            self._write(SKIPPED, json.dumps(record).encode() + b"\n")
+        skipped = b"".join(json.dumps(record).encode() + b"\n" for record in bad)
+        for name, data in {**encoded.files, SKIPPED: skipped}.items():
+            self._files[name].write(data)
+            self._files[name].flush()
+            p.sizes[name] += len(data)
         p.documents += encoded.documents
         p.blank_lines += encoded.blank_lines
         p.skipped += len(bad)
         p.span, p.offset, p.line = chunk.span, chunk.next_offset, chunk.next_line
-        for f in self._files.values():
-            f.flush()
         self._save()
-
-    def _write(self, name: str, data: bytes) -> None:
-        self._files[name].write(data)
-        self.progress.sizes[name] += len(data)
 
     def _save(self) -> None:
         # Not synced, unlike base.files.write_atomically: it comes with every chunk, and what a power cut takes is only
@@ -167,20 +146,22 @@ class Parts:
     def finish(self, dtype: np.dtype, meta: dict) -> None:
         """Write the indices beside the parts, bring them to disk, and say that only the renames are left."""
         self._close()
-        p = self.progress
         for key in self._prefixes:
-            index = self._part(key, "idx")
+            index, counts = self._part(key, "idx"), self._paths[f"{key}.counts"]
             with open(index, "wb") as f:
-                write_index(f, dtype, self._paths[f"{key}.lengths"], self._paths[f"{key}.counts"])
+                write_index(f, dtype, self._paths[f"{key}.lengths"], counts)
             sync(index)
-            own = {"key": key, "tokens": p.tokens[key], "empty_documents": p.empty_documents[key]}
+            own = {
+                "key": key,
+                "tokens": self.progress.sizes[f"{key}.bin"] // dtype.itemsize,
+                "empty_documents": sum(int((block == 0).sum()) for block in read_blocks(counts, np.int32)),
+            }
             self._part(key, "meta.json").write_text(json.dumps({**meta, **own}, indent=1) + "\n")
-        p.finished = True
+        self.progress.finished = True
         self._save()
 
     def publish(self) -> None:
         """Rename to the final names, `.idx` last. Safe to repeat from any point."""
-        assert self.progress.finished
         for key, prefix in self._prefixes.items():
             binary, meta, index = (self._part(key, name) for name in ("bin", "meta.json", "idx"))
             if binary.exists():
@@ -192,11 +173,6 @@ class Parts:
                 os.replace(index, idx_path(prefix))
         self._remove_parts()
 
-    def discard(self) -> None:
-        """Remove every part file: there is nothing to go on from. A list of skipped lines stays."""
-        self._close()
-        self._remove_parts()
-
     def _remove_parts(self) -> None:
         for key in self._prefixes:
             for name in ("bin", "lengths", "counts", "idx", "meta.json"):
@@ -205,11 +181,8 @@ class Parts:
             self._paths[SKIPPED].unlink(missing_ok=True)
         self._state.unlink(missing_ok=True)
 
-    def _from_stdin(self) -> bool:
-        return any(row[0] == STDIN for row in self._signature["inputs"])
-
     def _nothing_to_keep(self) -> bool:
-        return self._from_stdin() or (self.progress.documents == 0 and not self.progress.finished)
+        return self._from_stdin or (self.progress.documents == 0 and not self.progress.finished)
 
     def _close(self) -> None:
         for f in self._files.values():
