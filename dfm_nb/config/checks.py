@@ -327,7 +327,6 @@ def _pipeline(config: Config) -> Iterator[Fault]:
 
 
 def _sequence_shards(config: Config) -> Iterator[Fault]:
-    """Every process takes an equal share of a packed sequence."""
     micro, length = config.train.micro_batch_size, config.dataset.task_encoder_seq_length
     step, words = config.model.context_parallel_size, "CP"
     if config.model.sequence_parallel:

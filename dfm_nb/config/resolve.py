@@ -7,7 +7,7 @@ aliases and the sentences are ours, because pydantic's errors name neither a lay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,13 +183,8 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return dict(_flatten(tree)), {str(k): str(v) for k, v in provenance.items()}
 
 
-def _read_layer(path: Path) -> dict[str, Any]:
-    """A YAML file as a layer; what a saved configuration marks as derived is left out, to be derived anew."""
-    leaves, provenance = _read_yaml(path)
-    return {k: v for k, v in leaves.items() if not provenance.get(k, "").startswith(DERIVED)}
-
-
 def _recipe_file(recipe: str) -> Path:
+    """The file of a recipe by its name, or of one that is no part of the package by its path."""
     if recipe in recipes():
         return RECIPES / f"{recipe}.yaml"
     if recipe.endswith((".yaml", ".yml")):
@@ -324,16 +319,17 @@ def resolve(
     """
     layers: dict[str, dict[str, Any]] = {}
     faults: list[Fault] = []
-    try:
-        if recipe is not None:
-            layers[f"recipe {recipe}"] = _read_layer(_recipe_file(recipe))
-    except ConfigError as error:
-        faults += error.faults
-    try:
-        if config_file is not None:
-            layers[str(config_file)] = _read_layer(Path(config_file))
-    except ConfigError as error:
-        faults += error.faults
+    files: list[tuple[str, Any, Callable[[Any], Path]]]
+    files = [(f"recipe {recipe}", recipe, _recipe_file), (str(config_file), config_file, Path)]
+    for layer, given, find in files:
+        if given is None:
+            continue
+        try:
+            leaves, origin = _read_yaml(find(given))
+        except ConfigError as error:
+            faults += error.faults
+        else:  # what a saved configuration marks as derived is derived anew
+            layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides)
     return _settle(layers, faults + unreadable, training, world_size)
 
@@ -374,27 +370,23 @@ def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fa
 
 def _derive(resolved: Resolved) -> Resolved:
     """Fill the nulls that follow from other keys."""
-    config, provenance = resolved.config, resolved.provenance
-    if config.model.ffn_hidden_size is None:
-        config.model.ffn_hidden_size = 4 * config.model.hidden_size
-        provenance["model.ffn_hidden_size"] = f"{DERIVED}: 4 * model.hidden_size"
-    if config.scheduler.lr_decay_iters is None:
-        config.scheduler.lr_decay_iters = config.train.train_iters
-        provenance["scheduler.lr_decay_iters"] = f"{DERIVED}: train.train_iters"
-    if config.scheduler.lr_warmup_iters is None:
-        config.scheduler.lr_warmup_iters = min(100, config.train.train_iters // 10)
-        provenance["scheduler.lr_warmup_iters"] = f"{DERIVED}: min(100, train.train_iters / 10)"
+    width, steps = resolved.config.model.hidden_size, resolved.config.train.train_iters
+    for key, value, why in (
+        ("model.ffn_hidden_size", 4 * width, "4 * model.hidden_size"),
+        ("scheduler.lr_decay_iters", steps, "train.train_iters"),
+        ("scheduler.lr_warmup_iters", min(100, steps // 10), "min(100, train.train_iters / 10)"),
+    ):
+        if resolved.get(key) is None:
+            group, name = key.split(".")
+            setattr(getattr(resolved.config, group), name, value)
+            resolved.provenance[key] = f"{DERIVED}: {why}"
     return resolved
 
 
 def check_layout(config: Config, world_size: int) -> list[str]:
     """Every reason why the parallel layout does not fit the model, the batch or the number of processes.
 
-    Pure: no process group is touched. Each reason is one line that names the nearest legal values; [] means it fits.
-
-    Parameters
-    ----------
-    world_size : processes of the job; TP * PP * CP must divide it, and the quotient is DP.
+    Each reason is one line that names the nearest legal values; [] means it fits.
     """
     return [str(fault) for fault in layout_faults(config, world_size)]
 
@@ -413,10 +405,6 @@ def to_yaml(resolved: Resolved) -> str:
 
 def from_yaml(source: str | Path) -> Resolved:
     """Read a configuration that `to_yaml` wrote; the values come back as they were saved, derived ones included.
-
-    Parameters
-    ----------
-    source : the file.
 
     Raises
     ------

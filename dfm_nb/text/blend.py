@@ -79,21 +79,15 @@ class BlendConfig:
             raise ValueError(f"num_samples must be (train, validation, test), train over 0; got {self.num_samples}")
 
 
-def _content_key(blend: Blend) -> str:
-    """Changes with the corpora: sizes and times of change, so that a replaced .bin never meets an old cache."""
+def _cache(blend: Blend, config: BlendConfig) -> str:
+    """A folder named by the corpora's sizes and times of change: a replaced .bin never meets an old cache."""
     rows = []
     for prefix in blend.prefixes():
         for path in (bin_path(prefix), idx_path(prefix)):
             stat = path.stat()
             rows.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
-    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]
-
-
-def _cache(blend: Blend, config: BlendConfig) -> str:
-    base = (
-        Path(config.cache_dir) if config.cache_dir else Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
-    )
-    path = base / _content_key(blend)
+    base = config.cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    path = Path(base, hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16])
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(path)
 

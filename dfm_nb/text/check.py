@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.index import Index, bin_path, idx_path, read_meta
+from dfm_nb.text.index import VERSION, Index, bin_path, idx_path, read_meta
 from dfm_nb.text.input import expand_inputs, open_input
 from dfm_nb.text.tokenizer import TokenizerSpec
 
@@ -57,7 +57,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
     ]
     return {
         "prefix": str(prefix),
-        "version": index.version,
+        "version": VERSION,
         "dtype": index.dtype.name,
         "sequences": index.num_sequences,
         "documents": index.num_documents,
@@ -166,7 +166,7 @@ def verify(
         index = Index.open(prefix)
     except (ValueError, FileNotFoundError) as error:
         return [*checks, Check("the index can be read", False, str(error))]
-    checks.append(Check("the index can be read", True, f"version {index.version}, {index.dtype.name}"))
+    checks.append(Check("the index can be read", True, f"version {VERSION}, {index.dtype.name}"))
     checks += _structure(index)
     if not all(c.passed for c in checks):
         return checks

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 import orjson
@@ -38,10 +38,10 @@ class PreprocessConfig:
     `partition` is (i, n): only the lines of part i, written under `<prefix>_part<i>-of-<n>`.
     """
 
-    input: tuple[str, ...]
+    input: Sequence[str]
     output_prefix: str
     tokenizer_model: str
-    json_keys: tuple[str, ...] = ("text",)
+    json_keys: Sequence[str] = ("text",)
     workers: int = 1
     chunk_size: int = 8192
     append_eod: bool = False

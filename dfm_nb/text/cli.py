@@ -7,6 +7,7 @@ Each command is one function: its parser, then what it does. The imports are ins
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -74,22 +75,10 @@ def _preprocess(argv: list[str]) -> int:
         )
     from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
-    config = PreprocessConfig(
-        input=tuple(args.input),
-        output_prefix=args.output_prefix,
-        tokenizer_model=args.tokenizer_model,
-        json_keys=tuple(args.json_keys),
-        workers=args.workers,
-        chunk_size=args.chunk_size,
-        append_eod=args.append_eod,
-        dtype=args.dtype,
-        on_error=args.on_error,
-        partition=parse_partition(args.partition),
-        max_document_bytes=args.max_document_bytes,
-        resume=not args.no_resume,
-        progress=sys.stderr.isatty(),
-    )
-    result = preprocess(config)
+    named = {f.name for f in dataclasses.fields(PreprocessConfig)}
+    given = {name: value for name, value in vars(args).items() if name in named}
+    given["partition"] = parse_partition(args.partition)
+    result = preprocess(PreprocessConfig(**given, resume=not args.no_resume, progress=sys.stderr.isatty()))
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.json:

@@ -40,7 +40,7 @@ from dfm_nb.text.input import (
     lines_before,
     partition,
 )
-from dfm_nb.text.parts import Parts, Progress
+from dfm_nb.text.parts import Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 
@@ -72,9 +72,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     spec = text_tokenizer.load(config.tokenizer_model)
     dtype = np.dtype(config.dtype) if config.dtype else optimal_dtype(spec.vocab_size)
     config = replace(config, dtype=dtype.name)
-    spec.check_dtype(dtype)
-    if config.append_eod:
-        spec.require_eod()
+    spec.check(dtype, config.append_eod)
     signature = {
         "state": 3,  # of the part files and their progress
         "inputs": fingerprint(spans),
@@ -86,7 +84,16 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         progress = parts.progress
         resumed = progress.documents
         if not progress.finished:
-            with contextlib.closing(_encoded(_read(config, spans, progress), spec, config)) as results:
+            source = chunks(
+                spans,
+                config.chunk_size,
+                config.max_document_bytes,
+                progress.span,
+                progress.offset,
+                progress.line,
+                config.chunk_bytes,
+            )
+            with contextlib.closing(_encoded(source, spec, config)) as results:
                 _write(config, spans, results, parts)
             # An input without one document is a mistake; a part that got none is not.
             if progress.documents == 0 and config.partition[1] == 1:
@@ -126,12 +133,6 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         resumed,
         parts.skipped_path,
         warnings,
-    )
-
-
-def _read(config: PreprocessConfig, spans: list[Span], done: Progress) -> Iterator[Chunk]:
-    return chunks(
-        spans, config.chunk_size, config.max_document_bytes, done.span, done.offset, done.line, config.chunk_bytes
     )
 
 

@@ -98,7 +98,6 @@ class Index:
     """A mapped pair. `lengths` int32 [S], `pointers` int64 [S] in bytes, `documents` int64 [documents + 1]."""
 
     prefix: Path
-    version: int
     dtype: np.dtype
     lengths: np.ndarray
     pointers: np.ndarray
@@ -138,7 +137,6 @@ class Index:
         a, b = HEADER_BYTES + 4 * sequences, HEADER_BYTES + 12 * sequences
         return cls(
             prefix,
-            version,
             np.dtype(DTYPES[code]),
             data[HEADER_BYTES:a].view(np.int32),
             data[a:b].view(np.int64),

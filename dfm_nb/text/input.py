@@ -33,7 +33,7 @@ class Span:
 
 @dataclass
 class Chunk:
-    """Whole lines with their newlines, from line `first_line` of the span on; the next chunk begins at `next_offset`."""
+    """Whole lines with their newlines, from line `first_line` of the span on; the next begins at `next_offset`."""
 
     span: int
     first_line: int

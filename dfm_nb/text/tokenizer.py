@@ -34,21 +34,18 @@ class TokenizerSpec:
     def sha256(self) -> str:
         return hashlib.sha256(self.description.encode()).hexdigest()
 
-    def check_dtype(self, dtype: np.dtype) -> None:
-        """Raise ValueError unless every id fits in `dtype`."""
+    def check(self, dtype: np.dtype, append_eod: bool) -> None:
+        """Raise ValueError unless every id fits in `dtype`, and there is an EOD token where one is asked for."""
         top = np.iinfo(dtype).max
         if self.max_id > top:
             raise ValueError(
                 f"{dtype} holds token ids up to {top}; {self.name} gives ids up to {self.max_id}; use --dtype int32"
             )
-
-    def require_eod(self) -> int:
-        if self.eod_id is None:
+        if append_eod and self.eod_id is None:
             raise ValueError(
                 f"--append-eod needs a tokenizer with an end-of-document (eos) token; {self.name} has none; set "
                 "eos_token in its tokenizer_config.json, or leave --append-eod away"
             )
-        return self.eod_id
 
     def backend(self) -> Tokenizer:
         """The tokenizer itself, with truncation and padding off."""
