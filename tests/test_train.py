@@ -262,19 +262,6 @@ def test_config_faults_are_said_before_any_process_group(capsys):
     assert "model.hidden_size" in error and "optimizer.lr" in error and "optimizer.weight_decay" in error
 
 
-def test_checkpoint_index_that_names_code_is_refused(tmp_path):
-    import pickle
-
-    class Evil:
-        def __reduce__(self):
-            return os.system, (f"touch {tmp_path}/ran",)
-
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(checkpoint.CheckpointError, match=r"names (posix|nt).system"):
-        checkpoint.refuse_code(tmp_path)
-    assert not (tmp_path / "ran").exists()
-
-
 def test_empty_checkpoint_folder_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
         checkpoint.find(tmp_path)

@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dfm_nb.base.files import sha256, sync, write_atomically
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints.background import SaveStrategy, checksum_file, optimizer_shards
+from dfm_nb.checkpoints.index import data_files, load_tensors
 from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
-from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, data_files, iteration_of, whole_checkpoints
+from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, whole_checkpoints
 from dfm_nb.model.ema import PowerEMA
 
 
@@ -252,7 +253,7 @@ def _make_optimizer_state(optimizer: Any) -> None:
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
     """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`."""
     _make_optimizer_state(pieces.optimizer)
-    state = dist_checkpointing.load(_sharded_state(pieces, loading=True), str(folder))
+    state = load_tensors(_sharded_state(pieces, loading=True), folder)
     load_model(pieces.chunks, state)
     pieces.optimizer.load_state_dict(state["optimizer"])
     pieces.scheduler.load_state_dict(state["scheduler"])

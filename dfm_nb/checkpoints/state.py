@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
+from dfm_nb.checkpoints.index import without_objects
 from dfm_nb.model.ema import PowerEMA
 
 LAYOUT_FREE = {
@@ -32,7 +33,8 @@ def _chunk_key(index: int, count: int) -> str:
 def model_state(chunks: Sequence[Any]) -> dict[str, dict]:
     """Sharded state of this rank's chunks, by chunk."""
     metadata = dict(LAYOUT_FREE)
-    return {_chunk_key(i, len(chunks)): c.sharded_state_dict(metadata=metadata) for i, c in enumerate(chunks)}
+    states = [without_objects(c.sharded_state_dict(metadata=metadata)) for c in chunks]
+    return {_chunk_key(i, len(chunks)): state for i, state in enumerate(states)}
 
 
 def ema_state(ema: PowerEMA, model_state: Mapping[str, Mapping]) -> dict[str, ShardedTensor]:

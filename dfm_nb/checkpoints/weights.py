@@ -12,7 +12,6 @@ checksum contradicts is refused by name, and loading runs no code from a file.
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
 from dfm_nb.base.files import sha256
 from dfm_nb.base.run import iteration_folders, iteration_name
+from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors, reason
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
@@ -33,10 +32,6 @@ from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message names it and says why."""
 
 
 def iteration_of(folder: Path) -> int:
@@ -64,46 +59,6 @@ def verify(folder: Path) -> None:
             )
         if sha256(path) != expected["sha256"]:
             raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
-    refuse_code(folder)
-
-
-class _NamesOnly(pickle.Unpickler):
-    """Loads torch's checkpoint index, which is a pickle, knowing only the names such an index is made of."""
-
-    ALLOWED = {
-        "torch.distributed.checkpoint.metadata": {
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        },
-        "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
-        "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-        "torch.serialization": {"_get_layout"},
-        "torch": {"Size", "float32", "bfloat16", "float16", "float64", "int64", "int32", "uint8", "bool"},
-        "collections": {"OrderedDict"},
-        "pathlib": {"PosixPath", "Path"},
-    }
-
-    def find_class(self, module, name):
-        if name not in self.ALLOWED.get(module, ()):
-            raise CheckpointError(f"the checkpoint's index names {module}.{name}, which no checkpoint needs: refused")
-        return super().find_class(module, name)
-
-
-def data_files(folder: Path) -> list[str]:
-    """Names of the files that hold a checkpoint's tensors, from its index; `CheckpointError` for one that runs code."""
-    with (folder / ".metadata").open("rb") as f:
-        index = _NamesOnly(f).load()
-    return sorted({info.relative_path for info in index.storage_data.values()})
-
-
-def refuse_code(folder: Path) -> None:
-    """Read a checkpoint's index once with an unpickler that knows no function worth calling, before torch reads it."""
     data_files(folder)
 
 
@@ -213,9 +168,7 @@ def find_weights(path: str | Path) -> Weights:
         if not beside.is_file():
             raise FileNotFoundError(f"{path} needs the config.yaml that dfm export wrote beside it")
         return Weights(path.parent, cfg.from_yaml(beside).config, path)
-    folder = find(path)
-    refuse_code(folder)
-    return weights_in(folder)
+    return weights_in(find(path))
 
 
 def weights_in(folder: Path) -> Weights:
@@ -237,11 +190,22 @@ def gather_whole(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    if file.suffix == ".safetensors":
-        from safetensors.torch import load_file
+    """By name; `CheckpointError` for a file that is damaged or holds more than tensors."""
+    from safetensors.torch import load_file
 
-        return load_file(file)
-    return torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        tensors = (
+            load_file(file)
+            if file.suffix == ".safetensors"
+            else torch.load(file, map_location="cpu", weights_only=True)
+        )
+    except Exception as error:
+        raise CheckpointError(
+            f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
+        ) from None
+    if not isinstance(tensors, dict) or not all(isinstance(v, Tensor) for v in tensors.values()):
+        raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
+    return tensors
 
 
 def lora_file(file: Path) -> Path:
@@ -345,15 +309,14 @@ def load_weights(chunks: Sequence[nn.Module], folder: Path, sigma_rel: float | N
 
     lora : it has low-rank updates, and its averages are of these alone. Without, the updates of `chunks` stay.
     """
-    refuse_code(folder)
     state = {
         key: {k: v for k, v in chunk.items() if lora or not is_lora(k)} for key, chunk in model_state(chunks).items()
     }
     if sigma_rel is None or lora:  # with low-rank updates, the weights under them have no average
-        load_model(chunks, dist_checkpointing.load(dict(state), str(folder)))
+        load_model(chunks, load_tensors(dict(state), folder))
     if sigma_rel is not None:
         ema = PowerEMA(chunks, [sigma_rel], lambda name, _p: is_lora(name) == lora)
-        load_ema(ema, dist_checkpointing.load({"ema": ema_state(ema, state)}, str(folder))["ema"])
+        load_ema(ema, load_tensors({"ema": ema_state(ema, state)}, folder)["ema"])
         with torch.no_grad():
             for p, a in zip(ema.parameters, ema.averages[sigma_rel]):
                 p.copy_(a)

@@ -1,0 +1,211 @@
+"""Loading a checkpoint runs no code, whatever its files say. Each attack would make a file."""
+
+import io
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+
+from dfm_nb import evaluate, export
+from dfm_nb.base.argv import guard
+from dfm_nb.checkpoints import index as checkpoint_index
+from dfm_nb.checkpoints import saving
+from dfm_nb.checkpoints import weights as checkpoint
+from tests.attacks.checkpoint_files import BEFORE, NAME, WEIGHT, Evil, as_bytes, change_index, copy_run, reseal
+from tests.distributed.layouts import make_trainer
+
+EXTRA = "decoder.layers.self_attention.linear_proj._extra_state/shard_0_1"
+
+
+def trainer_like(run: Path):
+    from dfm_nb import config as cfg
+
+    c = cfg.from_yaml(run / "config.yaml").config
+    same = [f"model.{k}={json.dumps(getattr(c.model, k))}" for k in checkpoint.SHAPES]
+    muon = [f"optimizer.optimizer={c.optimizer.optimizer}", "optimizer.use_distributed_optimizer=false"]
+    return make_trainer([*same, *muon, f"ema.sigma_rels={list(c.ema.sigma_rels)}".replace(" ", "")])[0]
+
+
+def generate(run: Path) -> None:
+    from dfm_nb.generation.pipeline import Pipeline
+
+    Pipeline.from_checkpoint(run)
+
+
+def export_to_file(run: Path) -> None:
+    export.main([str(run), "--output", str(run.parent / "out" / "model.safetensors")])
+
+
+def evaluated(run: Path) -> None:
+    argv = ["--checkpoint-path", str(run), "--dataset", str(BEFORE / "data")]
+    if guard(evaluate.main, argv):
+        raise ValueError("it must be refused")
+
+
+def raw_weights(run: Path) -> None:
+    checkpoint.load_weights(trainer_like(run).chunks, run / "checkpoints" / NAME)
+
+
+def resume(run: Path) -> None:
+    saving.load(trainer_like(run).pieces(), run / "checkpoints" / NAME)
+
+
+def pretrained(run: Path) -> None:
+    checkpoint.load_pretrained(trainer_like(run), run)
+
+
+WAYS = [generate, export_to_file, raw_weights, resume, pretrained]
+
+
+def refused(way, run: Path, mark: Path) -> None:
+    with pytest.raises(ValueError, match="damaged|bytes|must"):
+        way(run)
+    assert not mark.exists()
+
+
+@pytest.fixture
+def run(tmp_path):
+    copy_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+def test_stored_checkpoint_opens_every_way(one_rank, run, way):
+    way(run)
+
+
+@pytest.mark.parametrize("way", [*WAYS, evaluated], ids=lambda w: w.__name__)
+def test_weight_declared_as_bytes_runs_nothing(one_rank, run, tmp_path, way):
+    as_bytes(run / "checkpoints" / NAME, tmp_path / "ran", WEIGHT, f"ema.0.05.{WEIGHT}")
+    refused(way, run, tmp_path / "ran")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+def test_extra_state_is_never_read(one_rank, run, tmp_path, way):
+    """Checkpoints of before hold such entries of bytes, so they are passed over instead of refused."""
+    as_bytes(run / "checkpoints" / NAME, tmp_path / "ran", EXTRA)
+    way(run)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+def test_pickle_in_place_of_the_common_values_runs_nothing(one_rank, run, tmp_path, way):
+    folder = run / "checkpoints" / NAME
+    torch.save({"scheduler": Evil(tmp_path / "ran")}, folder / "common.pt")
+    reseal(folder)
+    refused(way, run, tmp_path / "ran")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+def test_pickle_in_place_of_a_tensor_runs_nothing(one_rank, run, tmp_path, way):
+    """The index says tensor, and the bytes at its place are a pickle that runs a command."""
+    folder = run / "checkpoints" / NAME
+    buffer = io.BytesIO()
+    torch.save(Evil(tmp_path / "ran"), buffer)
+    for file in folder.glob("*.distcp"):
+        file.write_bytes(buffer.getvalue())
+
+    def to_the_front(index):
+        for info in index.storage_data.values():
+            info.offset, info.length = 0, len(buffer.getvalue())
+
+    change_index(folder, to_the_front)
+    refused(way, run, tmp_path / "ran")
+
+
+class Tensorlike(TensorStorageMetadata):
+    pass
+
+
+def declared_as(index, kind):
+    index.state_dict_metadata[WEIGHT] = kind
+
+
+def place_of_weight(index, **values):
+    info = next(v for k, v in index.storage_data.items() if k.fqn == WEIGHT)
+    vars(info).update(values)
+
+
+INDEXES = {
+    "bytes": lambda index: declared_as(index, BytesStorageMetadata()),
+    "text": lambda index: declared_as(index, "x"),
+    "nothing": lambda index: declared_as(index, None),
+    "a list": lambda index: declared_as(index, []),
+    "folder above": lambda index: place_of_weight(index, relative_path="../__0_0.distcp"),
+    "absolute path": lambda index: place_of_weight(index, relative_path="/etc/passwd"),
+    "sub-folder": lambda index: place_of_weight(index, relative_path="a/b.distcp"),
+    "the folder": lambda index: place_of_weight(index, relative_path="."),
+    "two dots": lambda index: place_of_weight(index, relative_path=".."),
+    "empty name": lambda index: place_of_weight(index, relative_path=""),
+    "number as name": lambda index: place_of_weight(index, relative_path=3),
+    "negative offset": lambda index: place_of_weight(index, offset=-1),
+    "offset as text": lambda index: place_of_weight(index, offset="0"),
+    "transformed": lambda index: place_of_weight(index, transform_descriptors=["stream.zstd"]),
+    "size as list": lambda index: setattr(index.state_dict_metadata[WEIGHT], "size", [1, 24, 24]),
+    "part outside": lambda index: setattr(index.state_dict_metadata[WEIGHT], "size", torch.Size([1, 2, 2])),
+    "no entries": lambda index: index.state_dict_metadata.clear(),
+    "entry without place": lambda index: index.state_dict_metadata.pop(WEIGHT) and None,
+    "a dict": lambda _: {},
+    "a subclass": lambda _: pickle.dumps(Tensorlike(None, None, [])),
+    "empty": lambda _: b"",
+    "no pickle": lambda _: b"\xff" * 100,
+    "cut": lambda index: pickle.dumps(index)[:-100],
+    "global": lambda _: b"cos\nsystem\n.",
+    "stack global": lambda _: b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+    "persistent id": lambda _: b"P0\n.",
+    "extension": lambda _: b"\x82\x01.",
+    "deep": lambda _: b"(" * 10_000 + b"t" * 9_999 + b".",
+}
+
+
+@pytest.mark.parametrize("change", INDEXES.values(), ids=INDEXES)
+def test_index_of_more_than_tensors_is_one_sentence(run, change):
+    folder = run / "checkpoints" / NAME
+    change_index(folder, change)
+    with pytest.raises(checkpoint.CheckpointError, match=r"\.metadata is damaged or holds more than tensors") as error:
+        checkpoint.verify(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_index_that_runs_a_command_is_refused(run, tmp_path):
+    folder = run / "checkpoints" / NAME
+    change_index(folder, lambda _: pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises(checkpoint.CheckpointError, match=r"it names (posix|nt)\.system"):
+        checkpoint.verify(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["Metadata", "TensorStorageMetadata", "MetadataIndex"])
+def test_index_cannot_set_attributes_of_torchs_classes(run, name):
+    """The BUILD opcode sets attributes of whatever object the unpickler handed out."""
+    folder = run / "checkpoints" / NAME
+    owner = f"torch.distributed.checkpoint.metadata\n{name}\n".encode()
+    state = b"(N}\x8c\x06poisonK\x01st"  # (None, {"poison": 1})
+    change_index(folder, lambda _: b"\x80\x04c" + owner + state + b"b.")
+    with pytest.raises(checkpoint.CheckpointError):
+        checkpoint.verify(folder)
+    assert not hasattr(getattr(torch.distributed.checkpoint.metadata, name), "poison")
+    assert not any(hasattr(record, "poison") for record in checkpoint_index._RECORDS.values())
+
+
+def test_new_checkpoints_hold_tensors_only(one_rank, tmp_path):
+    trainer, loader = make_trainer(["model.num_layers=2"])
+    trainer.step(loader.next_step())
+    writer = saving.Writer(tmp_path, say=lambda *_: None)
+    writer.save(trainer.pieces(), 1, {"iteration": 1}, "model: {}\n")
+    writer.close()
+    index = pickle.loads((tmp_path / "iter_0000001" / ".metadata").read_bytes())
+    assert {type(v) for v in index.state_dict_metadata.values()} == {TensorStorageMetadata}
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_exported_file_that_is_a_pickle_runs_nothing(one_rank, run, tmp_path, suffix):
+    file = tmp_path / "out" / f"model{suffix}"
+    assert export.main([str(run), "--output", str(file)]) == 0
+    torch.save({WEIGHT: Evil(tmp_path / "ran")}, file)
+    refused(lambda _: generate(file), run, tmp_path / "ran")
+    file.write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    refused(lambda _: generate(file), run, tmp_path / "ran")
