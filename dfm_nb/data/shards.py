@@ -83,14 +83,32 @@ def _load_tensor(data: bytes) -> object:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
+class _RebuildTensor:
+    """Stands for torch's function: a pickle can set attributes of what it names, and this has none that can be set."""
+
+    __slots__ = ()
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        return torch._utils._rebuild_tensor_v2(*arguments)
+
+
+class _LoadTensor:
+    """Stands for torch's function, by its weights-only loader."""
+
+    __slots__ = ()
+
+    def __call__(self, data: bytes) -> object:
+        return _load_tensor(data)
+
+
 class _TensorUnpickler(pickle.Unpickler):
     """Knows only what a pickled tensor is made of; the storage inside goes through torch's weights-only loader."""
 
     NAMES = {
-        ("collections", "OrderedDict"): collections.OrderedDict,
-        ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-        ("torch.storage", "_load_from_bytes"): _load_tensor,
-        ("megatron.core.safe_globals", "safe_load_from_bytes"): _load_tensor,  # the same in 0.19
+        ("collections", "OrderedDict"): collections.OrderedDict,  # a built-in class: its attributes cannot be set
+        ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
+        ("torch.storage", "_load_from_bytes"): _LoadTensor(),
+        ("megatron.core.safe_globals", "safe_load_from_bytes"): _LoadTensor(),  # the same in 0.19
     }
 
     def find_class(self, module, name):
