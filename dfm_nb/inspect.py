@@ -152,9 +152,12 @@ def _wrong_with(clip: EncodedClip) -> str | None:
 
 
 def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path: str | None) -> Tokenizer | None:
-    """The tokenizer of the shards; None when it is unknown or not on this machine."""
-    carried = (folder / "tokenizer.safetensors").is_file()
-    place = path or (folder if carried else None)
+    """The tokenizer of the shards; None when it is unknown or not on this machine.
+
+    From beside the shards only one that is made of tensors is taken: TorchScript runs its code, so it comes from
+    `path` or the hub's cache.
+    """
+    place = path or (folder if (folder / "tokenizer.safetensors").is_file() else None)
     recorded = manifest["tokenizer"]["name"] if manifest else None
     if name and recorded and name != recorded and not path:
         place = None  # the file beside the shards is another tokenizer's
@@ -162,6 +165,8 @@ def build_tokenizer(folder: Path, manifest: dict | None, name: str | None, path:
     if name is None:
         return _recognised(place) if place else None
     module = plugins.load("tokenizers", name)
+    if place is not None and not path:
+        plugins.check_carried(module, name, folder, "--tokenizer-path")
     if place is None and hasattr(module, "fit"):
         return None  # it was fitted to the data, so there is no other file of it
     return module.build(place)

@@ -1,7 +1,7 @@
 """What a data set holds: decoded samples with captions, a histogram of lengths, what was dropped and why.
 
 It writes nothing, and reads and decodes only the samples of the page that is shown. A damaged sample is named in its
-place. Decoding loads the tokenizer that the manifest names.
+place. Pictures are decoded with the tokenizer that the manifest names; a folder may bring one of tensors only.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DatasetBrowser:
                     self._tokenizer_note = (
                         "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
                     )
-            except FileNotFoundError as error:
+            except (FileNotFoundError, ValueError) as error:
                 self._tokenizer_note = f"in false colours: {error}"
         return self._tokenizer
 

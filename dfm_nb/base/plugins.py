@@ -17,6 +17,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -59,6 +60,16 @@ def load(kind: str, name: str) -> ModuleType:
         hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){hint}")
     return importlib.import_module(f"dfm_nb.data.{kind}.{name}")
+
+
+def check_carried(module: ModuleType, name: str, folder: Path, flag: str) -> None:
+    """ValueError unless this tokenizer may come from a folder of data or a checkpoint: one of tensors only may."""
+    if not getattr(module, "CARRIED", False):
+        raise ValueError(
+            f"{folder} names the tokenizer {name}, whose files are programs that run, and brings its own file; "
+            f"no program is taken from a folder of data or a checkpoint: remove tokenizer.safetensors there to use the "
+            f"hub's {name}, or pass a copy that you trust with {flag}"
+        )
 
 
 def load_all(kind: str) -> dict[str, ModuleType]:

@@ -145,6 +145,9 @@ class Pipeline:
         if self._tokenizer is None:
             path = self._tokenizer_path
             if path is None and (self.folder / "tokenizer.safetensors").is_file():
+                name = self.manifest["tokenizer"]["name"]
+                # TorchScript runs its code: a checkpoint may bring tensors only
+                plugins.check_carried(plugins.load("tokenizers", name), name, self.folder, "--tokenizer-path")
                 path = str(self.folder)
             self._tokenizer = self._load(
                 "tokenizer", path, "on latents of another tokenizer", "its file with --tokenizer-path"

@@ -1,0 +1,105 @@
+"""TorchScript that lies in a folder of data or a checkpoint is not run; the one that the user names is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from dfm_nb import inspect
+from dfm_nb.base.argv import guard
+from dfm_nb.generation.pipeline import Pipeline
+from tests.attacks.checkpoint_files import BEFORE, copy_run, reseal
+from workbench.browser import DatasetBrowser
+
+
+class WritesAFile(torch.nn.Module):
+    """A decoder; TorchScript can make and write any file of the user."""
+
+    def __init__(self, mark: str):
+        super().__init__()
+        self.mark = mark
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        written = torch.from_file(self.mark, True, 4)
+        written.fill_(1.0)
+        frames = torch.zeros(z.shape[0], 3, 4 * (z.shape[2] - 1) + 1, 8 * z.shape[3], 8 * z.shape[4])
+        return frames + written[0] * 0
+
+
+def poison(folder: Path, mark: Path) -> None:
+    """The folder names cosmos_cv and brings it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tokenizer"] = {"name": "cosmos_cv"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    save_program(folder, mark)
+
+
+def save_program(folder: Path, mark: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in ("decoder.jit", "encoder.jit"):
+        torch.jit.script(WritesAFile(str(mark))).save(str(folder / name))
+
+
+@pytest.fixture
+def mark(tmp_path):
+    return tmp_path / "ran"
+
+
+@pytest.fixture
+def data(tmp_path, mark):
+    folder = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    poison(folder, mark)
+    return folder
+
+
+def test_inspect_runs_no_program_of_the_data(data, mark, capsys):
+    assert guard(inspect.main, [str(data)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--tokenizer-path" in error and "cosmos_cv" in error
+    assert not mark.exists()
+
+
+def test_inspect_runs_no_program_when_only_the_name_is_given(data, mark, capsys):
+    (data / "manifest.json").unlink()
+    assert guard(inspect.main, [str(data), "--tokenizer", "cosmos_cv"]) == 2
+    assert "--tokenizer-path" in capsys.readouterr().err and not mark.exists()
+
+
+def test_without_a_file_of_tensors_the_hub_is_asked_and_not_the_folder(data, mark, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(data)
+    (data / "tokenizer.safetensors").unlink()
+    assert guard(inspect.main, [str(data)]) == 2
+    assert "decoder.jit" in capsys.readouterr().err and not mark.exists()
+
+
+def test_browser_runs_no_program_of_the_data(data, mark):
+    shown = DatasetBrowser(data).html()
+    assert "in false colours" in shown and "--tokenizer-path" in shown and not mark.exists()
+
+
+def test_pipeline_runs_no_program_of_the_checkpoint(one_rank, tmp_path, mark):
+    folder = copy_run(tmp_path / "run")
+    poison(folder, mark)
+    reseal(folder)
+    pipe = Pipeline.from_checkpoint(tmp_path / "run")
+    with pytest.raises(ValueError, match="--tokenizer-path"):
+        pipe.decode(torch.zeros(pipe.channels, 1, 4, 4))
+    with pytest.raises(ValueError, match="--tokenizer-path"):
+        pipe(["a"], height=32, width=32, num_video_frames=1, num_steps=2)
+    assert not mark.exists()
+
+
+def test_program_that_the_user_names_runs(data, tmp_path, mark):
+    """So the attack above is a live one."""
+    save_program(tmp_path / "mine", mark)
+    assert guard(inspect.main, [str(data), "--tokenizer-path", str(tmp_path / "mine"), "--samples", "1"]) == 0
+    assert mark.exists()
+
+
+def test_tokenizer_of_tensors_is_taken_from_the_data(tmp_path):
+    folder = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    manifest = inspect.read_manifest(folder)
+    assert inspect.build_tokenizer(folder, manifest, None, None).name == "pca"
