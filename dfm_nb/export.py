@@ -55,6 +55,9 @@ def averaged(source: checkpoint.Weights, chunks: Sequence[nn.Module], sigma_rel:
         return
     if not lengths:
         raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
+    for folder in checkpoint.whole_checkpoints(source.folder.parent):
+        if folder != source.folder:  # that one has been verified
+            checkpoint.verify(folder)
     steps = {f: saving.read_state(f)["steps_taken"] for f in checkpoint.whole_checkpoints(source.folder.parent)}
     last = steps[source.folder]
     stored = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]

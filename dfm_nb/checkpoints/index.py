@@ -187,7 +187,8 @@ def _index(value: Any) -> tuple[Metadata, set[str]]:
     entries, storage = _fields(value, "Metadata", "state_dict_metadata", "storage_data")
     if type(entries) is not dict or type(storage) is not dict or not entries:
         raise _Wrong("it lists no tensors")
-    tensors, places, files = {}, {}, set()
+    tensors: dict[str, Any] = {}
+    places, files = {}, set()
     for key, entry in entries.items():
         if type(key) is not str:
             raise _Wrong("the name of a tensor must be text")

@@ -26,7 +26,7 @@ from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints.background import SaveStrategy, checksum_file, optimizer_shards
 from dfm_nb.checkpoints.index import data_files, load_tensors
 from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
-from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, whole_checkpoints
+from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, listing_text, read_object, whole_checkpoints
 from dfm_nb.model.ema import PowerEMA
 
 
@@ -172,7 +172,7 @@ class Writer:
         for path in sorted(p for p in temporary.iterdir() if p.is_file() and p.name not in listing):
             listing[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
             sync(path)
-        (temporary / CHECKSUMS).write_text(json.dumps(listing, indent=1))
+        (temporary / CHECKSUMS).write_text(listing_text(listing))
         sync(temporary / CHECKSUMS)
         sync(temporary)
         shutil.rmtree(final, ignore_errors=True)
@@ -235,7 +235,7 @@ def _without_optimizer(common: dict) -> dict:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """What `Writer.save` got as `state`: iteration, steps taken, place in the data."""
-    return json.loads((folder / "state.json").read_text())
+    return read_object(folder / "state.json")
 
 
 def _make_optimizer_state(optimizer: Any) -> None:

@@ -3,7 +3,7 @@
     iter_0001000/  *.distcp .metadata common.pt metadata.json   megatron-core's (torch_dist)
                    state.json      iteration, place in the data, consumed samples and tokens
                    config.yaml     the resolved configuration
-                   checksums.json  sha256 and size of each of the above
+                   checksums.json  sha256 and size of each of the above, and of itself
 
 A folder is renamed to this when all of it is on disk, and `latest_checkpointed_iteration.txt` moves only then. What a
 checksum contradicts is refused by name, and loading runs no code from a file.
@@ -11,6 +11,7 @@ checksum contradicts is refused by name, and loading runs no code from a file.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from dfm_nb import config as cfg
 from dfm_nb.base.files import sha256
+from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, iteration_name
 from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors, reason
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
@@ -32,6 +34,11 @@ from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
+NEEDED = (".metadata", "common.pt", "metadata.json", "state.json", "config.yaml")
+"""Files that every checkpoint has, besides those of its tensors."""
+
+ASSETS = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors")
+"""Files of a data set that a checkpoint carries along, so that generation needs nothing else of it."""
 
 
 def iteration_of(folder: Path) -> int:
@@ -44,30 +51,75 @@ def whole_checkpoints(root: str | Path) -> list[Path]:
     return [p for _, p in iteration_folders(Path(root)) if (p / CHECKSUMS).is_file()]
 
 
+def listing_text(files: dict[str, dict]) -> str:
+    """`checksums.json` of a checkpoint's files, with a checksum of the listing itself under its own name."""
+    listed = json.dumps(files, indent=1).encode()
+    own = {"bytes": len(listed), "sha256": hashlib.sha256(listed).hexdigest()}
+    return json.dumps({**files, CHECKSUMS: own}, indent=1)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint; `CheckpointError` names the file when there is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {str(error) or 'nested too deep'}; use another checkpoint") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: it must hold an object; it holds {type(value).__name__}")
+    return value
+
+
+def _listed(folder: Path) -> dict[str, dict]:
+    """`checksums.json` without its own entry, which older checkpoints lack."""
+    path = folder / CHECKSUMS
+    files = read_object(path)
+    sealed = CHECKSUMS in files
+    files.pop(CHECKSUMS, None)
+    for name, entry in files.items():
+        plain = Path(name).name == name and name not in ("", "..")
+        if not plain or type(entry) is not dict or set(entry) != {"bytes", "sha256"}:
+            raise CheckpointError(f"{path} is damaged: its entry {name!r:.80} is no size and checksum of a file")
+    # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
+    if path.read_bytes() != (listing_text(files) if sealed else json.dumps(files, indent=1)).encode():
+        raise CheckpointError(f"{path} is damaged: its content does not match its own checksum")
+    return files
+
+
 def verify(folder: Path) -> None:
-    """Raise `CheckpointError` when a file is missing, short or changed."""
-    listing = folder / CHECKSUMS
-    if not listing.is_file():
+    """Raise `CheckpointError` when a file is missing, short, changed, not listed, or holds more than tensors."""
+    if not (folder / CHECKSUMS).is_file():
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
-    for name, expected in json.loads(listing.read_text()).items():
-        path = folder / name
-        if not path.is_file():
-            raise CheckpointError(f"{folder} is damaged: {name} is missing")
-        if path.stat().st_size != expected["bytes"]:
-            raise CheckpointError(
-                f"{folder} is damaged: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-            )
-        if sha256(path) != expected["sha256"]:
-            raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
-    data_files(folder)
+    try:
+        files = _listed(folder)
+        for name, expected in files.items():
+            path = folder / name
+            if not path.is_file():
+                raise CheckpointError(f"{folder} is damaged: {name} is missing")
+            if path.stat().st_size != expected["bytes"]:
+                raise CheckpointError(
+                    f"{folder} is damaged: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+                )
+            if sha256(path) != expected["sha256"]:
+                raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
+        needed = {*NEEDED, *data_files(folder)}
+        if files.keys() & set(ASSETS):  # an asset that is alone was put there by the user
+            needed |= {name for name in ASSETS if (folder / name).is_file()}
+        if lacking := sorted(needed - files.keys()):
+            raise CheckpointError(f"{folder / CHECKSUMS} is damaged: it does not list {', '.join(lacking)}")
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from None
+    for name in ("state.json", "metadata.json"):
+        read_object(folder / name)
 
 
-def find(path: str | Path) -> Path:
-    """The checkpoint that a user's path means: an `iter_*` folder, a folder of them, or a run folder; newest whole one.
+def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
+    """The checkpoint that a user's path means: an `iter_*` folder, or the newest good one of a folder or a run.
+
+    What is returned has passed `verify`. A damaged newest one is named through `say`, and the one before it is taken.
 
     Raises
     ------
-    FileNotFoundError : nothing finished is there. CheckpointError : the named `iter_*` folder is damaged.
+    FileNotFoundError : nothing finished is there. CheckpointError : the named `iter_*` folder, or all, are damaged.
     """
     path = Path(path)
     if not path.exists():
@@ -77,15 +129,29 @@ def find(path: str | Path) -> Path:
         if padded is not None and padded.exists():  # iter_5000 for iter_0005000
             return find(padded)
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
-    if path.name.startswith("iter_"):
+    if path.resolve().name.startswith("iter_"):  # also when it is given as "."
         verify(path)
         return path
     for root in (path, path / "checkpoints"):
-        candidates = whole_checkpoints(root)
-        if candidates:
-            return candidates[-1]
+        if whole_checkpoints(root):
+            return _newest_good(root, say)
     raise FileNotFoundError(
         f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder"
+    )
+
+
+def _newest_good(root: Path, say: Callable[[str], object]) -> Path:
+    """The newest checkpoint under `root` that passes `verify`; `CheckpointError` when none does."""
+    folders = [p for _, p in iteration_folders(root)]
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+            return folder
+        except CheckpointError as error:
+            say(f"{error}; trying the one before it")
+    raise CheckpointError(
+        f"none of the {len(folders)} checkpoints under {root} can be used (each is named above); "
+        "remove them to start anew"
     )
 
 
@@ -96,23 +162,7 @@ def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """
     for folder in sorted(root.glob("iter_*.tmp")):
         say(f"{folder.name} was not finished and is not used")
-    folders = [p for _, p in iteration_folders(root)]
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-            return folder
-        except CheckpointError as error:
-            say(f"{error}; trying the one before it")
-    if folders:
-        raise CheckpointError(
-            f"none of the {len(folders)} checkpoints under {root} can be used (each is named above); "
-            "remove them to start anew"
-        )
-    return None
-
-
-ASSETS = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors")
-"""Files of a data set that a checkpoint carries along, so that generation needs nothing else of it."""
+    return _newest_good(root, say) if iteration_folders(root) else None
 
 
 def read_assets(dataset: str | Path) -> dict[str, bytes]:
@@ -129,7 +179,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has no manifest.json, so the tokenizer and text encoder it was trained with are unknown; "
             "copy the one of its data set there"
         )
-    return json.loads(path.read_text())
+    return read_object(path)
 
 
 @dataclass

@@ -1,0 +1,106 @@
+"""Damage to any file of a checkpoint is found in every form of its path, and named; the one before it is used."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+from dfm_nb.checkpoints import weights as checkpoint
+from tests.attacks.checkpoint_files import NAME, copy_run
+
+CHECKSUMS = checkpoint.CHECKSUMS
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The newer of two checkpoints of a run."""
+    old = copy_run(tmp_path / "run")
+    return shutil.copytree(old, old.with_name("iter_0000006"))
+
+
+@pytest.fixture(params=["as today", "as before"])
+def listed(folder, request):
+    """With a listing that has a checksum of its own, and without."""
+    if request.param == "as today":
+        files = json.loads((folder / CHECKSUMS).read_text())
+        (folder / CHECKSUMS).write_text(checkpoint.listing_text(files))
+    checkpoint.verify(folder)
+    return folder
+
+
+def refused(folder) -> str:
+    with pytest.raises(checkpoint.CheckpointError) as error:
+        checkpoint.verify(folder)
+    said = str(error.value)
+    assert str(folder) in said and "\n" not in said
+    return said
+
+
+FORMS = {"run": ".", "checkpoints": "checkpoints"}
+NAMED = {"iter": "checkpoints/iter_0000006", "unpadded": "checkpoints/iter_6"}
+SMALL = ["checksums.json", "common.pt", "config.yaml", "state.json", "text_empty.safetensors", ".metadata"]
+FILES = [*SMALL, "manifest.json", "metadata.json", "tokenizer.safetensors", "__0_0.distcp", "__0_1.distcp"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_flipped_byte_is_found_in_every_form_of_the_path(listed, file):
+    run, content = listed.parents[1], bytearray((listed / file).read_bytes())
+    content[len(content) // 2] ^= 4
+    (listed / file).write_bytes(content)
+    for form in FORMS.values():
+        said = []
+        assert checkpoint.find(run / form, said.append).name == NAME
+        assert len(said) == 1 and "trying the one before it" in said[0]
+        assert file in said[0] or file == CHECKSUMS  # a flipped name in it is that of a file which is missing
+    for form in NAMED.values():
+        with pytest.raises(checkpoint.CheckpointError, match="is damaged"):
+            checkpoint.find(run / form)
+    assert checkpoint.usable(run / "checkpoints", lambda _: None).name == NAME
+    shutil.rmtree(run / "checkpoints" / NAME)
+    with pytest.raises(checkpoint.CheckpointError, match="none of the 1 checkpoints"):
+        checkpoint.find(run, lambda _: None)
+
+
+def test_every_flipped_bit_of_the_listing_is_one_sentence(listed):
+    path = listed / CHECKSUMS
+    good = path.read_bytes()
+    places = [(i, bit) for i in range(len(good)) for bit in range(8)]
+    for i, bit in random.Random(0).sample(places, 1000):
+        path.write_bytes(good[:i] + bytes([good[i] ^ 1 << bit]) + good[i + 1 :])
+        refused(listed)
+
+
+ODD = ["", "{}", "[]", "null", "1", '"x"', '{"a": 1}', '{"a": {"bytes": 1}}', "[" * 100_000, '{"../x": {}}', "\xff"]
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda t: t[:12] or "empty")
+def test_odd_listing_is_one_sentence(folder, text):
+    (folder / CHECKSUMS).write_bytes(text.encode("latin-1"))
+    refused(folder)
+    assert checkpoint.find(folder.parents[1], lambda _: None).name == NAME
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f != CHECKSUMS])
+def test_entry_cannot_be_taken_out(listed, file):
+    files = json.loads((listed / CHECKSUMS).read_text())
+    sealed = files.pop(CHECKSUMS, None)
+    del files[file]
+    text = checkpoint.listing_text(files) if sealed else json.dumps(files, indent=1)
+    (listed / CHECKSUMS).write_text(text)
+    assert file in refused(listed)
+
+
+@pytest.mark.parametrize("file", ["state.json", "metadata.json", "manifest.json"])
+@pytest.mark.parametrize("text", ["", "[]", "{", "\x01"])
+def test_small_file_is_named(folder, file, text):
+    (folder / file).write_text(text)
+    with pytest.raises(checkpoint.CheckpointError, match=file):
+        checkpoint.read_object(folder / file)
+
+
+def test_unfinished_newest_one_is_named(folder):
+    (folder / CHECKSUMS).unlink()
+    said = []
+    assert checkpoint.find(folder.parents[1], said.append).name == NAME
+    assert len(said) == 1 and "iter_0000006 is not a whole checkpoint" in said[0]
