@@ -21,6 +21,8 @@ from packaging.utils import canonicalize_name
 
 from tests.docs.docs_pages import ROOT
 
+pytestmark = pytest.mark.slow  # builds and installs the wheel
+
 NOTEBOOKS = sorted(p.name for p in (ROOT / "notebooks").glob("0*.ipynb"))
 
 
@@ -91,7 +93,6 @@ def test_wheel_holds_nothing_else(wheel):
     assert b"License-Expression: Apache-2.0" in metadata
 
 
-@pytest.mark.slow
 def test_commands_run_outside_the_checkout(away):
     said = python(away, "-c", "import dfm_nb, workbench; print(dfm_nb.__file__, workbench.__file__)")
     assert str(ROOT) not in said and said.count("/site/") == 2
@@ -101,7 +102,6 @@ def test_commands_run_outside_the_checkout(away):
     )
 
 
-@pytest.mark.slow
 def test_notebooks_are_found_outside_the_checkout(away):
     code = "from pathlib import Path; from workbench import lab; print(lab.provide(Path('notebooks')))"
     assert python(away, "-c", code).strip() == str(len(NOTEBOOKS))
@@ -110,7 +110,6 @@ def test_notebooks_are_found_outside_the_checkout(away):
     assert re.search(r"num_images +int +\d+ ", said)
 
 
-@pytest.mark.slow
 def test_plugins_and_their_weights_are_found_outside_the_checkout(away):
     code = (
         "from dfm_nb import config; from dfm_nb.base import plugins; import torch\n"

@@ -137,6 +137,7 @@ def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp
     assert [r["iteration"] for r in read_metrics(path)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_metrics_survive_a_kill_at_any_instant(tmp_path):
     """A reader never sees a broken record while a writer is killed again and again."""
     path = tmp_path / "metrics.jsonl"

@@ -15,6 +15,8 @@ from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.background import boxes
 from tests.distributed.layouts import make_trainer
 
+pytestmark = pytest.mark.slow  # every test forks a writer or saves whole optimizers
+
 SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
 
 

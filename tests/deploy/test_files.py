@@ -196,6 +196,7 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path, monke
         assert settled.model.tensor_model_parallel_size == 2 and settled.model.size == "DiT-XL"
 
 
+@pytest.mark.slow
 def test_text_jobs_in_parts_and_merged_give_the_bytes_of_the_single_job(tmp_path, monkeypatch):
     tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
     source = tmp_path / "corpus.jsonl"

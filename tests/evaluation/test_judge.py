@@ -81,6 +81,7 @@ def test_save_and_load_keep_every_answer(judge, tmp_path):
     assert again.predict(videos) == judge.predict(videos) and again.identity == judge.identity
 
 
+@pytest.mark.slow
 def test_training_is_deterministic_and_reaches_the_file(tmp_path, monkeypatch):
     def train(name, seed):
         argv = [

@@ -117,6 +117,7 @@ def _bert_folder(tmp_path: Path) -> Path:
     return Path(package.__file__).parent / "model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 @pytest.mark.parametrize(("folder_of", "size", "eod"), [(_gpt2_folder, 50257, 50256), (_bert_folder, 30522, 102)])
 def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod, dtype):

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from dfm_nb.base.metrics import read_metrics
@@ -25,6 +26,7 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(trainer)))
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_of_a_fixed_pack(one_rank):
     trainer, loader = make_trainer([*SMALL, "optimizer.lr=3e-3", "train.train_iters=60"])
     packs = loader.next_step()

@@ -16,6 +16,8 @@ import workbench
 from tests.processes import alive, wait_until
 from tests.workbench.test_launcher import FAKE
 
+pytestmark = pytest.mark.slow  # every test starts a Jupyter kernel
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:

@@ -76,6 +76,7 @@ def test_values_take_the_type_of_the_parameter(notebook):
     assert known["steps"] == notebook_run.Parameter("steps", "int", "3", "how many")
 
 
+@pytest.mark.slow
 def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
     before = notebook.read_bytes()
     argv = ["notebook", "run", str(notebook), "-p", "steps", "4", "-p", "name", "b c", "--output", "out/done.ipynb"]
