@@ -96,7 +96,11 @@ class Desk:
         )
         print(f"{time.monotonic() - began:6.1f} s  {code.strip().splitlines()[0]}", flush=True)
         assert done.returncode == 0, f"{code}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-        assert "Traceback" not in done.stderr, f"{code}\n{done.stderr[-4000:]}"
+        # of two torchruns, the one with the store may leave first; the other then logs that, and ends well
+        said = done.stderr
+        if "Error waiting on exit barrier" in said:
+            said = re.sub(r"(?m)^E.*elastic/agent/server/api\.py:\d+\].*\n?", "", said)
+        assert "Traceback" not in said, f"{code}\n{done.stderr[-4000:]}"
         self.said += done.stdout + done.stderr
         return done.stdout
 
