@@ -107,8 +107,9 @@ def main(argv: list[str] | None = None) -> int:
     requests = requests_of(args)
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
-    digest = checkpoint.identity(args.checkpoint_path)  # a wrong path is said before anything starts
-    guide = checkpoint.identity(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None
+    weights = checkpoint.find_weights(args.checkpoint_path)  # a wrong path is said before anything starts
+    weaker = checkpoint.find_weights(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None
+    digest, guide = checkpoint.identity(weights), checkpoint.identity(weaker) if weaker else None
     check_replay(args, requests, digest, ema, guide)
     parallel.init(layout)
     dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
@@ -127,13 +128,7 @@ def main(argv: list[str] | None = None) -> int:
             "choose another --video-save-path"
         )
     pipe = Pipeline.from_checkpoint(
-        args.checkpoint_path,
-        ema,
-        layout,
-        args.tokenizer_path,
-        args.text_encoder_path,
-        args.autoguidance_checkpoint,
-        args.mixed_precision,
+        weights, ema, layout, args.tokenizer_path, args.text_encoder_path, weaker, args.mixed_precision
     )
     pipe.memory_check = not args.no_memory_check
     about = {

@@ -210,8 +210,13 @@ class Weights:
         load_weights(chunks, self.folder, ema, bool(self.config.model.lora.rank))
 
 
-def find_weights(path: str | Path) -> Weights:
-    """A run folder, a folder of checkpoints, an `iter_*` folder, or an exported `.safetensors` / `.pth` file."""
+def find_weights(path: str | Path | Weights) -> Weights:
+    """A run folder, a folder of checkpoints, an `iter_*` folder, or an exported `.safetensors` / `.pth` file.
+
+    What was found before is given back as it is: finding hashes every file, and a run may have saved again since.
+    """
+    if isinstance(path, Weights):
+        return path
     path = Path(path)
     if path.suffix in (".safetensors", ".pth") and path.is_file():
         beside = path.parent / "config.yaml"
@@ -226,7 +231,7 @@ def weights_in(folder: Path) -> Weights:
     return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
 
 
-def identity(path: str | Path) -> dict:
+def identity(path: str | Path | Weights) -> dict:
     """Name and hash of the weights a path means: for sidecars."""
     source = find_weights(path)
     if source.file is not None:

@@ -96,12 +96,12 @@ class Pipeline:
     @classmethod
     def from_checkpoint(
         cls,
-        path: str | Path,
+        path: str | Path | checkpoint.Weights,
         ema: float | str | None = "auto",
         layout: Layout | None = None,
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
-        guide: str | Path | None = None,
+        guide: str | Path | checkpoint.Weights | None = None,
         mixed_precision: Literal["fp32", "bf16"] | None = None,
     ) -> Pipeline:
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
