@@ -144,7 +144,8 @@ class ChunkEncoder:
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
         for key in self.config.json_keys:
             if key not in row:
-                raise ValueError(f"the key {key!r} is missing; the line has {', '.join(map(repr, row)) or 'no keys'}")
+                has = ", ".join(map(repr, row)) or "no keys"
+                raise ValueError(f"the key {key!r} is missing; the line has {has} (--json-keys names those to read)")
             text = row[key]
             if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(t, str) for t in text)):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(text).__name__}")

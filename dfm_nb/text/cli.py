@@ -65,7 +65,10 @@ def _preprocess(argv: list[str]) -> int:
     p.add_argument("--lang", help=argparse.SUPPRESS)
     args = p.parse_args(argv)
     if args.tokenizer_type != "HuggingFaceTokenizer":
-        raise ValueError(f"--tokenizer-type must be HuggingFaceTokenizer; got {args.tokenizer_type}")
+        raise ValueError(
+            f"--tokenizer-type must be HuggingFaceTokenizer; got {args.tokenizer_type}; give --tokenizer-model the "
+            "same tokenizer as a folder with a tokenizer.json (docs/text.md, Flags, says how to make one)"
+        )
     if args.split_sentences:
         raise ValueError("--split-sentences is not offered; give a list of strings under the key for several sequences")
     if args.partitions != 1:
@@ -162,17 +165,20 @@ def _verify(argv: list[str]) -> int:
 
 def _add_blend(p: ArgumentParser) -> None:
     p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
+    p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
     p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
 
 
 def _read_blend(args: argparse.Namespace, split: str | None = None, normalize: bool = False) -> Blend:
     from dfm_nb.text import weights
 
-    if bool(args.blend) == bool(args.config):
-        raise ValueError("a blend is either WEIGHT PREFIX ... or --config YAML; give one of the two")
+    if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
+        raise ValueError(
+            "a blend is WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML; give one of them"
+        )
     if args.config:
         return weights.read_yaml(args.config, normalize)
-    return weights.parse_list(args.blend, split, normalize)
+    return weights.parse_list(args.blend or args.data_path, split, normalize)
 
 
 def _blend(argv: list[str]) -> int:
