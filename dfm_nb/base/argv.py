@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import logging
 import os
 import signal
-import subprocess
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Callable
@@ -46,6 +48,8 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     `DFM_DEBUG=1` shows the traceback.
     """
     quiet_libraries()
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun puts its workers in sessions of their own
+        end_with_parent()
     try:
         return main(argv)
     except USER_ERRORS as error:
@@ -63,11 +67,22 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
 
 
 def end_with_parent() -> None:
-    """Linux: when the process that started this one is killed, this one goes too instead of working on unseen."""
+    """When the process that started this one is gone, this one goes too instead of working on unseen.
+
+    Linux kills it at once; elsewhere, and where the signal gets lost, a look at the parent does within a second.
+    """
+    parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() == 1 and b"python" not in Path("/proc/1/cmdline").read_bytes():
+        if parent == 1 and b"python" not in Path("/proc/1/cmdline").read_bytes():
             os._exit(1)  # it was killed before: we now belong to init
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def world_size_from_env() -> int:
@@ -110,7 +125,27 @@ def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
 
 
 def run_under_torchrun(module: str, argv: list[str], nproc_per_node: int) -> int:
-    """Launch and wait; one OpenMP thread per process unless the user chose otherwise."""
-    env = dict(os.environ)
-    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
-    return subprocess.call(torchrun_argv(module, argv, nproc_per_node), env=env)
+    """Be torchrun for local processes of `python -m module argv`, with one OpenMP thread each unless that is set.
+
+    It runs in this process: whoever kills it kills the launcher itself, and a worker's mistake ends in the worker's
+    own sentence, without torchrun's report below it. Returns the exit code of the worker that failed first.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run(parse_args(torchrun_argv(module, argv, nproc_per_node)[3:]))
+        return 0
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        name = signal.Signals(-failure.exitcode).name
+        hint = "; often that means that memory ran out" if name == "SIGKILL" else ""
+        print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
+        return 128 - failure.exitcode

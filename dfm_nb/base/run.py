@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import socket
+import tempfile
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,32 +110,91 @@ class Run:
     # ---- who writes here ------------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Write `run.pid` for this process; FileExistsError when another live process on this host has the folder."""
-        owner = self.owner()
-        if owner is not None and owner["pid"] != os.getpid():
-            raise FileExistsError(
-                f"process {owner['pid']} is writing to {self.path}; wait for it, stop it, or choose another --run-dir"
-            )
-        record = {"pid": os.getpid(), "host": socket.gethostname(), "started_s": _started_s(os.getpid())}
-        write_atomically(self.pid_file, orjson.dumps(record))
+        """Make this process the folder's one writer, until `release` or its end; `run.pid` says who it is.
+
+        A lock of the kernel decides on this host, so two processes cannot both get it, and none outlives its owner.
+        Processes of other hosts are told by `run.pid`, which its owner touches every few seconds.
+
+        Raises
+        ------
+        FileExistsError : another live process has the folder.
+        """
+        if self._key in _HELD:
+            return
+        lock = os.open(self.path / ".run.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken = False
+            except BlockingIOError:
+                taken = True
+            except OSError:  # a file system without locks: `run.pid` must do
+                taken = self.owner() is not None
+            self._refuse(read_json(self.pid_file), taken)
+            write_atomically(self.pid_file, orjson.dumps(_this_process()))
+        except BaseException:
+            os.close(lock)
+            raise
+        _HELD[self._key] = lock
+        threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
     def release(self) -> None:
-        """Remove `run.pid` if it is ours."""
-        record = read_json(self.pid_file)
-        if record and record.get("pid") == os.getpid() and record.get("host") == socket.gethostname():
+        """Give the folder up, if it is ours."""
+        lock = _HELD.pop(self._key, None)
+        if lock is not None:
             self.pid_file.unlink(missing_ok=True)
+            os.close(lock)
 
     def owner(self) -> dict[str, Any] | None:
-        """The live process that has claimed the folder (`pid`, `host`, `started_s`), or None.
+        """The live process of this host that has claimed the folder (`pid`, `host`, `started_s`), or None.
 
-        Only processes of this host can be seen; a claim from another host counts as gone. A reused pid is told apart
-        by its start time.
+        A reused pid is told apart by its start time.
         """
         record = read_json(self.pid_file)
         if not record or record.get("host") != socket.gethostname():
             return None
-        started = _started_s(int(record["pid"]))
-        return record if started is not None and abs(started - float(record["started_s"])) < 1 else None
+        try:
+            started = _started_s(int(record["pid"]))
+            return record if started is not None and abs(started - float(record["started_s"])) < 1 else None
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def _key(self) -> tuple[Path, int]:
+        return self.path, os.getpid()  # a fork inherits _HELD, but is not the owner
+
+    def _refuse(self, record: dict[str, Any] | None, taken: bool) -> None:
+        """Raise when the lock is `taken`, or when the owner in `record` is of another host and was alive lately."""
+        who = f"process {record.get('pid')}" if record else "another process"
+        if record and record.get("host") != socket.gethostname():
+            age = _age_s(self.pid_file)
+            if taken or age < STALE_S:
+                raise FileExistsError(
+                    f"{who} of {record.get('host')} was writing to {self.path} {age:.0f} s ago; if it is gone, try "
+                    f"again after {STALE_S} s, or choose another --run-dir"
+                )
+        elif taken:
+            raise FileExistsError(f"{who} is writing to {self.path}; wait for it, stop it, or choose another --run-dir")
+
+    def _beat(self) -> None:
+        while self._key in _HELD:
+            with contextlib.suppress(OSError):
+                os.utime(self.pid_file)
+            time.sleep(BEAT_S)
+
+
+BEAT_S, STALE_S = 10, 60
+_HELD: dict[tuple[Path, int], int] = {}  # (folder, process): descriptor of the lock
+
+
+def _this_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "host": socket.gethostname(), "started_s": _started_s(os.getpid())}
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since a file was touched, by the clock of its file system: hosts may disagree on the time."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
+        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
 
 
 def iteration_folders(parent: Path) -> list[tuple[int, Path]]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from dfm_nb.base.argv import USER_ERRORS, end_with_parent
+from dfm_nb.base.argv import USER_ERRORS
 
 PATIENCE = timedelta(days=30)  # ranks wait for each other: for the fit, and at the end
 T = TypeVar("T")
@@ -39,8 +39,6 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         if self.world > 1 and not dist.is_initialized():
-            if os.environ.get("TORCHELASTIC_RUN_ID"):
-                end_with_parent()
             dist.init_process_group("gloo", timeout=PATIENCE)
         return self
 

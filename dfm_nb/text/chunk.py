@@ -16,6 +16,7 @@ from typing import Any, Sequence
 import numpy as np
 import orjson
 
+from dfm_nb.base.argv import end_with_parent
 from dfm_nb.text.encode import DocumentTooLong, TextEncoder
 from dfm_nb.text.input import CHUNK_BYTES, Chunk
 from dfm_nb.text.tokenizer import TokenizerSpec
@@ -199,6 +200,7 @@ _ENCODER: ChunkEncoder | None = None
 def start_worker(spec: TokenizerSpec, config: PreprocessConfig) -> None:
     """Set up a worker process: one encoder, one thread."""
     global _ENCODER
+    end_with_parent()  # a killed command would leave its workers waiting for chunks for ever
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _ENCODER = ChunkEncoder(spec, config)
 

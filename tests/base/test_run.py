@@ -99,6 +99,45 @@ def test_owner_tells_a_reused_pid_apart(tmp_path):
     assert run.owner() is None
 
 
+def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
+    """Each looks at a clock and claims at the same instant; the file of a look-then-write claim let several in."""
+    Run.create(tmp_path)
+    start = time.time() + 2
+    code = (
+        f"import sys, time; from dfm_nb.base.run import Run; run = Run.create({str(tmp_path)!r}); "
+        f"time.sleep(max(0, {start} - time.time()))\n"
+        "try: run.claim(); print('mine', flush=True)\n"
+        "except FileExistsError as error: print('error', error, flush=True)\n"
+        "sys.stdin.read()"  # who has it keeps it until all have tried
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(6)]
+    said = [child.stdout.readline() for child in children]
+    for child in children:
+        child.communicate(timeout=60)
+    assert said.count("mine\n") == 1 and sum(line.startswith("error") for line in said) == 5, said
+
+
+def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, monkeypatch):
+    run = Run.create(tmp_path)
+    run.pid_file.write_text(json.dumps({"pid": 7, "host": "node-7", "started_s": 1.0}))
+    with pytest.raises(
+        FileExistsError, match=r"process 7 of node-7 was writing to .* 0 s ago; if it is gone, try again"
+    ):
+        run.claim()
+    assert run.owner() is None  # not a process of this host
+    long_ago = time.time() - 100
+    os.utime(run.pid_file, (long_ago, long_ago))
+    monkeypatch.setattr("dfm_nb.base.run.BEAT_S", 0.05)
+    run.claim()
+    assert run.owner()["pid"] == os.getpid()
+    os.utime(run.pid_file, (long_ago, long_ago))
+    time.sleep(0.5)
+    assert time.time() - run.pid_file.stat().st_mtime < 50  # the owner touched it again
+    run.release()
+    assert not run.pid_file.exists() and run.owner() is None
+
+
 # ---- metrics
 
 

@@ -1,0 +1,93 @@
+"""No process outlives its launcher: SIGKILL of what a user started ends workers, which have sessions of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dfm_nb.base.argv import torchrun_argv
+from tests.text.text_tokenizers import build, save
+from tests.tiny_run import SIZE
+
+MOCK = ["--recipe", "demo", "--mock", *SIZE, "train.global_batch_size=2", "train.train_iters=100000"]
+LIMIT_S = 5
+
+
+def workers(top: psutil.Process, module: str) -> list[psutil.Process]:
+    return [p for p in top.children(recursive=True) if p.cmdline()[1:4:2] == ["-u", module]]
+
+
+def start(command: list[str], module: str, ready: Path) -> tuple[subprocess.Popen, list[psutil.Process]]:
+    """The command, and its two workers once the file `ready` says that they are at work."""
+    log = ready.parent / "said.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
+        )
+    ready.unlink(missing_ok=True)
+    deadline = time.monotonic() + 120
+    while not ready.exists():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    found = workers(psutil.Process(process.pid), module)
+    assert len(found) == 2, [p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)]
+    return process, found
+
+
+def kill(process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
+    process.send_signal(number)
+    process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["dfm pretrain", "torchrun"])
+def test_workers_end_when_their_launcher_is_killed(tmp_path, launcher):
+    run = ["--run-dir", str(tmp_path)]
+    commands = {
+        "dfm pretrain": [sys.executable, "-m", "dfm_nb", "pretrain", "--nproc-per-node", "2", *MOCK, *run],
+        "torchrun": torchrun_argv("dfm_nb.train", [*MOCK, *run], 2),
+    }
+    process, found = start(commands[launcher], "dfm_nb.train", tmp_path / "metrics.jsonl")
+    kill(process)
+    _, alive = psutil.wait_procs(found, timeout=LIMIT_S)
+    assert not alive
+    # The same command finds nobody in the folder.
+    process, found = start(commands[launcher], "dfm_nb.train", tmp_path / "metrics.jsonl")
+    kill(process, signal.SIGTERM)
+    assert not psutil.wait_procs(found, timeout=LIMIT_S)[1]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_named_in_one_sentence(tmp_path):
+    command = [sys.executable, "-m", "dfm_nb", "pretrain", "--nproc-per-node", "2", *MOCK, "--run-dir", str(tmp_path)]
+    process, found = start(command, "dfm_nb.train", tmp_path / "metrics.jsonl")
+    found[1].kill()
+    assert process.wait(60) == 128 + signal.SIGKILL
+    said = (tmp_path / "said.txt").read_text()
+    assert "was ended by SIGKILL" in said and "torch/distributed/run.py" not in said and "FAILED" not in said
+
+
+@pytest.mark.slow
+def test_tokenizing_workers_end_with_their_command(tmp_path):
+    tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
+    (tmp_path / "in.jsonl").write_text('{"text": "a blue butterfly over a meadow, wings spread"}\n' * 1_000_000)
+    flags = ["--input", tmp_path / "in.jsonl", "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer]
+    command = [sys.executable, "-m", "dfm_nb", "text", "preprocess", *map(str, flags), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline, found = time.monotonic() + 60, []
+    while len(found) < 2:
+        assert process.poll() is None and time.monotonic() < deadline
+        found = [p for p in psutil.Process(process.pid).children() if "--multiprocessing-fork" in p.cmdline()]
+        time.sleep(0.05)
+    time.sleep(1)  # they import, or tokenize
+    assert process.poll() is None
+    kill(process)
+    assert not psutil.wait_procs(found, timeout=LIMIT_S)[1]
