@@ -20,6 +20,7 @@ from typing import Any, Literal, Mapping, Sequence
 
 import psutil
 
+from dfm_nb.base.files import read_json
 from dfm_nb.base.run import Run
 from workbench.outcome import explain, own_lines
 
@@ -31,6 +32,13 @@ GRACE_S = 120.0
 """A run that is asked to stop saves a checkpoint first; only one that hangs takes this long."""
 SWEEP_S = 10.0
 TAIL_BYTES = 1 << 18
+RECORD_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("pid", "nproc", "log_offset_bytes", "inode"), int),
+    **dict.fromkeys(("host", "program", "cwd"), str),
+    **dict.fromkeys(("argv", "command"), list),
+    **dict.fromkeys(("started_s", "grace_s"), (int, float)),
+    "exit_code": (int, type(None)),
+}
 
 
 class RunFailed(RuntimeError):
@@ -87,7 +95,7 @@ class Job:
             "grace_s": grace_s,
             "die_with_parent": die_with_parent,
             "log_offset_bytes": offset,
-            "about": dict(about or {}),
+            "about": {**(about or {}), "inode": folder.stat().st_ino},
         }
         request.write_text(json.dumps(wanted))
         with log.open("ab") as out:
@@ -116,12 +124,17 @@ class Job:
 
     @property
     def record(self) -> dict[str, Any]:
-        """`launch.json`; {} when nothing was started here."""
-        try:
-            value = json.loads((self.folder / RECORD).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return value if isinstance(value, dict) else {}
+        """`launch.json`; {} when nothing was started here, or when it is damaged."""
+        value = read_json(self.folder / RECORD) or {}
+        sound = all(isinstance(value[name], kind) for name, kind in RECORD_TYPES.items() if name in value)
+        texts = [*value.get("argv", ()), *value.get("command", ())] if sound else []
+        return value if sound and all(isinstance(text, str) for text in texts) else {}
+
+    @property
+    def made_here(self) -> bool:
+        """Whether the record was written on this host for this very folder, not for one that was copied here."""
+        record = self.record
+        return record.get("host") == socket.gethostname() and record.get("inode") == self.folder.stat().st_ino
 
     @property
     def pid(self) -> int | None:

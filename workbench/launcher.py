@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any, Generator, Sequence
@@ -20,6 +21,11 @@ from workbench.launcher_panel import LOOK_S, Panel
 from workbench.outcome import clean_lines, is_report
 
 TRAINER = "dfm_nb.train"
+DRIVERS = (TRAINER, "dfm_nb.prepare", "dfm_nb.generate", "dfm_nb.evaluate")
+
+
+class NotOurs(ValueError):
+    """A run folder asks for a command that its reader has not chosen."""
 
 
 class _Done:
@@ -68,10 +74,14 @@ class Launcher:
         self.cwd = Path(cwd) if cwd else Path.cwd()
         self.job = Job(self.run_dir)
         self._panel: Any = None
+        self._doubt: str | None = None  # why `resume` must be confirmed
 
     @classmethod
     def attach(cls, run_dir: str | Path) -> Launcher:
         """The launcher of a run that was started earlier, here or in a kernel that is gone.
+
+        It looks and starts nothing. A run folder may come from anybody: `resume` asks before it runs what the folder
+        names, if that is not a program of this package or if the folder was not made here.
 
         Raises
         ------
@@ -93,6 +103,10 @@ class Launcher:
             cwd=record.get("cwd"),
         )
         out.job = job
+        if out.program not in DRIVERS:
+            out._doubt = f"{job.folder} names a program that is not one of {', '.join(DRIVERS)}"
+        elif record and not job.made_here:
+            out._doubt = f"{job.folder} was not made here"
         return out
 
     # ---- the command ----------------------------------------------------------------------------------------------
@@ -137,15 +151,22 @@ class Launcher:
         self._watch()
         return self
 
-    def resume(self) -> Launcher:
+    def resume(self, confirm: bool = False) -> Launcher:
         """Start the same command again: the trainer goes on from the newest checkpoint of the run folder.
+
+        Parameters
+        ----------
+        confirm : run `command` although the folder was not made here, or names a program of somebody else.
 
         Raises
         ------
         FileNotFoundError : there is nothing to go on from.
+        NotOurs : see `confirm`.
         """
         if self.state != "running" and not self.can_resume:
             raise FileNotFoundError(f"{self.run_dir} holds no run to resume; use start()")
+        if self._doubt and not confirm:
+            raise NotOurs(f"{self._doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
         return self.start()
 
     @property

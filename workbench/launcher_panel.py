@@ -22,7 +22,7 @@ class Panel:
     def __init__(self, launcher: Any):
         import ipywidgets as w
 
-        self.launcher, self.message, self.stopping = launcher, "", False
+        self.launcher, self.message, self.stopping, self.asked = launcher, "", False, False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -33,7 +33,7 @@ class Panel:
 
         self.start = button("Start", "play", "primary", "Start the run in the background", launcher.start)
         self.stop = button("Stop", "stop", "warning", "Save, then end every process of the run", self._stop)
-        self.resume = button("Resume", "forward", "", "Continue from the newest checkpoint", launcher.resume)
+        self.resume = button("Resume", "forward", "", "Continue from the newest checkpoint", self._resume)
         self.status, self.alert, self.log = w.HTML(), w.HTML(), w.HTML()
         self.box = w.VBox([w.HBox([self.start, self.stop, self.resume, self.status]), self.alert, self.log])
         self.box.add_class("dfm-launcher")
@@ -47,6 +47,11 @@ class Panel:
         except Exception as error:
             self.message = str(error) or type(error).__name__
         self.refresh()
+
+    def _resume(self) -> None:
+        """A command that a foreign folder names is shown first; a second press runs it."""
+        asked, self.asked = self.asked, True
+        self.launcher.resume(confirm=asked)
 
     def _stop(self) -> None:
         """The first press asks and leaves time to save; a second one kills."""

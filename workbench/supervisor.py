@@ -96,7 +96,7 @@ class Supervisor:
         return code
 
     def watch(self) -> int:
-        die = (lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)) if sys.platform == "linux" else None
+        die = (lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)) if sys.platform == "linux" else None
         agent = subprocess.Popen(
             self.request["command"], cwd=self.request["cwd"], stdin=subprocess.DEVNULL, preexec_fn=die
         )  # one thread here, so preexec_fn is safe

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -194,7 +195,7 @@ def test_resume_runs_the_same_command_and_goes_on(launch):
     launcher.stop()
     reached = steps_done(launcher)
     assert 3 <= reached < 60
-    workbench.Launcher.attach(launcher.run_dir).resume().wait()
+    workbench.Launcher.attach(launcher.run_dir).resume(confirm=True).wait()  # a program of our own, not a driver
     iterations = [
         json.loads(line)["iteration"] for line in (launcher.run_dir / "metrics.jsonl").read_text().splitlines()
     ]
@@ -216,6 +217,62 @@ def test_resume_of_nothing_names_the_folder(launch):
 def test_attach_to_nothing_says_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing was started in"):
         workbench.Launcher.attach(tmp_path)
+
+
+def planted(folder: Path, **record) -> Path:
+    """A run folder as somebody else may send it."""
+    folder.mkdir()
+    told = {"program": "dfm_nb.train", "argv": ["--mock"], "nproc": 1, "exit_code": 1, "host": socket.gethostname()}
+    (folder / "launch.json").write_text(json.dumps({**told, "inode": folder.stat().st_ino, **record}))
+    return folder
+
+
+def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')")
+    folders = [
+        planted(tmp_path / "program", program=str(evil)),
+        planted(tmp_path / "module", program="http.server"),
+        planted(tmp_path / "host", host="elsewhere"),
+        planted(tmp_path / "copied", inode=1),
+    ]
+    for folder in folders:
+        launcher = workbench.Launcher.attach(folder)
+        with pytest.raises(ValueError, match="if you trust it, confirm that this may run: .*torch.distributed.run"):
+            launcher.resume()
+        launcher.widget  # noqa: B018
+        launcher._panel.resume.click()
+        assert launcher.state != "running" and "if you trust it" in launcher._panel.alert.value
+    assert not (tmp_path / "PWNED").exists()
+    ours = workbench.Launcher.attach(planted(tmp_path / "ours"))
+    assert ours._doubt is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"pid": "7"},
+        {"pid": [1], "host": 5},
+        {"nproc": "many"},
+        {"nproc": {}},
+        {"argv": "--mock"},
+        {"argv": [1, {}]},
+        {"grace_s": "long"},
+        {"program": 3},
+        {"cwd": 4},
+        {"log_offset_bytes": "a"},
+        {"started_s": "x", "pid": 1},
+        {"exit_code": "0"},
+        {"command": 5},
+    ],
+    ids=str,
+)
+def test_a_damaged_record_counts_as_none(tmp_path, record):
+    folder = planted(tmp_path / "run", **record)
+    job = Job(folder)
+    assert job.record == {} and job.state == "not started" and job.pid is None and job.output() == ""
+    with pytest.raises(FileNotFoundError, match="nothing was started in"):
+        workbench.Launcher.attach(folder)
 
 
 TERMINAL = """
