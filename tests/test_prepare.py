@@ -123,6 +123,21 @@ def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
     assert keys(tmp_path / "d") == keys(prepared)
 
 
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        (["--text-encoder", "minilm", "--text-encoder-path", "NOWHERE"], ["--text-encoder", "minilm"]),
+        (["--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", "EMPTY"], ["--tokenizer", "pca"]),
+        (["--tokenizer", "residual", "--tokenizer-path", "EMPTY"], ["--tokenizer", "residual"]),
+    ],
+)
+def test_preparation_that_failed_before_any_work_does_not_claim_the_folder(tmp_path, wrong, right):
+    (tmp_path / "EMPTY").mkdir()
+    wrong = [str(tmp_path / word) if word.isupper() else word for word in wrong]
+    assert run(tmp_path / "d", *wrong) == 2 and not (tmp_path / "d").exists()
+    assert run(tmp_path / "d", *right, "--num-images", "4") == 0
+
+
 # ---- bad input ----------------------------------------------------------------------------------------------------
 
 

@@ -30,9 +30,9 @@ from dfm_nb.base import plugins
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
-from dfm_nb.base.records import SampleError, Source, Tokenizer
+from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
-from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, read_record, to_pixels
+from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.shard_plan import SPLITS, balanced_ranges, evenly, plan_all, splits_of
@@ -152,16 +152,17 @@ class PrepareConfig:
             raise ValueError(f"--source {self.source} has no items: there is nothing to prepare")
         return source
 
-    def build_encoders(self, folder: PreparedFolder, device: str) -> Encoders:
-        """The encoders; the tokenizer from the folder when its file lies beside the shards."""
+    def build_tokenizer(self, folder: PreparedFolder, device: str) -> Tokenizer:
+        """The tokenizer; from the folder when its file lies beside the shards."""
         path = folder.path if getattr(self.tokenizer_module, "CARRIED", False) else self.tokenizer_path
         own = plugins.options_of("tokenizers", self.tokenizer, self.options)
-        tokenizer = self.tokenizer_module.build(path, device=device, **own)
+        return self.tokenizer_module.build(path, device=device, **own)
+
+    def build_text_encoder(self, device: str) -> TextEncoder:
         own = plugins.options_of("text_encoders", self.text_encoder, self.options)
-        text_encoder = plugins.load("text_encoders", self.text_encoder).build(
+        return plugins.load("text_encoders", self.text_encoder).build(
             self.text_encoder_path, device=device, max_tokens=self.max_text_tokens, **own
         )
-        return Encoders(tokenizer, text_encoder, device, self.pad_text_tokens)
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """What must be equal for a folder to be this preparation's."""
@@ -233,18 +234,19 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
     # the folder's turn ends last: after the process group, when every rank has stopped writing
     with folder.full_disk_explained(), contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
 
-        def nothing_to_do() -> bool:
-            plan = check(config, ranks.world)
-            if plan is None:
-                return True
+        def claim(plan: dict[str, Any]) -> bool:
             turn.enter_context(folder.turn())
             return folder.claim(plan, config.resume, config.overwrite)
 
-        if ranks.first(nothing_to_do):
-            if ranks.rank == 0:
-                log.info("%s is already complete", folder.path)
-        else:
-            Preparation(config, folder, ranks).run()
+        done = (plan := ranks.first(lambda: check(config, ranks.world))) is None
+        if plan is not None:
+            preparation = Preparation(config, folder, ranks)
+            preparation.load_weights()  # what fails here leaves the folder as it was
+            done = ranks.first(lambda: claim(plan))
+            if not done:
+                preparation.run()
+        if done and ranks.rank == 0:
+            log.info("%s is already complete", folder.path)
         # read on rank 0 alone: another node may see a new file of a shared folder only later
         return ranks.first(lambda: json.loads(folder.manifest.read_text()))
 
@@ -263,7 +265,7 @@ def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
 
 
 class Preparation:
-    """One process's share of the work; `run` does it. The folder is claimed."""
+    """One process's share of the work: `load_weights`, then, when the folder is claimed, `run`."""
 
     def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks):
         self.config, self.folder, self.ranks = config, folder, ranks
@@ -274,22 +276,37 @@ class Preparation:
         self.reading = config.reading(self.source, ranks.reader_threads(config.workers))
 
     @cached_property
-    def encoders(self) -> Encoders:
-        return self.config.build_encoders(self.folder, self.ranks.device(self.config.device))
+    def device(self) -> str:
+        return self.ranks.device(self.config.device)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return self.config.build_tokenizer(self.folder, self.device)
+
+    @cached_property
+    def text_encoder(self) -> TextEncoder:
+        return self.config.build_text_encoder(self.device)
+
+    def load_weights(self) -> None:
+        """All that are there before any work: a wrong path shows now, not after the first batch is read."""
+        _ = self.text_encoder
+        if not getattr(self.config.tokenizer_module, "CARRIED", False):
+            with torch.no_grad():
+                self.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
+        elif self.config.tokenizer_path:
+            self.config.tokenizer_module.build(self.config.tokenizer_path)
 
     def run(self) -> None:
         if self.ranks.rank == 0:
             log.info("Rank 0 of %d processing %d samples", self.ranks.world, len(self.keys))
         self.ranks.first(self._provide_tokenizer)
-        with torch.no_grad():  # what is missing shows now, not after the first batch is read
-            self.encoders.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
         self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
         self._encode()
         self.ranks.barrier()
         self.ranks.first(self._complete)
 
     def _identities(self) -> dict[str, dict]:
-        return {"tokenizer": self.encoders.tokenizer.identity(), "text_encoder": self.encoders.text_encoder.identity()}
+        return {"tokenizer": self.tokenizer.identity(), "text_encoder": self.text_encoder.identity()}
 
     # ---- the tokenizer
 
@@ -332,11 +349,12 @@ class Preparation:
         start, stop = balanced_ranges(len(self.keys), world)[rank]
         line = f"[INFO] Rank {rank} of {world} processing {stop - start} samples, from {start} to {stop}\n"
         os.write(1, line.encode())  # in one piece, as several ranks share the terminal
+        encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
         plans = self.plans[rank]
-        todo = [p for p in plans if read_record(self.folder.path, p.name) is None]
+        todo = [p for p in plans if shards.read_record(self.folder.path, p.name) is None]
         done = stop - start - sum(len(p.items) for p in todo)
         with tqdm(total=stop - start, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
-            encode_shards(todo, self.reading, self.encoders, self.folder.path, bar.update)
+            encode_shards(todo, self.reading, encoders, self.folder.path, bar.update)
 
     # ---- completing the folder, on rank 0
 
@@ -351,7 +369,7 @@ class Preparation:
                 f"no sample of {self.config.source} could be used ({len(drops)} dropped); the first: {first}"
             )
         with replacing(self.folder.path / "text_empty.safetensors") as temporary:
-            empty = self.encoders.text_encoder.encode([""])[0][None]
+            empty = self.text_encoder.encode([""])[0][None]
             save_file({"text_emb": empty.contiguous()}, temporary)
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
@@ -379,7 +397,7 @@ class Preparation:
 
     def _records(self) -> list[dict[str, Any]]:
         """What all ranks noted of their shards."""
-        found = {plan.name: read_record(self.folder.path, plan.name) for plans in self.plans for plan in plans}
+        found = {plan.name: shards.read_record(self.folder.path, plan.name) for plans in self.plans for plan in plans}
         missing = [name for name, record in found.items() if record is None]
         if missing:
             raise ValueError(
@@ -404,7 +422,7 @@ class Preparation:
         if not getattr(self.config.tokenizer_module, "CARRIED", False):
             return {"split": held_out}
         items = evenly(self._items_of(held_out), PSNR_ITEMS)
-        return {"split": held_out, **reconstruction_psnr(self.encoders.tokenizer, self.reading, items)}
+        return {"split": held_out, **reconstruction_psnr(self.tokenizer, self.reading, items)}
 
 
 @torch.no_grad()
@@ -431,12 +449,17 @@ def merged_statistics(records: list[dict]) -> tuple[list[float], list[float]]:
     return mean.tolist(), std.tolist()
 
 
+def warn_of_drops(manifest: dict[str, Any]) -> None:
+    """Count what was dropped by reason, each with an example; the manifest names all."""
+    for reason, n in manifest["counts"]["dropped_by_reason"].items():
+        example = next(d for d in manifest["drops"] if d["reason"] == reason)
+        log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
+
+
 def report(manifest: dict[str, Any], folder: PreparedFolder) -> None:
     """Say what was made, and what was dropped."""
-    counts, drops = manifest["counts"], manifest["drops"]
-    for reason, n in counts["dropped_by_reason"].items():
-        example = next(d for d in drops if d["reason"] == reason)
-        log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
+    counts = manifest["counts"]
+    warn_of_drops(manifest)
     psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
     quality = f"; tokenizer PSNR on {manifest['psnr_db']['split']}: {psnr}" if psnr else ""
     log.info("%d samples in %d shards%s", counts["samples"], len(manifest["shards"]), quality)
