@@ -288,19 +288,10 @@ def chunks_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batc
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-def record_path(folder: Path, name: str) -> Path:
-    return folder / shards.RECORDS / f"{name}.json"
-
-
-def read_record(folder: Path, name: str) -> dict | None:
-    """What is known of a shard; None when it is not finished."""
-    path = record_path(folder, name)
-    if not path.is_file():
-        return None
-    record = json.loads(path.read_text())
-    tar = folder / name
-    whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
-    return record if whole else None
+def latent_sums(latent: torch.Tensor) -> np.ndarray:
+    """Count, sum and sum of squares of each channel of [1, C, T, H, W]; float64 [3, C]."""
+    z = latent[0].double().flatten(1)
+    return np.stack([np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()])
 
 
 class OpenShard:
@@ -336,9 +327,7 @@ class OpenShard:
             if self.writer is None:
                 self.writer = shards.ShardWriter(self.folder / self.plan.name)
             self.writer.add(clip)
-            z = clip.latent[0].double().flatten(1)  # [C, T * H * W]
-            moments = [np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()]
-            self.sums[:, : len(z)] += np.stack(moments)
+            self.sums[:, : clip.latent.shape[1]] += latent_sums(clip.latent)
             self.text_tokens += clip.meta["text_tokens"]
         self.drops += chunk.drops
         self.chunks += 1
@@ -358,7 +347,7 @@ class OpenShard:
             "latent_sums": self.sums.tolist(),
             "text_tokens": self.text_tokens,
         }
-        write_atomically(record_path(self.folder, self.plan.name), json.dumps(record).encode())
+        write_atomically(shards.record_path(self.folder, self.plan.name), json.dumps(record).encode())
 
     def abort(self) -> None:
         """Leave no half shard; a finished one stays."""

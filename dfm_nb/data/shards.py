@@ -148,8 +148,8 @@ def decode_pickle(data: bytes, key: str = "?") -> torch.Tensor:
 def decode_sample(parts: dict[str, bytes], key: str) -> EncodedClip:
     """A sample from its members, without running code from them; SampleError names what is wrong with it.
 
-    Text [L, D] is taken as [1, L, D], as some writers leave the batch dim out; padding beyond the .json's
-    `text_tokens` (see `dfm prepare --pad-text-tokens`) is taken off.
+    Text [L, D] is taken as [1, L, D], as some writers leave the batch dim out. Padding is taken off: what lies beyond
+    the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or rows of zeros at the end where it has none.
     """
     missing = {"pth", "pickle"} - parts.keys()
     if missing:
@@ -169,9 +169,12 @@ def decode_sample(parts: dict[str, bytes], key: str) -> EncodedClip:
     if not isinstance(meta, dict):
         raise SampleError("unreadable_json", f"sample {key}: its .json must be an object; it is {type(meta).__name__}")
     tokens = meta.get("text_tokens")
+    if tokens is None:  # NeMo DFM pads to 512 rows; a prompt is encoded at its own length, so training takes that too
+        filled = text[0].any(-1).nonzero()
+        tokens = int(filled[-1]) + 1 if len(filled) else 1
     if isinstance(tokens, int) and 0 < tokens < text.shape[1]:
         text = text[:, :tokens]
-    return EncodedClip(key, latent, text, meta)
+    return EncodedClip(key, latent, text.bfloat16(), meta)
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -234,8 +237,6 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
             why = " ".join(said.getvalue().split())
             raise ValueError(f"Energon refuses the shards in {folder}: {why[:300]}") from None
     meta = folder / ".nv-meta"
-    dataset = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    write_atomically(meta / "dataset.yaml", dataset.encode())
     # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
     # energon info DIR --dataset-config info.yaml
     info = "sample_type:\n  __module__: megatron.energon\n  __class__: CrudeSample\n"
@@ -246,6 +247,13 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         lines.append(f"  {part}:" + ("" if names else " []"))
         lines += [f"  - {name}" for name in names]
     write_atomically(meta / "split.yaml", ("\n".join(lines) + "\n").encode())
+    dataset = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+    write_atomically(meta / "dataset.yaml", dataset.encode())  # last: `has_energon_metadata` asks for it
+
+
+def has_energon_metadata(folder: Path) -> bool:
+    """Whether `.nv-meta` is there and whole, ours or of `energon prepare`."""
+    return (folder / ".nv-meta" / "dataset.yaml").is_file()
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -278,6 +286,16 @@ def _key_and_extension(name: str) -> tuple[str, str]:
     return folder + slash + stem, extension
 
 
+def find_shards(place: Path) -> list[Path]:
+    """The tars of a folder and its sub-folders, or the one that was named."""
+    if place.is_file():
+        return [place]
+    tars = sorted(p for p in place.rglob("*.tar") if p.is_file()) if place.is_dir() else []
+    if not tars:
+        raise FileNotFoundError(f"{place} holds no .tar shards; name a folder that dfm prepare or another writer made")
+    return tars
+
+
 def scan_shard(path: Path) -> list[SampleEntry]:
     """The samples of a tar, in order; reads headers and .json parts only. ValueError when the tar is cut or is none."""
     found: list[tuple[str, dict[str, tuple[int, int]]]] = []
@@ -302,10 +320,33 @@ def scan_shard(path: Path) -> list[SampleEntry]:
 
 
 def _described(fd: int, parts: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], dict]:
-    """The parts we know, and the .json; {} when that is missing or no object (`decode_sample` says what is wrong)."""
+    """The parts we know, and the .json."""
     offset, size = parts.get("json", (0, 0))
+    return {p: v for p, v in parts.items() if p in PARTS}, parse_meta(os.pread(fd, size, offset))
+
+
+def parse_meta(data: bytes) -> dict:
+    """A .json part; {} when it is missing, damaged or no object (`decode_sample` says what is wrong)."""
     try:
-        meta = json.loads(os.pread(fd, size, offset) or b"{}")
+        meta = json.loads(data or b"{}")
     except ValueError:
-        meta = {}
-    return {p: v for p, v in parts.items() if p in PARTS}, meta if isinstance(meta, dict) else {}
+        return {}
+    return meta if isinstance(meta, dict) else {}
+
+
+# ---- records ------------------------------------------------------------------------------------------------------
+
+
+def record_path(folder: Path, name: str) -> Path:
+    return folder / RECORDS / f"{name}.json"
+
+
+def read_record(folder: Path, name: str) -> dict | None:
+    """What is known of a shard; None when it is not finished."""
+    path = record_path(folder, name)
+    if not path.is_file():
+        return None
+    record = json.loads(path.read_text())
+    tar = folder / name
+    whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
+    return record if whole else None

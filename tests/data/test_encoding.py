@@ -62,7 +62,7 @@ def encode(folder, source, plans, tokenizer=None, text=None, workers=2, on_item=
     (folder / shards.RECORDS).mkdir(exist_ok=True)
     encoders = encoding.Encoders(tokenizer or Mean(), text or Length())
     encoding.encode_shards(plans, encoding.Reading(source, workers=workers), encoders, folder, on_item)
-    return [encoding.read_record(folder, p.name) for p in plans]
+    return [shards.read_record(folder, p.name) for p in plans]
 
 
 def plans_of(count, size):
