@@ -11,6 +11,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     # verb: (module, function, one line of help)
     "prepare": ("dfm_nb.prepare", "main", "captioned images and clips -> WebDataset shards"),
     "inspect": ("dfm_nb.inspect", "main", "what a shard folder holds: table, checks, contact sheet"),
+    "adopt": ("dfm_nb.adopt", "main", "shards of another writer -> a whole data set, the tars unchanged"),
     "pretrain": ("dfm_nb.train", "main", "train a DiT on shards"),
     "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from dfm_nb.base import files, plugins, video
+from dfm_nb.base import files, geometry, plugins, video
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
-from dfm_nb.data.shards import SampleEntry
+from dfm_nb.data.shards import SampleEntry, find_shards
+from dfm_nb.data.stores import how_to_adopt
 
 NAMED = 10  # keys and faults of one kind that are spelled out
 
@@ -45,16 +47,6 @@ def parse(argv: list[str] | None):
     return args
 
 
-def find_shards(place: Path) -> list[Path]:
-    """The tars of a folder and its sub-folders, or the one that was named."""
-    if place.is_file():
-        return [place]
-    tars = sorted(p for p in place.rglob("*.tar") if p.is_file()) if place.is_dir() else []
-    if not tars:
-        raise FileNotFoundError(f"{place} holds no .tar shards; name a folder that dfm prepare or another writer made")
-    return tars
-
-
 def read_manifest(place: Path) -> dict | None:
     """The manifest beside the shards; None when there is none."""
     path = (place if place.is_dir() else place.parent) / "manifest.json"
@@ -73,9 +65,17 @@ def scan(tars: list[Path], progress: bool) -> tuple[list[SampleEntry], list[str]
     entries, faults = [], []
     for tar in tqdm(tars, "scan", unit="shard", disable=not progress or len(tars) < 20):
         try:
-            entries += shards.scan_shard(tar)
+            found = shards.scan_shard(tar)
         except ValueError as error:
             faults.append(str(error))
+            continue
+        measured = (shards.read_record(tar.parent, tar.name) or {}).get("measured", {})  # by dfm adopt
+        for entry in found:
+            if entry.key in measured:  # NeMo DFM's script writes a clip's frames as its height, and that as its width
+                *grid, tokens = measured[entry.key]
+                size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*grid))
+                entry.meta.update(size, text_tokens=tokens)
+        entries += found
     return entries, faults
 
 
@@ -120,12 +120,14 @@ def check_manifest(folder: Path, manifest: dict, tars: list[Path]) -> list[str]:
             faults.append(f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}")
         elif files.sha256(path) != s["sha256"]:
             faults.append(f"the content of {name} does not match its checksum")
-    return faults + [f"{t.name} is not in the manifest" for t in tars if t.name not in listed]
+    found = [t.relative_to(folder).as_posix() for t in tars]
+    return faults + [f"{name} is not in the manifest" for name in found if name not in listed]
 
 
-def check_samples(entries: list[SampleEntry], progress: bool) -> list[str]:
-    """Every sample decoded: readable, safe, finite, and of the size its .json says."""
+def check_samples(entries: list[SampleEntry], progress: bool, named: Collection[str] = ()) -> list[str]:
+    """Every sample decoded: readable, safe, finite, and of the size its .json says; but for `named` keys."""
     faults = []
+    entries = [e for e in entries if e.key not in named]
     for entry in tqdm(entries, "verify", unit="sample", disable=not progress):
         try:
             fault = _wrong_with(entry.read())
@@ -238,6 +240,8 @@ def table(d: dict) -> str:
         psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in d["psnr_db"].items() if k != "split")
         if psnr:
             lines.append(f"  tokenizer PSNR on {d['psnr_db']['split']}: {psnr}")
+    else:
+        lines.append(f"  no manifest.json, so encoders and statistics are unknown: {how_to_adopt(d['folder'])}")
     if d["duplicate_keys"]:
         lines.append("  keys that occur more than once: " + ", ".join(d["duplicate_keys"]))
     for fault in d.get("faults", []):
@@ -284,7 +288,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.verify:
         if manifest and place.is_dir():
             faults += check_manifest(folder, manifest, tars)
-        faults += check_samples(entries, progress=not args.json)
+        drops = manifest["drops"] if manifest else []  # an adopted folder keeps them in its tars
+        faults += check_samples(entries, progress=not args.json, named={drop["key"] for drop in drops})
     if args.verify or faults:
         found["faults"] = faults
     found["contact_sheet"] = draw(args, folder, entries, manifest)

@@ -6,7 +6,8 @@ To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It ma
 - tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds
   encoder and decoder, so that data sets take it along; `fit(videos)`, when it is fitted to the data, which
   returns a tokenizer that has `save(path)`;
-- text encoders: `PATH_FLAG`, another name for `--text-encoder-path`;
+- text encoders: `PATH_FLAG`, another name for `--text-encoder-path`; `BUNDLED = True` when its weights are a package,
+  so that no path is needed and nothing is fetched;
 - sources: a parameter `size_px` of `build`, when it makes pictures at the size that is asked for.
 """
 

@@ -43,8 +43,8 @@ class PreparedFolder:
         if held is None:
             if self.path.is_dir() and (any(self.path.glob("*.tar")) or self.manifest.exists()):
                 raise FileExistsError(
-                    f"{self.path} holds shards that dfm prepare did not make; "
-                    "choose another --output-dir or move them away"
+                    f"{self.path} holds shards that dfm prepare did not make; choose another --output-dir or move "
+                    "them away (to train on them as they are: dfm adopt)"
                 )
             return False
         if overwrite:
@@ -91,7 +91,7 @@ class PreparedFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                log.warning("another dfm prepare is at work in %s; waiting for it to end", self.path)
+                log.warning("another process is at work in %s; waiting for it to end", self.path)
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:
                 pass

@@ -13,11 +13,14 @@ from typing import Protocol
 import torch
 from tqdm import tqdm
 
-from dfm_nb.base.records import EncodedClip
+from dfm_nb.base.log import log
+from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.data.shards import parse_meta, read_record
 from dfm_nb.packs.packs import LatentStatistics
 
 NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token stands for the empty caption
+FIRST_SAMPLES = 256  # whose statistics stand for a data set without a manifest
 
 
 class SampleStore(Protocol):
@@ -37,6 +40,44 @@ class SampleStore(Protocol):
     def read(self, index: int) -> EncodedClip: ...
 
 
+def how_to_adopt(path: str | Path) -> str:
+    """The end of a sentence about a folder of shards that someone else wrote."""
+    return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` makes it whole"
+
+
+def shards_of(path: str | Path, split: str) -> list:
+    """Energon's `ShardInfo`s (name, count) of a split; empty when it has none.
+
+    Raises
+    ------
+    FileNotFoundError : the folder has no whole `.nv-meta`. ValueError : Energon cannot read it.
+    """
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
+    from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
+
+    if not (Path(path) / ".nv-meta").is_dir():
+        raise FileNotFoundError(
+            f"{path} is not a prepared data set: it has no .nv-meta folder; make one with `dfm prepare "
+            f"--output-dir {path}`; if shards of another writer are there, {how_to_adopt(path)}"
+        )
+    try:
+        return WebdatasetMeta.from_config(path=EPath(str(path)), split_part=split).shards
+    except (EmptyDatasetError, AssertionError, KeyError):
+        return []
+
+
+def check_split(path: str | Path, split: str) -> list:
+    """`shards_of`, where an empty split is a ValueError."""
+    found = shards_of(path, split)
+    if not sum(shard.count for shard in found):
+        raise ValueError(
+            f"{path} has no samples in its {split!r} split; prepare it with --val-fraction above 0, or set "
+            "dataset.use_train_split_for_val=true"
+        )
+    return found
+
+
 class EnergonStore:
     """The samples of one split of a prepared folder, through Energon's metadata, splits and tar reader.
 
@@ -47,61 +88,66 @@ class EnergonStore:
 
     def __init__(self, path: str | Path, split: str = "train", cache_bytes: int = 1 << 30, progress: bool = False):
         from megatron.energon.epathlib import EPath
-        from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
         from megatron.energon.flavors.webdataset.itar_reader import ShardInfosITarReader
-        from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 
         self.path, self.split = str(path), split
         root = EPath(self.path)
-        if not (root / ".nv-meta").is_dir():
-            raise FileNotFoundError(
-                f"{path} is not a prepared data set: it has no .nv-meta folder; make one with `dfm prepare "
-                f"--output-dir {path}` or, for existing shards, `energon prepare {path}`"
-            )
         if (root / ".nv-meta" / "sample_loader.py").is_file():
             raise ValueError(
                 f"{path}/.nv-meta/sample_loader.py is code, and reading data must run none: remove it "
                 "(its parts are read as .pth, .pickle and .json)"
             )
-        try:
-            meta = WebdatasetMeta.from_config(path=root, split_part=split)
-        except (EmptyDatasetError, AssertionError, KeyError):
-            raise ValueError(
-                f"{path} has no samples in its {split!r} split; prepare it with --val-fraction above 0, or set "
-                "dataset.use_train_split_for_val=true"
-            ) from None
+        self._shards = check_split(path, split)
         self._local = threading.local()
-        self._open = lambda parts=None: ShardInfosITarReader(root, meta.shards, part_filter=parts)
-        self._length = len(self._open())
-        if self._length == 0:
-            raise ValueError(f"{path} has no samples in its {split!r} split")
+        self._open = lambda parts=None: ShardInfosITarReader(root, self._shards, part_filter=parts)
         self._cache: OrderedDict[int, EncodedClip] = OrderedDict()
         self._cache_room, self._lock = cache_bytes, threading.Lock()
-        self.keys, self._grids = self._index(progress)
-        listing = json.dumps([[s.name, s.count] for s in meta.shards] + [split])
+        self._rows: list[int] = []  # of each sample, its number among all that Energon counts
+        self.keys: list[str] = []
+        self._grids: list[tuple[int, int, int]] = []
+        self._index(progress)
+        listing = json.dumps([[s.name, s.count] for s in self._shards] + [split])
         self.fingerprint = hashlib.sha256((listing + "".join(self.keys)).encode()).hexdigest()[:16]
         self._read_statistics()
 
     def __len__(self) -> int:
-        return self._length
+        return len(self.keys)
 
     def _reader(self):
         if not hasattr(self._local, "reader"):  # Energon's reader keeps an open file: one per thread
             self._local.reader = self._open()
         return self._local.reader
 
-    def _index(self, progress: bool) -> tuple[list[str], list[tuple[int, int, int]]]:
-        """Keys and latent sizes: from the .json parts, or from the latents of data sets that do not say."""
-        reader = self._open(lambda part: part == "json")
-        keys, grids = [], []
-        for i in tqdm(range(self._length), desc=f"index {self.split}", disable=not progress or self._length < 5000):
-            raw = reader[i]
-            meta = json.loads(raw.get("json", b"{}"))
-            keys.append(raw["__key__"])
-            shape = meta.get("latent_shape")
-            t, h, w = (shape or self.read(i).latent.shape)[-3:]
-            grids.append((t, h, w))
-        return keys, grids
+    def _index(self, progress: bool) -> None:
+        """Keys and latent sizes: as `dfm adopt` measured them, else from the .json parts, else from the latents."""
+        reader, start = self._open(lambda part: part == "json"), 0
+        adopted = (Path(self.path) / "manifest.json").is_file()
+        hidden = not progress or len(reader) < 5000
+        with tqdm(total=len(reader), desc=f"index {self.split}", disable=hidden) as bar:
+            for shard in self._shards:
+                record = read_record(Path(self.path), shard.name) if adopted else None
+                measured = (record or {}).get("measured")
+                for row in range(start, start + shard.count):
+                    raw = reader[row]
+                    key = raw["__key__"]
+                    bar.update()
+                    if measured is None:
+                        size = (parse_meta(raw.get("json", b"")).get("latent_shape") or self._latent_shape(row))[-3:]
+                    elif key in measured:
+                        size = measured[key][:3]
+                    else:
+                        continue  # it cannot be used: the manifest names it and says why
+                    self._rows.append(row)
+                    self.keys.append(key)
+                    self._grids.append((size[0], size[1], size[2]))
+                start += shard.count
+
+    def _latent_shape(self, row: int) -> Sequence[int]:
+        """Of a sample whose .json has none."""
+        try:
+            return cook(self._reader()[row]).latent.shape
+        except SampleError as error:
+            raise ValueError(f"{error.detail}; {how_to_adopt(self.path)} and leaves out what cannot be used") from None
 
     def _read_statistics(self) -> None:
         root = Path(self.path)
@@ -111,8 +157,13 @@ class EnergonStore:
         if manifest.is_file():
             self.statistics = LatentStatistics.from_manifest(json.loads(manifest.read_text()))
         else:  # shards from elsewhere: the first samples speak for all
-            latents = [self.read(i).latent[0].float().flatten(1) for i in range(min(self._length, 256))]
-            flat = torch.cat(latents, 1)
+            count = min(len(self), FIRST_SAMPLES)
+            log.warning(
+                "%s has no manifest.json: the latents' mean and std are those of its first %d samples, and generation "
+                "will not know its tokenizer; %s",
+                *(root, count, how_to_adopt(root)),
+            )
+            flat = torch.cat([self.read(i).latent[0].float().flatten(1) for i in range(count)], 1)
             mean, std = flat.mean(1), flat.std(1).clamp_min(1e-6)
             self.statistics = LatentStatistics(mean, std)
         self.empty_text = read_empty_text(root, self.text_dim)
@@ -124,7 +175,7 @@ class EnergonStore:
         with self._lock:
             if index in self._cache:
                 return self._cache[index]
-        clip = cook(self._reader()[index])
+        clip = cook(self._reader()[self._rows[index]])
         size = clip.latent.nbytes + clip.text_emb.nbytes
         with self._lock:
             if index not in self._cache and size <= self._cache_room:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import EnergonStore, how_to_adopt
 
 
 @dataclass
@@ -60,7 +60,13 @@ class PreparedFolder:
     def read(self, index: int) -> Real:
         clip = self.store.read(index)
         meta = clip.meta
-        return Real(self.decode(clip.latent[0]), meta["caption"], float(meta["fps"]), meta.get("attributes") or {})
+        if not isinstance(meta.get("caption"), str):
+            raise ValueError(
+                f"{clip.key} of {self.store.path} must have a caption in its .json, as samples are generated from it; "
+                "give the source to --dataset instead (as in dfm prepare --source)"
+            )
+        fps = float(meta.get("fps") or 24)
+        return Real(self.decode(clip.latent[0]), meta["caption"], fps, meta.get("attributes") or {})
 
 
 class RawSource:
@@ -96,7 +102,8 @@ def open_reference(
         return RawSource(spec, short_side)
     raise FileNotFoundError(
         f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with "
-        f"`dfm prepare --output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}"
+        f"`dfm prepare --output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}; if shards of "
+        f"another writer are there, {how_to_adopt(spec)}"
     )
 
 

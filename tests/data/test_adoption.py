@@ -1,0 +1,247 @@
+"""Shards that NeMo DFM's writer made, adopted: measured, completed, and the tars left as they are."""
+
+import contextlib
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dfm_nb import adopt
+from dfm_nb.base.argv import guard
+from dfm_nb.base.files import sha256
+from dfm_nb.data import adoption, shards
+from dfm_nb.data.stores import EnergonStore, shards_of
+from tests.data import dfm_shards, encoder_files
+
+
+@pytest.fixture(scope="session")
+def theirs(make_once) -> Path:
+    """`data` as NeMo DFM left it, and the encoders: `cosmos`, `t5`."""
+
+    def make(folder: Path) -> None:
+        for name in ("cosmos", "t5"):
+            (folder / name).mkdir(parents=True)
+        encoder_files.save_cosmos(folder / "cosmos")
+        encoder_files.save_t5(folder / "t5")
+        dfm_shards.Writer(folder / "cosmos", folder / "t5").write(folder / "data")
+
+    return make_once("dfm-shards", make)
+
+
+@pytest.fixture
+def folder(theirs, tmp_path) -> Path:
+    return shutil.copytree(theirs / "data", tmp_path / "data")
+
+
+def run(folder: Path, *more: object) -> int:
+    return guard(adopt.main, [str(folder), "--tokenizer", "cosmos_cv", "--text-encoder", "t5", *map(str, more)])
+
+
+def paths(theirs: Path) -> list[object]:
+    return ["--tokenizer_cache_dir", theirs / "cosmos", "--t5_cache_dir", theirs / "t5"]
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its time and content; the lock has neither."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "lock"]
+    return {str(p.relative_to(folder)): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+def add_sample(tar: Path, key: str, **parts: bytes) -> None:
+    with tarfile.open(tar, "a") as file:
+        for part, data in parts.items():
+            member = tarfile.TarInfo(f"{key}.{part}")
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+
+
+def saved(tensor: torch.Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer.getvalue()
+
+
+def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
+    before = {p.name: sha256(p) for p in folder.glob("*.tar")}
+    assert len(before) == 2 and run(folder, *paths(theirs)) == 0
+    said = capsys.readouterr().err
+    assert "12 samples in 2 shards" in said and "dataset.use_train_split_for_val=true" in said
+    assert {p.name: sha256(p) for p in folder.glob("*.tar")} == before
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["counts"]["train"] == manifest["counts"]["samples"] == 12
+    assert {s["name"]: s["sha256"] for s in manifest["shards"]} == before
+    assert manifest["tokenizer"]["name"] == "cosmos_cv" and len(manifest["tokenizer"]) > 1
+    store = EnergonStore(folder)
+    assert manifest["text_encoder"]["dim"] == store.text_dim and manifest["empty_caption"] == "text encoder"
+    assert load_file(folder / "text_empty.safetensors")["text_emb"].shape == (1, 1, store.text_dim)  # </s>
+    flat = np.concatenate([store.read(i).latent[0].double().flatten(1).numpy() for i in range(len(store))], 1)
+    np.testing.assert_allclose(manifest["latent_mean"], flat.mean(1), rtol=1e-9)
+    np.testing.assert_allclose(manifest["latent_std"], flat.std(1), rtol=1e-9)
+    assert [store.grid(i) for i in range(3)] == [(1, 4, 6), (1, 6, 4), (2, 4, 4)]
+
+
+def test_text_is_read_at_its_true_length(folder, theirs):
+    """As generation encodes the prompt: the caption's words and </s>, without the 500 rows of zeros after them."""
+    from dfm_nb.data.text_encoders import t5
+
+    own = t5.build(theirs / "t5")
+    for entry in shards.scan_shard(folder / "rank0-000000.tar")[:4]:
+        text = entry.read().text_emb
+        (expected,) = own.encode([dfm_shards.CAPTIONS[int(entry.key)]])
+        assert text.shape == (1, *expected.shape) and text.dtype == torch.bfloat16
+        torch.testing.assert_close(text[0], expected, rtol=0.05, atol=0.05)  # theirs is in float32
+
+
+def test_without_weights_the_names_are_kept_and_the_empty_caption_is_zeros(folder, theirs, capsys):
+    assert run(folder) == 0
+    said = capsys.readouterr().err
+    assert "known by its name, cosmos_cv" in said and "one token of zeros, as in NeMo DFM" in said
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["tokenizer"] == {"name": "cosmos_cv"} and manifest["empty_caption"] == "zeros"
+    assert not load_file(folder / "text_empty.safetensors")["text_emb"].any()
+    assert run(folder, *paths(theirs)) == 0  # the weights came later
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["empty_caption"] == "text encoder" and "dim" in manifest["text_encoder"]
+    assert run(folder) == 0  # and what is known stays known
+    assert json.loads((folder / "manifest.json").read_text()) == manifest
+    assert load_file(folder / "text_empty.safetensors")["text_emb"].any()
+
+
+def test_second_call_changes_nothing_and_reads_no_tar(folder, theirs, monkeypatch):
+    assert run(folder, *paths(theirs)) == 0
+    before = state(folder)
+    monkeypatch.setattr(adoption, "_measure", lambda *a: pytest.fail("a tar was read again"))
+    assert run(folder, *paths(theirs)) == 0
+    assert state(folder) == before
+
+
+@pytest.mark.parametrize("last", ["rank1-000000.tar.json", "text_empty.safetensors", "dataset.yaml", "manifest.json"])
+def test_killed_adoption_goes_on_to_the_same_end(folder, theirs, tmp_path, monkeypatch, last):
+    whole = shutil.copytree(folder, tmp_path / "whole", copy_function=shutil.copy2)
+    assert run(whole, *paths(theirs)) == 0
+
+    class Killed(BaseException):
+        pass
+
+    def until(path, data):
+        if Path(path).name == last:
+            raise Killed
+        write(path, data)
+
+    for module in (adoption, shards):
+        write = module.write_atomically
+        monkeypatch.setattr(module, "write_atomically", until)
+    with pytest.raises(Killed):
+        run(folder, *paths(theirs))
+    assert not (folder / "manifest.json").exists()
+    monkeypatch.undo()
+    assert run(folder, *paths(theirs)) == 0
+    ignored = ("index.uuid", "index.sqlite", ".lock")
+    contents = [{k: v for k, (_, v) in state(f).items() if not k.endswith(ignored)} for f in (folder, whole)]
+    assert contents[0] == contents[1]
+
+
+def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, theirs, capsys):
+    good = shards.read_parts(shards.scan_shard(folder / "rank1-000000.tar")[0])
+    latent = torch.zeros(1, 16, 1, 4, 4)
+    bad = {
+        "nan": {**good, "pth": saved(latent.clone().fill_(float("nan")))},
+        "huge": {**good, "pth": saved(latent + 2e3)},
+        "odd": {**good, "pth": saved(torch.zeros(1, 16, 1, 5, 4))},
+        "rgb": {**good, "pth": saved(torch.zeros(1, 3, 1, 4, 4))},
+        "textless": {"pth": good["pth"], "json": good["json"]},
+        "words": {**good, "json": b"no json"},
+    }
+    for key, parts in bad.items():
+        add_sample(folder / "rank1-000000.tar", key, **parts)
+    assert run(folder, *paths(theirs)) == 0
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["counts"]["dropped"] == 6 and manifest["counts"]["samples"] == 12
+    assert {d["key"]: d["reason"] for d in manifest["drops"]} == {
+        "nan": "not_finite",
+        "huge": "not_finite",
+        "odd": "odd_size",
+        "rgb": "other_channels",
+        "textless": "missing_part",
+        "words": "unreadable_json",
+    }
+    assert "dropped 2 sample(s), not_finite; for example rank1-000000.tar: sample nan" in capsys.readouterr().err
+    store = EnergonStore(folder)
+    assert len(store) == 12 and not set(store.keys) & set(bad)
+    assert [store.read(i).key for i in range(12)] == store.keys
+
+
+def test_energons_own_metadata_and_splits_are_kept(folder, theirs, capsys):
+    with contextlib.redirect_stdout(io.StringIO()):
+        from megatron.energon.epathlib import EPath
+        from megatron.energon.flavors import BaseWebdatasetFactory
+
+        ratio = [("train", 1.0), ("val", 1.0), ("test", 0.0)]
+        names = ["rank0-000000.tar", "rank1-000000.tar"]
+        BaseWebdatasetFactory.prepare_dataset(EPath(str(folder)), names, split_parts_ratio=ratio, workers=1)
+    (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
+    before = state(folder / ".nv-meta")
+    assert run(folder) == 0 and state(folder / ".nv-meta") == before
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["counts"]["train"] == manifest["counts"]["val"] == 6
+    train = [s["name"] for s in manifest["shards"] if s["split"] == "train"]
+    assert train == [s.name for s in shards_of(folder, "train")]
+
+
+def test_validation_takes_whole_shards(theirs, tmp_path):
+    writer = dfm_shards.Writer(theirs / "cosmos", theirs / "t5")
+    folder = writer.write(tmp_path / "data", counts=(3, 2, 4), sizes=((1, 32, 32),))
+    manifest = adopt.adopt_dataset(folder, "cosmos_cv", "t5", val_fraction=0.1)
+    assert {s["name"]: s["split"] for s in manifest["shards"]} == {
+        "rank0-000000.tar": "train",
+        "rank1-000000.tar": "val",
+        "rank2-000000.tar": "train",
+    }
+    assert len(EnergonStore(folder, "val")) == 2 and len(EnergonStore(folder)) == 7
+
+
+def test_tars_that_came_later_are_named(folder, theirs, tmp_path, capsys):
+    shutil.move(folder / "rank1-000000.tar", tmp_path / "later.tar")
+    assert run(folder) == 0
+    shutil.move(tmp_path / "later.tar", folder / "rank1-000000.tar")
+    assert run(folder) == 0
+    assert "leaves out 1 of the tars" in capsys.readouterr().err
+    shutil.rmtree(folder / ".nv-meta")
+    assert run(folder) == 0 and len(EnergonStore(folder)) == 12
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--t5-cache-dir", "NOWHERE"], "NOWHERE"),
+        (["--text-encoder", "minilm"], "gives 384 numbers a token and the shards hold"),
+        (["--tokenizer", "pca"], "the pca tokenizer is fitted to data"),
+        (["--tokenizer", "cosmos"], "did you mean 'cosmos_cv'"),
+        (["--val-fraction", "1"], "--val-fraction must be"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(folder, capsys, more, said):
+    tars = sorted(folder.iterdir())
+    assert run(folder, *more) == 2
+    assert said in capsys.readouterr().err.strip().splitlines()[-1] and not (folder / "manifest.json").exists()
+    if "384" not in said:  # before any work
+        assert sorted(folder.iterdir()) == tars
+
+
+def test_folder_of_dfm_prepare_needs_no_adopting(tiny_data, capsys):
+    assert run(tiny_data) == 2 and "it needs no adopting" in capsys.readouterr().err
+
+
+def test_folder_without_usable_samples_is_refused(tmp_path, capsys):
+    (tmp_path / "data").mkdir()
+    assert run(tmp_path / "data") == 2 and "holds no .tar shards" in capsys.readouterr().err
+    add_sample(tmp_path / "data" / "a.tar", "k", txt=b"a caption")
+    assert (
+        run(tmp_path / "data") == 2 and "no sample can be used; the first: a.tar: sample k" in capsys.readouterr().err
+    )
