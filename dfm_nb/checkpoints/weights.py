@@ -30,6 +30,7 @@ from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors, 
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
+from dfm_nb.packs.packs import LatentStatistics
 from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -37,8 +38,9 @@ CHECKSUMS = "checksums.json"
 NEEDED = (".metadata", "common.pt", "metadata.json", "state.json", "config.yaml")
 """Files that every checkpoint has, besides those of its tensors."""
 
-ASSETS = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors")
-"""Files of a data set that a checkpoint carries along, so that generation needs nothing else of it."""
+MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
+ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS)
+"""Files that a checkpoint carries along, so that generation needs nothing else: the data set's, and the statistics."""
 
 
 def iteration_of(folder: Path) -> int:
@@ -173,13 +175,24 @@ def read_assets(dataset: str | Path) -> dict[str, bytes]:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """`manifest.json` of a data set or checkpoint; FileNotFoundError when it has none."""
-    path = folder / "manifest.json"
+    path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} has no manifest.json, so the tokenizer and text encoder it was trained with are unknown; "
-            "copy the one of its data set there"
+            "copy the one of its data set there (`dfm adopt` writes it for shards of another writer)"
         )
     return read_object(path)
+
+
+def statistics_file(statistics: LatentStatistics) -> bytes:
+    """The content of a checkpoint's `latent_statistics.json`: what training subtracted and divided by."""
+    return json.dumps({"latent_mean": statistics.mean.tolist(), "latent_std": statistics.std.tolist()}).encode()
+
+
+def read_statistics(folder: Path) -> LatentStatistics:
+    """Those that a checkpoint was trained with; of a data set or an older checkpoint, the manifest's."""
+    own = folder / STATISTICS
+    return LatentStatistics.from_manifest(read_object(own) if own.is_file() else read_manifest(folder))
 
 
 @dataclass

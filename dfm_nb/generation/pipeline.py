@@ -27,7 +27,6 @@ from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
 from dfm_nb.generation.request import Request
 from dfm_nb.model.build import build_chunks
-from dfm_nb.packs.packs import LatentStatistics
 from dfm_nb.parallel.groups import Layout, mpu
 
 StepCallback = Callable[[int, int, "Clips"], None]
@@ -82,7 +81,7 @@ class Pipeline:
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
         self.empty_text = read_empty_text(folder, m.text_dim)
-        self.statistics = LatentStatistics.from_manifest(self.manifest)
+        self.statistics = checkpoint.read_statistics(folder)
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
         self._tokenizer: Tokenizer | None = None
         self._text_encoder: TextEncoder | None = None
@@ -129,10 +128,17 @@ class Pipeline:
         guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe)
 
+    def _data(self) -> dict[str, Any]:
+        """What latents and texts mean to this model."""
+        mean, std = self.statistics.mean.tolist(), self.statistics.std.tolist()
+        encoders = {kind: self.manifest[kind] for kind in ("tokenizer", "text_encoder")}
+        return {**encoders, "latent_mean": mean, "latent_std": std}
+
     def check_same_data(self, guide: Pipeline) -> None:
         """ValueError unless a weaker model speaks of the same latents and texts as this one."""
-        for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std"):
-            if guide.manifest[what] != self.manifest[what]:
+        theirs = guide._data()
+        for what, ours in self._data().items():
+            if theirs[what] != ours:
                 raise ValueError(
                     f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than "
                     f"{self.folder}; take an earlier checkpoint of that run, or a smaller model trained on the same "

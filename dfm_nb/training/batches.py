@@ -8,7 +8,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader, PackPlan
-from dfm_nb.data.stores import EnergonStore, MockStore
+from dfm_nb.data.stores import EnergonStore, MockStore, check_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -38,6 +38,9 @@ def open_store(config: cfg.Config, split: str = "train") -> EnergonStore | MockS
     if split == "val" and d.use_train_split_for_val:
         split = "train"
     assert d.path is not None  # the configuration was checked
+    t = config.train
+    if split == "train" and not d.use_train_split_for_val and 0 < t.eval_interval <= t.train_iters:
+        check_split(d.path, "val")  # now, and not when the first validation is due
     return EnergonStore(d.path, split, progress=parallel.rank() == 0)
 
 
