@@ -16,7 +16,7 @@ from dfm_nb import prepare
 from dfm_nb.base import video
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import balanced_ranges
-from tests.data import encoder_files
+from tests.data import dfm_shards, encoder_files
 from tests.docs.docs_pages import Page, desk
 
 PAGE = Page("docs/prepare.md")
@@ -90,6 +90,8 @@ def make_hub(folder):
 def test_every_block_of_the_page_runs(tmp_path):
     make_inputs(tmp_path)
     hub = make_hub(tmp_path / "hub")
+    weights = (hub / "nvidia" / "Cosmos-0.1-Tokenizer-CV4x8x8", hub / "google-t5" / "t5-11b")
+    dfm_shards.Writer(*weights).write(tmp_path / "nemo_webdataset")
     here = desk(tmp_path, hf=HF, HUB=str(hub))
     said = here.run_page(PAGE)
 
@@ -118,7 +120,8 @@ def test_every_block_of_the_page_runs(tmp_path):
     assert read("data/flawed")["counts"]["dropped_by_reason"] == {"missing_file": 1, "unreadable_image": 1}
     assert "gone.png" in said and "broken.jpg" in said and not (data / "nothing").exists()
     assert "does not match its checksum" in said or "cannot be read" in said
-    assert said.count("verified: every checksum and every sample is good") == 2
+    assert read("nemo_webdataset")["counts"]["samples"] == 12 and "the text encoder's own" in said
+    assert said.count("verified: every checksum and every sample is good") == 3
     assert "(1, 16, 1, 4, 4) torch.bfloat16" in said and "CrudeSample" in said
     assert said.count("error: ") == 3 and "titel" in said and "use 9 or 13" in said
 
