@@ -113,6 +113,14 @@ def tiny_data(make_once):
 
 
 @pytest.fixture(scope="session")
+def theirs(make_once):
+    """`data` as NeMo DFM's script left it, and its encoders: `cosmos`, `t5`."""
+    from tests.data import dfm_shards
+
+    return make_once("theirs", dfm_shards.make)
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoint(make_once, tiny_data):
     """A run folder whose weights mean nothing."""
     from tests import tiny_run

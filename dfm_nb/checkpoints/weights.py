@@ -104,7 +104,7 @@ def verify(folder: Path) -> None:
             if sha256(path) != expected["sha256"]:
                 raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
         needed = {*NEEDED, *data_files(folder)}
-        if files.keys() & set(ASSETS):  # an asset that is alone was put there by the user
+        if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
             raise CheckpointError(f"{folder / CHECKSUMS} is damaged: it does not list {', '.join(lacking)}")
@@ -178,8 +178,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no manifest.json, so the tokenizer and text encoder it was trained with are unknown; "
-            "copy the one of its data set there (`dfm adopt` writes it for shards of another writer)"
+            f"{folder} has no manifest.json, so its tokenizer and text encoder are unknown; for shards of another "
+            "writer `dfm adopt DIR --tokenizer NAME --text-encoder NAME` makes one: copy it to a checkpoint without"
         )
     return read_object(path)
 

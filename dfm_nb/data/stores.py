@@ -108,7 +108,7 @@ class EnergonStore:
         self._index(progress)
         listing = json.dumps([[s.name, s.count] for s in self._shards] + [split])
         self.fingerprint = hashlib.sha256((listing + "".join(self.keys)).encode()).hexdigest()[:16]
-        self._read_statistics()
+        self._read_statistics(progress)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -149,7 +149,7 @@ class EnergonStore:
         except SampleError as error:
             raise ValueError(f"{error.detail}; {how_to_adopt(self.path)} and leaves out what cannot be used") from None
 
-    def _read_statistics(self) -> None:
+    def _read_statistics(self, progress: bool) -> None:
         root = Path(self.path)
         manifest = root / "manifest.json"
         first = self.read(0)
@@ -158,11 +158,12 @@ class EnergonStore:
             self.statistics = LatentStatistics.from_manifest(json.loads(manifest.read_text()))
         else:  # shards from elsewhere: the first samples speak for all
             count = min(len(self), FIRST_SAMPLES)
-            log.warning(
-                "%s has no manifest.json: the latents' mean and std are those of its first %d samples, and generation "
-                "will not know its tokenizer; %s",
-                *(root, count, how_to_adopt(root)),
-            )
+            if progress:
+                log.warning(
+                    "%s has no manifest.json: the latents' mean and std are those of its first %d samples, and "
+                    "generation will not know its tokenizer; %s",
+                    *(root, count, how_to_adopt(root)),
+                )
             flat = torch.cat([self.read(i).latent[0].float().flatten(1) for i in range(count)], 1)
             mean, std = flat.mean(1), flat.std(1).clamp_min(1e-6)
             self.statistics = LatentStatistics(mean, std)

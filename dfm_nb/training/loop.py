@@ -20,7 +20,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
-from dfm_nb.data.stores import EnergonStore, MockStore, how_to_adopt
+from dfm_nb.data.stores import EnergonStore, MockStore
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.batches import open_store, packed_loader
@@ -74,13 +74,8 @@ class Training:
         self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
         root = Path(c.checkpoint_dir) if c.checkpoint_dir else run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
-        path = self.config.dataset.path
-        self.assets = checkpoint.read_assets(path) if path else {}
-        self.assets[checkpoint.STATISTICS] = checkpoint.statistics_file(store.statistics)
-        self.knows_encoders = checkpoint.MANIFEST in self.assets
-        if self.config.validation.prompts and not self.knows_encoders:
-            fix = how_to_adopt(path) if path else "give dataset.path in place of the mock data"
-            log.warning("validation.prompts: nothing is generated, as no manifest names the encoders; %s", fix)
+        self.assets = checkpoint.read_assets(self.config.dataset.path) if self.config.dataset.path else {}
+        self.statistics = checkpoint.statistics_file(store.statistics)
         self.report = Report(self.config, run, self.config_yaml)
         self.stop = StopRequest(self.config.train.exit_on_signal)
         self.watchdog: Watchdog | None = None
@@ -198,7 +193,7 @@ class Training:
     def validate(self) -> None:
         """Losses on held-out packs and, with `validation.prompts`, samples."""
         record = self.validation.run()
-        if self.config.validation.prompts and self.knows_encoders:
+        if self.config.validation.prompts and self.assets:
             samples = self.samples.generate(self.iteration, self.folder.sample_folder(self.iteration))
             self.report.samples(self.iteration, samples)
         self.report.validation(self.iteration, record)
@@ -214,7 +209,8 @@ class Training:
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],
         }
-        self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, self.assets)
+        small = {**self.assets, checkpoint.STATISTICS: self.statistics}
+        self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
 
 

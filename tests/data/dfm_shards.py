@@ -16,8 +16,17 @@ import torch
 import webdataset as wds
 from transformers import AutoTokenizer, T5EncoderModel
 
+from tests.data import encoder_files
+
 TEXT_ROWS = 512
 CAPTIONS = ("a blue butterfly", "a red butterfly over a meadow", "blue", "a butterfly over a red meadow")
+
+
+def make(folder: Path) -> None:
+    """`cosmos`, `t5` and what the script writes with them: `data`."""
+    for name in ("cosmos", "t5"):
+        (folder / name).mkdir(parents=True)
+    Writer(encoder_files.save_cosmos(folder / "cosmos"), encoder_files.save_t5(folder / "t5")).write(folder / "data")
 
 
 class Writer:

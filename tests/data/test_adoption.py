@@ -17,21 +17,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.files import sha256
 from dfm_nb.data import adoption, shards
 from dfm_nb.data.stores import EnergonStore, shards_of
-from tests.data import dfm_shards, encoder_files
-
-
-@pytest.fixture(scope="session")
-def theirs(make_once) -> Path:
-    """`data` as NeMo DFM left it, and the encoders: `cosmos`, `t5`."""
-
-    def make(folder: Path) -> None:
-        for name in ("cosmos", "t5"):
-            (folder / name).mkdir(parents=True)
-        encoder_files.save_cosmos(folder / "cosmos")
-        encoder_files.save_t5(folder / "t5")
-        dfm_shards.Writer(folder / "cosmos", folder / "t5").write(folder / "data")
-
-    return make_once("dfm-shards", make)
+from tests.data import dfm_shards
 
 
 @pytest.fixture
