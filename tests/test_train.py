@@ -1,8 +1,10 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
+import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
+from tests.conftest import run_ranks
 from tests.processes import commands, wait_until
 
 SMALL = [
@@ -150,10 +153,32 @@ def test_checkpoint_continues_in_another_layout(clean, tmp_path, layout):
     assert all(samples[i] == want_samples[i] for i in samples)
 
 
+def _with_another_row(argv):
+    """The table of sizes as a later version may have it."""
+    from dfm_nb.config import sizes
+
+    sizes.SIZES["tiny"] = dataclasses.replace(sizes.SIZES["tiny"], adaln_lora_dim=8)
+    return tiny_run._train(argv)
+
+
+@pytest.mark.slow
+def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path):
+    argv = ["--mock", "--recipe", "demo", "--model", "tiny", "train.train_iters=4", "train.eval_interval=0"]
+    argv += ["checkpoint.save_interval=2", "dataset.task_encoder_seq_length=96", "--run-dir", str(tmp_path / "run")]
+    assert run_ranks(1, tiny_run._train, argv) == [0]
+    whole = losses(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "iter_0000004")
+    assert run_ranks(1, _with_another_row, argv) == [0]
+    assert "model.adaln_lora_dim stays None" in (tmp_path / "run" / "log.txt").read_text()
+    assert losses(tmp_path / "run") == whole
+    argv[-1] = str(tmp_path / "other")
+    start = tmp_path / "run" / "checkpoints" / "iter_0000002"
+    assert run_ranks(1, _with_another_row, [*argv, f"checkpoint.load_checkpoint={start}"]) == [0]
+    assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
+
+
 @pytest.mark.slow
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(clean, tmp_path):
-    import shutil
-
     run = tmp_path / "run"
     shutil.copytree(clean[0], run)
     damaged = next((run / "checkpoints" / "iter_0000012").glob("*.distcp"))

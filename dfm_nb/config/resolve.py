@@ -111,6 +111,28 @@ class Resolved:
             node = getattr(node, name)
         return node
 
+    def keeping(self, stored: Resolved) -> Resolved:
+        """A copy with the values of `stored` where a default, recipe or size of the package has changed since.
+
+        A run goes on with what it began with; what the user sets, or set then, does not count.
+        """
+
+        def source(origin: str) -> str:
+            """`default`, `recipe NAME` or `size NAME`; empty for what a user has set or what is derived."""
+            name = origin.partition(" (")[0]
+            ours = name == DEFAULT or name.startswith("size ") or name in {f"recipe {r}" for r in recipes()}
+            return name if ours else ""
+
+        kept = {
+            key: stored.get(key)
+            for key, origin in self.provenance.items()
+            if source(origin) and source(origin) == source(stored.provenance[key]) and stored.get(key) != self.get(key)
+        }
+        own = {k: self.get(k) for k, origin in self.provenance.items() if not origin.startswith(DERIVED)}
+        config, faults = _typed(own | kept, self.provenance)
+        assert not faults  # both were checked
+        return _derive(Resolved(config, dict(self.provenance)))
+
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
         """A copy in which keys that are null take these values (from the data, for example); set keys stay as they are.
 

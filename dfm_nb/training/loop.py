@@ -232,7 +232,20 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     return 0
 
 
+def _as_begun(resolved: cfg.Resolved, run: Run) -> cfg.Resolved:
+    """The settings with those that the run began with where the package's own have changed since."""
+    saved = Path(resolved.config.checkpoint.load_checkpoint or run.path) / "config.yaml"
+    if not saved.is_file():
+        return resolved
+    kept = resolved.keeping(cfg.from_yaml(saved))
+    for key in cfg.fields():
+        if kept.get(key) != resolved.get(key):
+            log.info("%s stays %s, which %s has; new runs take %s", key, kept.get(key), saved, resolved.get(key))
+    return kept
+
+
 def _train(resolved: cfg.Resolved, run: Run) -> None:
+    resolved = _as_begun(resolved, run)
     store = open_store(resolved.config)
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(derived, "the data set")

@@ -1,8 +1,10 @@
 """The three layers, and every fault a user can make in them."""
 
+import dataclasses
 import difflib
 import pickle
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -499,3 +501,28 @@ def test_nearest_name_is_found_for_any_one_letter_slip():
 
 def test_sizes_are_choices_of_the_model():
     assert all(C.resolve(None, overrides=[f"model.size={name}"]).config.model.size == name for name in sizes.SIZES)
+
+
+def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeypatch, tmp_path):
+    given = ["model.size=tiny", "optimizer.lr=0.5", "train.train_iters=50"]
+    stored = tmp_path / "config.yaml"
+    stored.write_text(C.to_yaml(C.resolve("demo", overrides=given)))
+    row = dataclasses.replace(sizes.SIZES["tiny"], adaln_lora_dim=8, hidden_size=128)
+    monkeypatch.setitem(sizes.SIZES, "tiny", row)
+    module = sys.modules[C.resolve.__module__]
+    recipe = (module.RECIPES / "demo.yaml").read_text().replace("P_mean: -0.4", "P_mean: 3.0")
+    (tmp_path / "demo.yaml").write_text(recipe)
+    monkeypatch.setattr(module, "RECIPES", tmp_path)
+    now = C.resolve("demo", overrides=["model.size=tiny", "optimizer.lr=0.25", "model.P_std=2"])
+    kept = now.keeping(C.from_yaml(stored))
+    changed = {k: kept.get(k) for k in C.fields() if kept.get(k) != now.get(k)}
+    assert changed == {
+        "model.adaln_lora_dim": None,
+        "model.hidden_size": 64,
+        "model.ffn_hidden_size": 256,
+        "model.P_mean": -0.4,
+    }
+    assert kept.provenance == now.provenance
+    assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1000, 2.0)
+    other = C.resolve(None, overrides=["model.size=demo"])
+    assert other.keeping(C.from_yaml(stored)).config.model == other.config.model
