@@ -95,8 +95,12 @@ class ModelConfig(Group):
     rope: bool = option(False, "RoPE in self attention, on top of the sine-cosine position embedding")
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
     sigma_data: float = option(0.5, "standard deviation that the latents are scaled to (EDM's sigma_data)", gt=0)
-    P_mean: float = option(-1.2, "mean of ln(sigma) in training")
-    P_std: float = option(1.2, "standard deviation of ln(sigma) in training", gt=0)
+    # Where neighbours tell a denoiser something, in latents of 512 px pictures and 256 px clips
+    # (benchmarks/results/noise_levels.md). The upper end of that band rises by 0.4 to 0.5 when the sides double, so
+    # large clips need strong noise. At 64 px the measure gives about -0.4 and 1.0, which EDM2 chose for latents and the
+    # demo uses. EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
+    P_mean: float = option(0.2, "mean of ln(sigma) in training")
+    P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
     pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector")
     tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1)
     pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1)

@@ -62,7 +62,8 @@ SIZES: dict[str, Size] = {
         Size("demo", 4, 192, 6, "ours: minutes on two CPU cores"),
         Size("DiT-S", 12, 384, 6, _DIT),
         Size("DiT-B", 12, 768, 12, _DIT),
-        # Cross attention and full-rank adaLN would make 637 and 938 M of the paper's 458 and 675 M; this makes 473 and 686.
+        # With cross attention, full-rank adaLN would make 637 and 938 M of the paper's 458 and 675 M; rank 256 makes
+        # 473 and 686 M, and is what NeMo DFM has.
         Size("DiT-L", 24, 1024, 16, _DIT, adaln_lora_dim=256),
         Size("DiT-XL", 28, 1152, 16, _DIT, adaln_lora_dim=256),
         Size("DiT-7B", 28, 4096, 32, "Cosmos 1.0 7B (arXiv 2501.03575), its trunk", adaln_lora_dim=256),
