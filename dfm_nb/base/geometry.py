@@ -23,6 +23,11 @@ def floor_frames(frames: int) -> int:
     return 1 + max(0, frames - 1) // FRAMES_PER_LATENT * FRAMES_PER_LATENT
 
 
+def round_frames(frames: int) -> int:
+    """The nearest 1 + 4k, the larger of two: 9 for 10, 13 for 11."""
+    return floor_frames(frames + FRAMES_PER_LATENT // 2)
+
+
 def nearest_frames(frames: int) -> str:
     """The valid counts around an invalid one, for a message: `9 or 13`."""
     low = floor_frames(frames)

@@ -66,9 +66,11 @@ class PrepareConfig:
     )
     text_encoder_path: str | None = _setting(None, "its folder, hub cache or hub id")
     short_side: int | None = _setting(
-        None, f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; synthetic draws at this size"
+        None,
+        f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep their size unless "
+        "--upscale is given; synthetic draws at this size",
     )
-    upscale: bool = _setting(False, "also enlarge smaller images")
+    upscale: bool = _setting(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does")
     limit: int | None = _setting(None, "only the first N items")
     val_fraction: float = _setting(0.05, "of the items, by a hash of their keys")
     test_fraction: float = _setting(0.0, "likewise")

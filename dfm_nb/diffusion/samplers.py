@@ -47,7 +47,10 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule's function and the names of its settings beside num_steps, sigma_min and sigma_max."""
+    """A schedule's function and the names of its settings beside num_steps, sigma_min and sigma_max.
+
+    Each is a field of `Request`, or `sigma_data`, which is the model's.
+    """
 
     function: Callable[..., Tensor]
     settings: tuple[str, ...] = ()
@@ -124,7 +127,7 @@ def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: floa
     )
 
 
-@schedule("focused")
+@schedule("focused", "sigma_data")
 def focused_sigmas(
     num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, sigma_data: float = 0.5, focus: float = 0.3
 ) -> Tensor:

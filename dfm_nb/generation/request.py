@@ -18,7 +18,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
+from dfm_nb import parallel
 from dfm_nb.base import geometry
+from dfm_nb.base.log import log
 from dfm_nb.diffusion import samplers
 
 
@@ -50,6 +52,14 @@ def _side() -> Any:
     return setting(64, "px, divisible by 16", "be divisible by 16", geometry.is_side, geometry.nearest_sides)
 
 
+@cache  # so that it is said once
+def _codable(frames: int) -> int:
+    rounded = geometry.round_frames(frames)
+    if parallel.rank() == 0:
+        log.warning("--num-video-frames %d becomes %d: the tokenizer codes 1 and then groups of 4", frames, rounded)
+    return rounded
+
+
 @dataclass(frozen=True)
 class Request:
     """One prompt with its settings; `index` decides, with `seed`, its starting noise."""
@@ -61,10 +71,9 @@ class Request:
     width: int = _side()
     num_video_frames: int = setting(
         1,
-        "pixel frames, 1 + 4k; 1 gives a PNG",
-        "be 1 + 4k (pixel frames; the tokenizer codes 1 and then groups of 4)",
-        geometry.is_frame_count,
-        geometry.nearest_frames,
+        "pixel frames, rounded to 1 + 4k (the tokenizer codes 1 and then groups of 4); 1 gives a PNG",
+        "be positive",
+        lambda frames: frames >= 1,
     )
     fps: float = setting(
         12.0,
@@ -104,6 +113,11 @@ class Request:
     init_image: str | None = setting(None, "first frame (models trained with dataset.condition_frames_prob)")
     init_video: str | None = setting(None, "start from this clip, noised")
     strength: float = setting(0.6, "share of the steps that is run with --init-video")
+
+    def __post_init__(self) -> None:
+        frames = self.num_video_frames
+        if frames >= 1 and not geometry.is_frame_count(frames):
+            object.__setattr__(self, "num_video_frames", _codable(frames))
 
     def check(self) -> None:
         """ValueError with what must hold and, where there are such, the nearest legal values."""
@@ -145,13 +159,13 @@ class Request:
             )
         return (1.0, self.guidance) if guide else (self.guidance, 1.0)
 
-    def sigmas(self) -> torch.Tensor:
-        """Noise levels of the run, float64 [steps + 1]."""
+    def sigmas(self, sigma_data: float = 0.5) -> torch.Tensor:
+        """Noise levels of the run, float64 [steps + 1]. sigma_data : of the model; schedules may be centred on it."""
         if self.sigma_levels:
             levels = samplers.check_sigmas(self.sigma_levels)
         else:
             schedule = samplers.SCHEDULES[self.schedule]
-            own = {name: getattr(self, name) for name in schedule.settings}
+            own = {name: sigma_data if name == "sigma_data" else getattr(self, name) for name in schedule.settings}
             levels = schedule(self.num_steps, self.sigma_min, self.sigma_max, **own)
         return samplers.tail(levels, self.strength) if self.init_video else levels
 

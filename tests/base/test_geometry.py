@@ -13,6 +13,13 @@ def test_floor_frames(frames, floored):
     assert geometry.is_frame_count(frames) == (frames == floored)
 
 
+@pytest.mark.parametrize(
+    "frames, rounded", [(1, 1), (2, 1), (3, 5), (10, 9), (11, 13), (60, 61), (120, 121), (121, 121)]
+)
+def test_round_frames(frames, rounded):
+    assert geometry.round_frames(frames) == rounded
+
+
 @pytest.mark.parametrize("px, floored", [(0, 16), (15, 16), (16, 16), (31, 16), (32, 32), (719, 704)])
 def test_floor_side(px, floored):
     assert geometry.floor_side(px) == floored

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import torch
 
 from dfm_nb.base.argv import guard
+from dfm_nb.diffusion import samplers
 from dfm_nb.generate import parse, requests_of
 from dfm_nb.generation.request import Request, read_prompts, request_of
 
@@ -14,7 +16,7 @@ from dfm_nb.generation.request import Request, read_prompts, request_of
     [
         ({"height": 100}, "--height must be divisible by 16; got 100; use 96 or 112"),
         ({"width": 8}, "--width must be divisible by 16; got 8; use 16 or 32"),
-        ({"num_video_frames": 10}, "got 10; use 9 or 13"),
+        ({"num_video_frames": 0}, "--num-video-frames must be positive; got 0"),
         ({"sampler": "magic"}, "--sampler must be one of euler, heun"),
         ({"schedule": "magic"}, "--schedule must be one of karras, exponential, focused"),
         ({"fps": 0}, "--fps must be positive"),
@@ -142,6 +144,26 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     assert r.init_video == str(tmp_path / "v.mp4"), "a sidecar means the same file in any folder"
 
 
+def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(caplog, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "b", "num_video_frames": 246}\n{"prompt": "c"}\n')
+    flags = ["--num-video-frames", "250", "--prompt", "a", "--prompts-file", str(file)]
+    assert [r.num_video_frames for r in requests_of(arguments(*flags))] == [249, 245, 249]
+    assert Request("x", num_video_frames=250) == Request("x", num_video_frames=249)
+    said = [r.getMessage() for r in caplog.records if "becomes" in r.getMessage()]
+    assert said == [
+        f"--num-video-frames {n}: the tokenizer codes 1 and then groups of 4"
+        for n in ("250 becomes 249", "246 becomes 245")
+    ]
+
+
+def test_focused_schedule_is_centred_on_the_models_sigma_data():
+    request = Request("x", schedule="focused", num_steps=20)
+    torch.testing.assert_close(request.sigmas(3.0), samplers.focused_sigmas(20, sigma_data=3.0), rtol=0, atol=0)
+    assert torch.equal(request.sigmas(0.5), request.sigmas()) and not torch.equal(request.sigmas(3.0), request.sigmas())
+    assert torch.equal(Request("x").sigmas(3.0), samplers.karras_sigmas(35))
+
+
 def test_nothing_to_draw_is_said():
     with pytest.raises(ValueError, match="give --prompt TEXT or --prompts-file FILE"):
         requests_of(arguments())
@@ -150,7 +172,7 @@ def test_nothing_to_draw_is_said():
 
 
 @pytest.mark.parametrize(
-    "flags, message", [(["--height", "100"], "use 96 or 112"), (["--num-video-frames", "10"], "use 9 or 13")]
+    "flags, message", [(["--height", "100"], "use 96 or 112"), (["--num-video-frames", "0"], "must be positive")]
 )
 def test_bad_sizes_end_the_command_at_once(capsys, tmp_path, flags, message):
     """Before the checkpoint is looked for: this one does not exist."""
