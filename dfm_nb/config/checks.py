@@ -220,7 +220,7 @@ def _micro_batches(config: Config) -> Iterator[Fault]:
 
 def _frames(config: Config) -> Iterator[Fault]:
     frames = config.validation.frames
-    if not geometry.is_frame_count(frames):
+    if frames is not None and not geometry.is_frame_count(frames):
         yield Fault("validation.frames", "must be 1 + 4 k", str(frames), f"nearest: {geometry.nearest_frames(frames)}")
 
 

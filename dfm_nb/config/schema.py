@@ -221,13 +221,16 @@ class RngConfig(Group):
 
 
 class ValidationConfig(Group):
-    prompts: list[Text] = option([], "prompts to sample after each validation; [] samples none")
+    samples: bool = option(True, "generate a sample per GPU (model replica) at each validation")
+    prompts: list[Text] = option([], "what to sample; [] means captions of validation samples, with stored embeddings")
     num_steps: Int = option(18, "sampler steps", ge=1)
     guidance: float = option(3.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
-    height: Int = option(64, "height of the samples", ge=16, multiple_of=16, unit="px")
-    width: Int = option(64, "width of the samples", ge=16, multiple_of=16, unit="px")
-    frames: Int = option(1, "frames of the samples: 1 + 4 k", ge=1, unit="frames")
-    fps: float = option(24.0, "frames per second of the samples", gt=0)
+    height: Int | None = option(
+        None, "height of the samples; null means the validation sample's", ge=16, multiple_of=16, unit="px"
+    )
+    width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16, unit="px")
+    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1, unit="frames")
+    fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
     num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
 
 

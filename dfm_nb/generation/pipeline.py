@@ -194,6 +194,10 @@ class Pipeline:
             self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
         return [self._texts[t] if t else self.empty_text for t in texts]
 
+    def remember_text(self, text: str, embedding: torch.Tensor) -> None:
+        """Take `embedding` [L, D] for this text, so that it needs no text encoder."""
+        self._texts[text] = embedding
+
     def __call__(
         self,
         prompts: Sequence[str] | str,
@@ -242,7 +246,7 @@ class Pipeline:
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
         for batch in batches:
-            self._check_memory([requests[i] for i in batch])
+            self.check_memory([requests[i] for i in batch])
         with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
             for batch in batches:
                 chosen = [requests[i] for i in batch]
@@ -281,7 +285,8 @@ class Pipeline:
             pp=m.pipeline_model_parallel_size,
         )
 
-    def _check_memory(self, requests: Sequence[Request]) -> None:
+    def check_memory(self, requests: Sequence[Request]) -> None:
+        """ValueError with what to lower, if a batch would not fit."""
         work, room = self.memory(requests), sampling_memory.available_bytes(self.device)
         if self.memory_check and sampling_memory.estimate(work).beside_weights > room:
             raise ValueError(sampling_memory.refusal(work, room, begun=False))

@@ -26,7 +26,7 @@ from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.batches import open_store, packed_loader
 from dfm_nb.training.report import Report
 from dfm_nb.training.trainer import StepResult, Trainer
-from dfm_nb.training.validation import PromptSamples, Validation
+from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
 OUT_OF_TIME = 1
@@ -90,8 +90,8 @@ class Training:
         return Validation(self.config, self.trainer, open_store(self.config, "val"))
 
     @functools.cached_property
-    def samples(self) -> PromptSamples:
-        return PromptSamples(self.config, self.trainer, self.folder)
+    def samples(self) -> Samples:
+        return Samples(self.config, self.trainer, self.folder, self.validation.store)
 
     def resume(self) -> None:
         """From `checkpoint.load_checkpoint`, else from the newest good checkpoint of the run; else from nothing."""
@@ -191,11 +191,10 @@ class Training:
             self.watchdog.beat(phase, self.iteration, watched)
 
     def validate(self) -> None:
-        """Losses on held-out packs and, with `validation.prompts`, samples."""
+        """Losses on held-out packs and, unless `validation.samples` is off, a sample per data-parallel rank."""
         record = self.validation.run()
-        if self.config.validation.prompts and self.assets:
-            samples = self.samples.generate(self.iteration, self.folder.sample_folder(self.iteration))
-            self.report.samples(self.iteration, samples)
+        if self.config.validation.samples:
+            self.report.samples(self.iteration, self.samples.generate(self.iteration))
         self.report.validation(self.iteration, record)
 
     def save(self) -> None:

@@ -1,8 +1,9 @@
-"""What a run looks at between steps: the loss on fixed held-out packs, and samples of fixed prompts."""
+"""What a run looks at between steps: the loss on fixed held-out packs, and samples of fixed captions."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from dfm_nb import config as cfg
+from dfm_nb.base import geometry
+from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
 from dfm_nb.data.loader import PackBuilder, PackPlan
 from dfm_nb.data.stores import EnergonStore, MockStore
@@ -26,7 +29,7 @@ class Validation:
     """Fixed held-out packs at stratified fixed noise levels with fixed noise, the same in every round and layout."""
 
     def __init__(self, config: cfg.Config, trainer: Trainer, store: EnergonStore | MockStore):
-        self.trainer, self.num_sigmas = trainer, config.validation.num_sigmas
+        self.trainer, self.store, self.num_sigmas = trainer, store, config.validation.num_sigmas
         settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
         plan = PackPlan(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
         rank, size = trainer.dp_rank, trainer.dp_size
@@ -54,36 +57,75 @@ class Validation:
         return record
 
 
-class PromptSamples:
-    """`validation.prompts` generated with fixed seeds, one per data-parallel rank, from the longest average."""
+class Samples:
+    """A sample per data-parallel rank and round, with fixed seeds, from the longest average.
 
-    def __init__(self, config: cfg.Config, trainer: Trainer, run: Run):
-        assert config.dataset.path is not None  # without a data set there is no tokenizer and no prompt
-        self.config, self.trainer, self.name = config, trainer, run.name
-        folder = Path(config.dataset.path)
-        self.pipeline = Pipeline(config, trainer.chunks, folder, tokenizer_path=config.model.vae_cache_folder)
+    Of `validation.prompts`; without any, of the captions of validation samples, whose embeddings the shards hold, so
+    that no text encoder is loaded. Sample i is of caption i. What keeps a rank from it is said once, and ends no run.
+    """
 
-    def generate(self, iteration: int, folder: Path) -> list[tuple[int, str, Path]]:
-        """Write this round to `folder`; returns (index, prompt, file) of every rank's sample, on every rank."""
-        v, ema, index = self.config.validation, self.trainer.ema, self.trainer.dp_rank
-        request = Request(
-            v.prompts[index % len(v.prompts)],
+    def __init__(self, config: cfg.Config, trainer: Trainer, run: Run, store: EnergonStore | MockStore):
+        self.config, self.trainer, self.run, self.store = config, trainer, run, store
+        self.off = self._agree(self._prepare)
+
+    def _agree(self, work: Callable[[], object]) -> bool:
+        """Do it, and whether it failed on some rank, so that all go on alike."""
+        failed = None
+        try:
+            work()
+        except Exception as error:  # whatever it is: a sample is not worth a training
+            failed = str(error) or type(error).__name__
+        everyone: list = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, failed)
+        if reasons := [reason for reason in everyone if reason]:
+            log.info("No samples at validation: %s (validation.samples=false leaves them out)", reasons[0])
+        return bool(reasons)
+
+    def _prepare(self) -> None:
+        v, folder, index = self.config.validation, self.config.dataset.path, self.trainer.dp_rank
+        if folder is None:
+            raise ValueError("random latents (dataset.mock) have no decoder")
+        decoder = self.config.model.vae_cache_folder
+        self.pipeline = Pipeline(self.config, self.trainer.chunks, Path(folder), tokenizer_path=decoder)
+        sample = self.store.read(index % len(self.store))
+        frames, height, width = geometry.pixel_size(*sample.latent.shape[2:])
+        prompt = sample.meta.get("caption") or sample.key
+        if v.prompts:
+            prompt = v.prompts[index % len(v.prompts)]
+            self.pipeline.encode_text([prompt])
+        else:
+            self.pipeline.remember_text(prompt, sample.text_emb[0])
+        self.request = Request(
+            prompt,
             index=index,
-            height=v.height,
-            width=v.width,
-            num_video_frames=v.frames,
-            fps=v.fps,
+            height=v.height or height,
+            width=v.width or width,
+            num_video_frames=v.frames or frames,
+            fps=v.fps or float(sample.meta.get("fps") or 24),
             num_steps=v.num_steps,
             guidance=v.guidance,
             seed=self.config.rng.seed,
         )
-        with ema.applied(max(ema.sigma_rels)) if ema.sigma_rels else contextlib.nullcontext():
-            ((_, result),) = self.pipeline.run([request])
-        done = None
-        if is_first_of_model():
-            path = output_path(folder / "sample.mp4", request, many=True)
-            save(result, path, {"run": self.name, "iteration": iteration}, "validation", 0.0)
-            done = index, request.prompt, path
+        self.request.check()
+        _, h, w = self.request.latent_grid
+        self.pipeline.decode(torch.zeros(self.pipeline.channels, 1, h, w))  # a decoder that is missing is said now
+        self.pipeline.check_memory([self.request])
+        self.pipeline.memory_check = False  # one process of a replica must not stop where the others go on
+
+    def generate(self, iteration: int) -> list[tuple[int, str, Path]]:
+        """Write this round's; returns (index, prompt, file) of every rank's sample, on every rank."""
+        done: list[tuple[int, str, Path]] = []
+        self.off = self.off or self._agree(lambda: done.extend(self._sample(iteration)))
         everyone: list = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, done)
-        return [sample for sample in everyone if sample is not None]
+        return [sample for samples in everyone for sample in samples]
+
+    def _sample(self, iteration: int) -> list[tuple[int, str, Path]]:
+        ema, request = self.trainer.ema, self.request
+        with ema.applied(max(ema.sigma_rels)) if ema.sigma_rels else contextlib.nullcontext():
+            ((_, result),) = self.pipeline.run([request])
+        if not is_first_of_model():
+            return []
+        path = output_path(self.run.sample_folder(iteration) / "sample.mp4", request, many=True)
+        save(result, path, {"run": self.run.name, "iteration": iteration}, "validation", 0.0)
+        return [(request.index, request.prompt, path)]
