@@ -28,7 +28,7 @@ def test_every_block_of_the_pages_runs(tmp_path):
 
     assert "2 {'tp': 1, 'cp': 1, 'dp': 1, 'pp': 1}" in layouts and "pp [[0, 8], [1, 9]" in layouts
     assert "TP * PP * CP must divide the number of processes = 6" in layouts
-    assert "DiT-XL, 938 M parameters" in layouts and "The first one's settings:" in layouts
+    assert "DiT-XL, 686 M parameters" in layouts and "The first one's settings:" in layouts
     mock = [json.loads(line) for line in (tmp_path / "runs" / "tp2" / "metrics.jsonl").read_text().splitlines()]
     assert mock[-1]["iteration"] == 3
     same = re.findall(r"^(\d) (\d\.\d+) (\d\.\d+)$", layouts, re.M)
