@@ -27,6 +27,18 @@ def iteration_name(iteration: int) -> str:
     return f"iter_{iteration:07d}"
 
 
+def is_iteration(path: str | Path) -> bool:
+    """Whether a path names one checkpoint."""
+    return _ITERATION.fullmatch(Path(path).name) is not None
+
+
+def written_path(path: str | Path) -> Path:
+    """What a user's path means: `iter_0005000` for `iter_5000`, unless that exists as it is written."""
+    path = Path(path)
+    padded = path.with_name(f"iter_{path.name[5:]:0>7}") if is_iteration(path) else path
+    return padded if os.path.exists(padded) and not os.path.exists(path) else path
+
+
 @dataclass(frozen=True)
 class Run:
     """Paths of a run folder; making one touches nothing, `create` and `open` look at the disk."""

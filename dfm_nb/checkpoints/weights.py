@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dfm_nb import config as cfg
 from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
-from dfm_nb.base.run import iteration_folders, iteration_name
+from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors, reason
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
 from dfm_nb.model.ema import PowerEMA
@@ -123,13 +123,10 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
     ------
     FileNotFoundError : nothing finished is there. CheckpointError : the named `iter_*` folder, or all, are damaged.
     """
-    path = Path(path)
+    path = written_path(path)
     if not path.exists():
         near = [p.name for p in path.parent.glob("iter_*")] if path.parent.is_dir() else []
         hint = f"; there is {', '.join(sorted(near)[-3:])}" if near else ""
-        padded = path.parent / iteration_name(int(path.name[5:])) if path.name[5:].isdigit() else None
-        if padded is not None and padded.exists():  # iter_5000 for iter_0005000
-            return find(padded)
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
     if path.resolve().name.startswith("iter_"):  # also when it is given as "."
         verify(path)

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from dfm_nb.base import geometry
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
 from dfm_nb.config.schema import FIELDS, Config, Field
 
@@ -248,6 +249,17 @@ def _one_start(config: Config) -> Iterator[Fault]:
         fix = "load_checkpoint goes on with a run; pretrained starts a new one"
         also = ("checkpoint.load_checkpoint",)
         yield Fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", "both", fix, also)
+    if config.checkpoint.load and config.checkpoint.load_checkpoint:
+        fix = "load_checkpoint names what must exist, load a folder that may be empty; drop one of the two"
+        yield Fault("checkpoint.load_checkpoint", "excludes checkpoint.load", "both", fix, ("checkpoint.load",))
+
+
+def _first_frame(config: Config) -> Iterator[Fault]:
+    probability, frames = config.dataset.condition_frames_prob, config.model.patch_temporal
+    if probability and frames > 1:
+        must = f"must be 0 with model.patch_temporal = {frames}: a token holds the first latent frame and the next"
+        fix = "set it to 0, or model.patch_temporal to 1"
+        yield Fault("dataset.condition_frames_prob", must, f"{probability:g}", fix, ("model.patch_temporal",))
 
 
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
@@ -263,6 +275,7 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _lora,
     _one_data_set,
     _one_start,
+    _first_frame,
 )
 
 
@@ -283,14 +296,20 @@ def _weights_to_adapt(config: Config) -> Iterator[Fault]:
 
 
 def _paths_exist(config: Config) -> Iterator[Fault]:
+    c = config.checkpoint
     paths = {
         "dataset.path": config.dataset.path,
-        "checkpoint.load_checkpoint": config.checkpoint.load_checkpoint,
-        "checkpoint.pretrained": config.checkpoint.pretrained,
+        "checkpoint.load_checkpoint": c.load_checkpoint,
+        "checkpoint.pretrained": c.pretrained,
+        # A folder may be empty or absent, but who names one checkpoint means it.
+        "checkpoint.load": c.load if c.load and is_iteration(c.load) else None,
     }
     for key, path in paths.items():
-        if path is not None and not os.path.exists(path):
+        if path is not None and not os.path.exists(written_path(path)):
             yield Fault(key, "must exist", shown(path), _nearest_path(Path(path)))
+    if c.load and os.path.isfile(c.load):
+        fix = "checkpoint.pretrained=FILE starts from exported weights"
+        yield Fault("checkpoint.load", "must be a folder of checkpoints", shown(c.load), fix)
 
 
 TRAINING_RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (_data, _weights_to_adapt, _paths_exist)

@@ -44,10 +44,16 @@ DERIVED = "derived"
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _ALIASES = {alias: key for key, field in FIELDS.items() for alias in field.limits.get("aliases", ())}
 
+IMPLIED: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("model.qkv_format", "dataset.qkv_format"), ("thd", "sequences are always packed")),
+    "checkpoint.load_optim": (True, "checkpoint.pretrained=PATH starts from weights alone"),
+}
+"""Keys of the reference implementation with the one value that they have here, and why."""
+
+EXCLUSIVE = (("dataset.mock", "dataset.path"), ("checkpoint.load", "checkpoint.load_checkpoint"))
+"""Pairs of which a run has one: a layer that sets one of them puts aside what lower layers say of the other."""
+
 REMOVED = {
-    "model.qkv_format": "sequences are always packed (thd); remove the key",
-    "dataset.qkv_format": "sequences are always packed (thd); remove the key",
-    "checkpoint.load_optim": "use checkpoint.pretrained=PATH to start from weights alone",
     "model.kv_channels": "it is hidden_size / num_attention_heads; remove the key",
     "model.position_embedding_type": "it is always sine-cosine; remove it, and set model.rope=true to add RoPE",
 }
@@ -99,10 +105,12 @@ class Resolved:
 
     config : the values.
     provenance : `default`, `recipe NAME`, the YAML file's path, `command line`, or `derived: WHY`.
+    notices : what the layers say that has no effect, a sentence each.
     """
 
     config: Config
     provenance: dict[str, str]
+    notices: tuple[str, ...] = ()
 
     def get(self, key: str) -> Any:
         """The value of a dotted key."""
@@ -145,7 +153,7 @@ class Resolved:
         config, faults = _typed({k: self.get(k) for k in FIELDS} | new, provenance)
         if faults:
             raise ConfigError(faults)
-        return Resolved(config, provenance)
+        return replace(self, config=config, provenance=provenance)
 
 
 def _typed(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> tuple[Config, list[Fault]]:
@@ -273,6 +281,21 @@ def _nearest_key(key: str) -> str | None:
     return by_name[near] if near else None
 
 
+def _implied(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
+    """The layer without the keys of `IMPLIED`: a notice for each that has its one value, a fault for the others."""
+    notices: list[str] = []
+    faults: list[Fault] = []
+    for key, (value, why) in IMPLIED.items():
+        if key not in leaves:
+            continue
+        text = notation.write_value(value)
+        if leaves[key] == value:
+            notices.append(f"{key}={text} ({layer}) is so in every run; the key may be left out")
+        else:
+            faults.append(Fault(key, f"must be {text} or left out", shown(leaves[key]), why, origin=layer))
+    return {k: v for k, v in leaves.items() if k not in IMPLIED}, notices, faults
+
+
 def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[Fault]]:
     """Aliases to names; unknown keys and keys given twice under two names become faults."""
     out: dict[str, Any] = {}
@@ -362,15 +385,22 @@ def _settle(
     """Layers, lowest first, to one configuration; each is typed by itself, so that a fault names its layer."""
     values: dict[str, Any] = {}
     provenance = dict.fromkeys(FIELDS, DEFAULT)
+    notices: list[str] = []
     for layer, raw in layers.items():
-        known, unknown = _canonical(raw, layer)
+        own, implied, other_value = _implied(raw, layer)
+        known, unknown = _canonical(own, layer)
         leaves, origin, no_size = _expand_size(known, layer)
         _, refused = _typed(leaves, origin)
-        faults = faults + unknown + no_size + refused
+        faults = faults + other_value + unknown + no_size + refused
+        for key, other in (*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)):
+            if leaves.get(key) and values.get(other):
+                notices.append(f"{key} ({layer}) puts aside {other}={values.pop(other)} ({provenance[other]})")
+                provenance[other] = f"{DERIVED}: {key}"
         values |= {k: v for k, v in leaves.items() if k not in {fault.key for fault in refused}}
         provenance |= origin
+        notices += implied
     config, _ = _typed(values, provenance)
-    resolved = _derive(Resolved(config, provenance))
+    resolved = _derive(Resolved(config, provenance, tuple(notices)))
     # A rule over a key whose value was refused would speak of the default in its place.
     bad = {fault.key for fault in faults}
     broken = [f for f in faults_of(config, training, world_size) if bad.isdisjoint((f.key, *f.also))]

@@ -190,8 +190,11 @@ class CheckpointConfig(Group):
     checkpoint_dir: Text | None = option(
         None, "folder for checkpoints; null means checkpoints/ in the run folder", aliases=("checkpoint.save",)
     )
+    load: Text | None = option(
+        None, "resume from the newest checkpoint of this folder or run; where it has none yet, start anew"
+    )
     load_checkpoint: Text | None = option(
-        None, "resume from this run, checkpoint folder or iter_* folder", aliases=("checkpoint.load",)
+        None, "resume from this run, checkpoint folder or iter_* folder, which must exist"
     )
     pretrained: Text | None = option(None, "start from these weights with a fresh optimizer and data order")
     save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)

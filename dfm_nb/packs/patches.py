@@ -10,9 +10,12 @@ def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) 
     """[C, T, H, W] -> [T/pt * H/ps * W/ps, C * pt * ps * ps], tokens ordered by frame, row, column."""
     _, t, h, w = latent.shape
     if t % patch_temporal or h % patch_spatial or w % patch_spatial:
+        fitting = ", ".join(str(1 + 4 * (n * patch_temporal - 1)) for n in (1, 2, 3))  # 1 + 4k frames are 1 + k latents
+        frames = f"clips of {fitting}, ... frames and no stills, or model.patch_temporal=1"
         raise ValueError(
             f"a latent must divide into patches of {patch_temporal}x{patch_spatial}x{patch_spatial} (T, H, W); "
-            f"got {t}x{h}x{w}; choose image sides divisible by {8 * patch_spatial} px"
+            f"got {t}x{h}x{w}; choose "
+            + (frames if t % patch_temporal else f"image sides divisible by {8 * patch_spatial} px")
         )
     return rearrange(
         latent, "c (t pt) (h ph) (w pw) -> (t h w) (c pt ph pw)", pt=patch_temporal, ph=patch_spatial, pw=patch_spatial

@@ -16,6 +16,7 @@ from typing import Any
 from PIL import Image
 
 from dfm_nb.base.files import write_atomically
+from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import read_image, read_video
 from dfm_nb.config.schema import LoggerConfig
@@ -31,9 +32,8 @@ class Loggers:
     ----------
     settings : shown with the run in Weights & Biases.
 
-    Raises
-    ------
-    ValueError : Weights & Biases is asked for and not installed.
+    Weights & Biases is left out with a warning where it is not installed, knows no key or is out of reach: a run needs
+    none of it, and `metrics.jsonl` has all numbers.
     """
 
     def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):
@@ -43,21 +43,7 @@ class Loggers:
 
             self._tensorboard = SummaryWriter(str(run.path / "tensorboard"))
         if config.wandb_project and config.wandb_mode != "disabled":
-            if importlib.util.find_spec("wandb") is None:
-                raise ValueError(
-                    "logger.wandb_project is set but wandb is not installed; pip install 'dfm_nb[wandb]', or unset it"
-                )
-            import wandb
-
-            self._wandb = wandb.init(
-                project=config.wandb_project,
-                name=config.wandb_exp_name or run.name,
-                mode=config.wandb_mode,
-                dir=str(run.path),
-                config=dict(settings),
-                id=_wandb_id(run),
-                resume="allow",
-            )
+            self._wandb = _start_wandb(config, run, settings)
 
     def scalars(self, iteration: int, record: Mapping[str, object]) -> None:
         """Every finite number of a metrics record; validation losses by noise level as one series for each."""
@@ -88,6 +74,29 @@ class Loggers:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _start_wandb(config: LoggerConfig, run: Run, settings: Mapping[str, object]) -> Any:
+    """The Weights & Biases run of this folder, or None with a warning."""
+    if importlib.util.find_spec("wandb") is None:
+        log.warning("no Weights & Biases for this run: it is not installed; pip install 'dfm_nb[wandb]'")
+        return None
+    import wandb
+
+    try:
+        return wandb.init(
+            project=config.wandb_project,
+            name=config.wandb_exp_name or run.name,
+            mode=config.wandb_mode,
+            dir=str(run.path),
+            config=dict(settings),
+            id=_wandb_id(run),
+            resume="allow",
+        )
+    except wandb.Error as error:
+        why = str(error).splitlines()[0]
+        log.warning("no Weights & Biases for this run: %s; set WANDB_API_KEY, or logger.wandb_mode=offline", why)
+        return None
 
 
 def _flat(record: Mapping[str, object]) -> dict[str, float]:

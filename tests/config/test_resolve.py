@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from dfm_nb import config as C
 from dfm_nb.config import notation, sizes
 
+REFERENCE = Path(__file__).parent / "dit_pretrain.yaml"
+
 
 def write(folder, text, name="my.yaml"):
     path = folder / name
@@ -56,10 +58,39 @@ checkpoint:
   checkpoint_dir: /path/to/checkpoints/dit_butterfly/
 """,
     )
-    overrides = ["model.tensor_model_parallel_size=3", "train.global_batch_size=128", "checkpoint.load=/x/iter_5000"]
+    start = "checkpoint.load_checkpoint=/x/iter_5000/"
+    overrides = ["model.tensor_model_parallel_size=3", "train.global_batch_size=128", start]
     c = C.resolve("default", file, overrides, world_size=6).config
     assert (c.model.tensor_model_parallel_size, c.train.global_batch_size, c.train.micro_batch_size) == (3, 128, 2)
-    assert c.checkpoint.load_checkpoint == "/x/iter_5000"
+    assert c.checkpoint.load_checkpoint == "/x/iter_5000/"
+
+
+def test_the_reference_yaml_resolves_with_and_without_data(tmp_path):
+    for asked, data in (("dataset.mock=true", (True, None)), (f"dataset.path={tmp_path}", (False, str(tmp_path)))):
+        r = C.resolve("default", REFERENCE, [asked], training=True, world_size=8)
+        assert (r.config.dataset.mock, r.config.dataset.path) == data
+        assert r.config.checkpoint.load == r.config.checkpoint.checkpoint_dir == "dfm_experiment"
+        assert (r.config.model.num_attention_heads, r.config.dataset.task_encoder_seq_length) == (16, 15360)
+        told = "\n".join(r.notices)
+        assert "model.qkv_format=thd" in told and "checkpoint.load_optim=true" in told and str(REFERENCE) in told
+        again = C.resolve("demo", write(tmp_path, C.to_yaml(r)), training=True)  # a saved config.yaml is a layer
+        assert (again.config.dataset, again.notices) == (r.config.dataset, ())
+
+
+def test_mock_and_a_path_put_each_other_aside_across_layers(tmp_path):
+    path, mock = write(tmp_path, "dataset: {path: /x}", "p.yaml"), write(tmp_path, "dataset: {mock: true}", "m.yaml")
+    by_mock, by_path = C.resolve("demo", path, ["dataset.mock=true"]), C.resolve("demo", mock, ["dataset.path=/y"])
+    assert (by_mock.config.dataset.mock, by_mock.config.dataset.path) == (True, None)
+    assert by_mock.notices == (f"dataset.mock (command line) puts aside dataset.path=/x ({path})",)
+    assert (by_path.config.dataset.mock, by_path.config.dataset.path) == (False, "/y")
+    assert by_path.provenance["dataset.mock"] == "derived: dataset.path"
+    assert C.resolve("demo", path, ["dataset.mock=false"]).config.dataset.path == "/x"
+    assert C.resolve("demo", mock, ["dataset.path=null"]).config.dataset.mock
+
+
+def test_a_named_checkpoint_puts_aside_the_folder_of_a_lower_layer():
+    r = C.resolve("default", REFERENCE, ["dataset.mock=true", "checkpoint.load_checkpoint=a"])
+    assert (r.config.checkpoint.load, r.config.checkpoint.load_checkpoint) == (None, "a")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +191,18 @@ FAULTS = {
     "name used elsewhere": (["optimizer.learning_rate=1"], r"did you mean optimizer.lr\?"),
     "slips in group and name": (["trian.iters=1"], r"trian.iters is not a key.*did you mean train.train_iters\?"),
     "unknown group": (["foo.bar=1"], r"foo.bar is not a key.*groups: checkpoint, dataset"),
-    "key of the reference without counterpart": (["model.qkv_format=thd"], r"always packed \(thd\); remove the key"),
+    "key of the reference without counterpart": (
+        ["model.kv_channels=64"],
+        r"hidden_size / num_attention_heads; remove",
+    ),
+    "other value of an implied key": (
+        ["model.qkv_format=sbhd"],
+        r"qkv_format must be thd or left out; got 'sbhd'; sequences are always packed",
+    ),
+    "other truth of an implied key": (
+        ["checkpoint.load_optim=false"],
+        r"load_optim must be true or left out; got False; checkpoint.pretrained=PATH starts from weights alone",
+    ),
     "no equals sign": (["train.train_iters"], r"must be group.key=value; got 'train.train_iters'"),
     "group as a key": (["model=3"], r"model is a group of keys"),
     "mapping under a key": (["model.hidden_size.x=3"], r"model.hidden_size must be a whole number|is not a key"),
@@ -217,7 +259,15 @@ FAULTS = {
         r"multiple of train.micro_batch_size = 5; got 32; nearest: 30 or 35",
     ),
     "mock and a path": (["dataset.mock=true", "dataset.path=/x"], r"dataset.mock excludes dataset.path"),
-    "pretrained and resume": (["checkpoint.pretrained=a", "checkpoint.load=b"], r"pretrained excludes"),
+    "pretrained and resume": (["checkpoint.pretrained=a", "checkpoint.load_checkpoint=b"], r"pretrained excludes"),
+    "two places to resume from": (
+        ["checkpoint.load=a", "checkpoint.load_checkpoint=b"],
+        r"load_checkpoint excludes checkpoint.load",
+    ),
+    "first frame given in tokens of two frames": (
+        ["model.patch_temporal=2", "dataset.condition_frames_prob=0.5"],
+        r"condition_frames_prob must be 0 with model.patch_temporal = 2.*; got 0.5; set it to 0, or",
+    ),
     "missing value": (["dataset.path=???"], r"dataset.path must be text or null"),
     "unknown interpolation": (["dataset.path=${nope}"], r"dataset.path must be text or null; got .*not filled in"),
     "broken YAML": (["validation.prompts=[a"], r"validation.prompts must be a YAML value"),
@@ -304,10 +354,26 @@ def test_missing_files_and_recipes_are_named(tmp_path):
 def test_training_needs_data_and_weights_that_exist(tmp_path):
     (tmp_path / "butterflies").mkdir()
     with pytest.raises(C.ConfigError) as caught:
-        C.resolve("demo", overrides=[f"dataset.path={tmp_path}/buterflies", "checkpoint.load=/none/x"], training=True)
+        overrides = [f"dataset.path={tmp_path}/buterflies", "checkpoint.load_checkpoint=/none/x"]
+        C.resolve("demo", overrides=overrides, training=True)
     text = str(caught.value)
     assert f"did you mean {tmp_path}/butterflies?" in text and "checkpoint.load_checkpoint must exist" in text
     assert C.resolve("demo", overrides=[f"dataset.path={tmp_path}/butterflies"], training=True)
+
+
+def test_folder_to_resume_from_may_be_absent_but_a_named_checkpoint_may_not(tmp_path):
+    def resolve(key, path):
+        return C.resolve("demo", overrides=["dataset.mock=true", f"checkpoint.{key}={tmp_path / path}"], training=True)
+
+    (tmp_path / "iter_0005000").mkdir()
+    (tmp_path / "model.safetensors").touch()
+    for key in ("load", "load_checkpoint", "pretrained"):
+        assert resolve(key, "iter_0005000") and resolve(key, "iter_5000/")  # as the reference's pages write it
+        with pytest.raises(C.ConfigError, match=f"checkpoint.{key} must exist; got .*iter_4000"):
+            resolve(key, "iter_4000")
+    assert resolve("load", "nothing/yet")
+    with pytest.raises(C.ConfigError, match="load must be a folder of checkpoints; got .*; checkpoint.pretrained=FILE"):
+        resolve("load", "model.safetensors")
 
 
 def test_config_error_survives_a_worker_process():
