@@ -10,7 +10,8 @@ the network's target that its neighbourhood explains: near 0 in weak noise (noth
 (nothing is left), and between the two is the band that training is for. Its mean and deviation in ln(sigma) are in the
 units of P_mean and P_std. Data are more than their spectrum, so this says how the band moves with size.
 
-Clips and stills are of the synthetic source; with `--photos`, stills from a folder too. A few minutes on one core.
+Clips and stills are of the synthetic source; with `--photos`, stills of a folder too (the committed ones come with
+scikit-image 0.26 and scikit-learn 1.9). A few minutes on one core.
 """
 
 from __future__ import annotations
@@ -87,17 +88,16 @@ def band(latents: Tensor) -> dict[str, float]:
 
 def butterflies(px: int, frames: int, samples: int):
     """Videos uint8 [frames, px, px, 3]."""
-    many = {"num_images": samples, "num_clips": 0} if frames == 1 else {"num_images": 0, "num_clips": 8 * samples}
-    source = synthetic.build(size_px=px, square=True, **many)
-    clips = (clip.video for i in range(len(source)) for clip in source.read(i))
-    fitting = (c for c in clips if len(c) == frames)
+    images, clips = (samples, 0) if frames == 1 else (0, 8 * samples)  # a third of the clips have 17 frames
+    source = synthetic.build(num_images=images, num_clips=clips, size_px=px, square=True)
+    videos = (clip.video for i in range(len(source)) for clip in source.read(i))
+    fitting = (v for v in videos if len(v) == frames)
     return (next(fitting) for _ in range(samples))
 
 
-def photos(folder: Path, px: int):
-    """The middle square of each picture in a folder, uint8 [1, px, px, 3]."""
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".jpg", ".png")):
-        yield video.resize(video.read_image(str(path)), px, px)
+def photos(paths: list[Path], px: int):
+    """The middle square of each picture, uint8 [1, px, px, 3]."""
+    return (video.resize(video.read_image(path), px, px) for path in paths)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,8 +109,9 @@ def main(argv: list[str] | None = None) -> int:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     about, tokenizer, rows = report.machine(), residual.build(None), []
     work = [("butterflies", px, t, butterflies(px, t, max(2, round(n * args.samples)))) for px, t, n in CASES]
-    if args.photos:
-        work += [("photographs", px, 1, photos(args.photos, px)) for px in (64, 128, 256, 512)]
+    pictures = sorted(p for p in args.photos.iterdir() if p.suffix in (".jpg", ".png")) if args.photos else []
+    if pictures:
+        work += [("photographs", px, 1, photos(pictures, px)) for px in (64, 128, 256, 512)]
     for name, px, frames, videos in tqdm(work, unit="case"):
         with torch.no_grad():
             latents = torch.cat([tokenizer.encode(to_pixels(v)[None]).float() for v in videos])
@@ -130,7 +131,10 @@ def main(argv: list[str] | None = None) -> int:
         "ln(sigma) where the neighbourhood tells a denoiser something (mean, deviation and bounds of the gain; "
         f"sigma_data 0.5). {report.sentence(about)}.\n\n{report.table(head, cells)}"
     )
-    report.save("noise_levels", {"machine": about, "rows": rows}, text, args.output_dir)
+    names = [p.name for p in pictures]
+    if names:
+        text += f"\n\nPhotographs: {', '.join(names)}."
+    report.save("noise_levels", {"machine": about, "photographs": names, "rows": rows}, text, args.output_dir)
     return 0
 
 

@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import bench, bench_gpu, growth, packing, report, scaling
+from benchmarks import bench, bench_gpu, growth, noise_levels, packing, report, scaling
 from tests.processes import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,21 @@ def test_table_refuses_a_row_of_another_width():
     assert report.table(["a", "b"], [[1, 2]]).splitlines() == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]
     with pytest.raises(AssertionError):
         report.table(["a", "b"], [[1]])
+
+
+# ---- noise levels ------------------------------------------------------------------------------------------------
+
+
+def test_gain_of_neighbours_is_wieners():
+    """None in white noise; of n equal latents it is that of their mean, whose noise is sigma / sqrt(n)."""
+    g = torch.Generator().manual_seed(0)
+    white = torch.randn(400, 2, 3, 4, 8, generator=g, dtype=torch.float64)
+    assert noise_levels.gain(*noise_levels.spectrum(white)).abs().max() < 0.01
+    equal = torch.randn(400, 2, 1, 1, 1, generator=g, dtype=torch.float64).expand(-1, -1, 3, 4, 8)
+    n, variance, sigma2 = 3 * 4 * 8, 0.25, torch.exp(2 * noise_levels.LN_SIGMA)
+    alone, together = variance / (variance + sigma2), variance / (n * variance + sigma2)
+    found = noise_levels.gain(*noise_levels.spectrum(equal))
+    torch.testing.assert_close(found, 1 - together / alone, atol=1e-3, rtol=0)
 
 
 # ---- packing -----------------------------------------------------------------------------------------------------
