@@ -171,8 +171,9 @@ def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path)
     assert run_ranks(1, _with_another_row, argv) == [0]
     assert "model.adaln_lora_dim stays None" in (tmp_path / "run" / "log.txt").read_text()
     assert losses(tmp_path / "run") == whole
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "iter_0000004")
     argv[-1] = str(tmp_path / "other")
-    start = tmp_path / "run" / "checkpoints" / "iter_0000002"
+    start = tmp_path / "run" / "checkpoints"
     assert run_ranks(1, _with_another_row, [*argv, f"checkpoint.load_checkpoint={start}"]) == [0]
     assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
 

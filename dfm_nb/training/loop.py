@@ -16,7 +16,7 @@ from tqdm import tqdm
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.log import log, start_logging
-from dfm_nb.base.run import Run
+from dfm_nb.base.run import Run, written_path
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
@@ -233,8 +233,11 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
 
 def _as_begun(resolved: cfg.Resolved, run: Run) -> cfg.Resolved:
     """The settings with those that the run began with where the package's own have changed since."""
-    saved = Path(resolved.config.checkpoint.load_checkpoint or run.path) / "config.yaml"
-    if not saved.is_file():
+    c = resolved.config.checkpoint
+    places = [written_path(p) for p in (c.load_checkpoint, c.load, run.path) if p]
+    files = [f / "config.yaml" for p in places for f in (p, *reversed(checkpoint.whole_checkpoints(p)))]
+    saved = next((f for f in files if f.is_file()), None)
+    if saved is None:
         return resolved
     kept = resolved.keeping(cfg.from_yaml(saved))
     for key in cfg.fields():
