@@ -17,6 +17,7 @@ from typing import Any, Mapping, Sequence
 
 import yaml
 
+from dfm_nb.base.log import duration
 from dfm_nb.base.metrics import series, smooth
 from dfm_nb.base.run import Run
 from workbench.headless import is_headless
@@ -282,14 +283,6 @@ def sigma_series(records: Sequence[Mapping[str, Any]]) -> list[Series]:
         )
         for r in chosen
     ]
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _set(widget: Any, name: str, value: Any) -> None:

@@ -66,3 +66,13 @@ def iteration_line(iteration: int, train_iters: int, loss: float, lr: float | No
         shown = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
         parts.append(f"{name.replace('_', ' ')}: {shown}")
     return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`, `64 days`."""
+    if seconds < 90:
+        return f"{seconds:.1g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 2 * 24 * 60 else f"{minutes / 24 / 60:,.0f} days"

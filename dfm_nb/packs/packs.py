@@ -8,7 +8,7 @@ if its first frames are given clean.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import torch
@@ -256,6 +256,12 @@ class Pack(PackLayout):
     def num_tokens(self) -> int:
         """Tokens of samples, without padding."""
         return sum(t * h * w for t, h, w in self.grids)
+
+    def lengths(self, padding: bool = False) -> tuple[list[int], list[int]]:
+        """Tokens and text tokens of each sample, and with `padding` of the last segment where there is one."""
+        ends = None if padding else len(self.keys) + 1
+        q, kv = ([b - a for a, b in pairwise(cu[:ends])] for cu in (self.cu_q, self.cu_kv))
+        return q, kv
 
 
 def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None = None) -> Pack:

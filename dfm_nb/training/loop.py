@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +23,10 @@ from dfm_nb.config import counts
 from dfm_nb.data.stores import EnergonStore, MockStore
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
+from dfm_nb.training import forecast
 from dfm_nb.training.batches import open_store, packed_loader
 from dfm_nb.training.report import Report
-from dfm_nb.training.trainer import StepResult, Trainer
+from dfm_nb.training.trainer import StepResult, Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
@@ -94,23 +95,30 @@ class Training:
         return Samples(self.config, self.trainer, self.folder, self.validation.store)
 
     def resume(self) -> None:
-        """From `checkpoint.load_checkpoint`, else from the newest good checkpoint of the run; else from nothing."""
+        """From `checkpoint.load_checkpoint`; else from the newest good one of `checkpoint.load`; else of the run."""
         c = self.config.checkpoint
-        folder = checkpoint.find(c.load_checkpoint) if c.load_checkpoint else self._newest_own()
+        folder = checkpoint.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
         if folder is not None:
             self._load(folder)
             log.info("Resumed from %s at iteration %d", folder, self.iteration)
         elif c.pretrained:
             checkpoint.load_pretrained(self.trainer, Path(c.pretrained))
             log.info("Started from the weights of %s", c.pretrained)
+        elif c.load:
+            log.info("checkpoint.load=%s holds no checkpoint yet: training starts anew", c.load)
         self.report.resume(self.iteration)
 
-    def _newest_own(self) -> Path | None:
-        """The newest good checkpoint of this run. Rank 0 looks for all, so that all agree while files change."""
-        found = [checkpoint.usable(self.writer.root, log.warning) if parallel.rank() == 0 else None]
+    def _newest(self) -> Path | None:
+        """The checkpoint to go on from. Rank 0 looks for all, so that all agree while files change."""
+        found: list[Path | None] = [None]
+        if parallel.rank() == 0:
+            if self.config.checkpoint.load:
+                with contextlib.suppress(FileNotFoundError):  # none there yet
+                    found = [checkpoint.find(self.config.checkpoint.load)]
+            found = [found[0] or checkpoint.usable(self.writer.root, log.warning)]
         dist.broadcast_object_list(found, src=0)
-        if found[0] is not None:
-            self.saved = checkpoint.iteration_of(found[0])
+        if found[0] is not None and found[0].resolve().parent == self.writer.root.resolve():
+            self.saved = checkpoint.iteration_of(found[0].resolve())
         return found[0]
 
     def _load(self, folder: Path) -> None:
@@ -126,12 +134,11 @@ class Training:
         """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved."""
         train, save_interval = self.config.train, self.config.checkpoint.save_interval
         begun, first = time.monotonic(), self.iteration
-        quiet = parallel.rank() != 0 or not sys.stderr.isatty()
         stop = 0
-        with tqdm(total=train.train_iters, initial=first, desc="train", unit="it", disable=quiet) as bar:
+        with tqdm(total=train.train_iters, initial=first, desc="train", unit="it", disable=no_bars()) as bar:
             while self.iteration < train.train_iters and not stop:
                 # the first step of a process may compile and fill caches: it may take as long as it needs
-                self.step(watched=self.iteration > first)
+                self.step(first=self.iteration == first)
                 bar.update()
                 if train.eval_interval and self.iteration % train.eval_interval == 0:
                     self.validate()
@@ -151,17 +158,19 @@ class Training:
             log.info("Stopped by %s at iteration %d; saved. The same command goes on from here", why, self.iteration)
         self.report.close()
 
-    def step(self, watched: bool = True) -> None:
-        """Read packs, train on them and report it. watched : whether the watchdog may take it for a hang.
+    def step(self, first: bool = False) -> None:
+        """Read packs, train on them and report it. first : of this process, which the watchdog does not watch.
 
         Raises
         ------
         ValueError : more than `train.max_skipped_steps` steps in a row had NaN or Inf.
         """
         started = time.monotonic()
-        self._beat("loading data", watched)
+        self._beat("loading data", watched=not first)
         packs = self.loader.next_step()
-        self._beat("in a step", watched)
+        if first:
+            forecast.tell(self.config, packs)
+        self._beat("in a step", watched=not first)
         result = self.trainer.step(packs)
         self._beat("between steps", watched=False)
         self.iteration += 1
@@ -266,6 +275,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     if config.model.lora.rank:
         trained = counts.lora_parameter_count(config.model, config.model.lora.rank)
         log.info("Low-rank updates (rank %d): %.3f M parameters are trained", config.model.lora.rank, trained / 1e6)
+    for notice in resolved.notices:
+        log.info("%s", notice)
     training.resume()
     log.info("Starting pretraining...")
     training.run()

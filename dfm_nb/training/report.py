@@ -105,12 +105,7 @@ class Report:
 
 def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict[str, float]:
     """Model TFLOP/s of this process from true segment lengths, and MFU where the device's peak is known."""
-    flops = 0
-    for p in packs:
-        # cu_q and cu_kv are cumulative; a segment of padding may follow those of the samples
-        q = [b - a for a, b in zip(p.cu_q, p.cu_q[1:])][: len(p.keys)]
-        kv = [b - a for a, b in zip(p.cu_kv, p.cu_kv[1:])][: len(p.keys)]
-        flops += counts.model_flops(config.model, q, kv)
+    flops = sum(counts.model_flops(config.model, *p.lengths()) for p in packs)
     per_s = flops / duration_s / layout_of(config.model).model_size
     out = {"tflops_per_s": per_s / 1e12}
     if parallel.device().type == "cuda" and (peak := sizes.peak_flops(torch.cuda.get_device_name())):

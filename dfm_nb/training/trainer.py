@@ -7,11 +7,13 @@ weights; validation changes nothing and uses no random numbers.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
@@ -21,6 +23,7 @@ from dfm_nb.model.denoiser import forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of, mpu
+from dfm_nb.training import forecast
 from dfm_nb.training.muon import Muon, matrices_of
 
 
@@ -35,6 +38,11 @@ class StepResult:
     tokens: int
     grad_norm: float
     skipped: bool
+
+
+def no_bars() -> bool:
+    """Whether this process shows no progress bars: rank 0 alone does, on a terminal."""
+    return parallel.rank() != 0 or not sys.stderr.isatty()
 
 
 class Trainer:
@@ -157,16 +165,17 @@ class Trainer:
         return output, loss_function
 
     def _schedule(self, packs: list[Pack], forward_step, forward_only: bool) -> list[dict]:
-        iterators = [iter(packs) for _ in self.ddp]
-        return self.run_schedule(
-            forward_step_func=forward_step,
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=self.ddp if len(self.ddp) > 1 else self.ddp[0],
-            num_microbatches=len(packs),
-            seq_length=len(packs[0].x0),
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
+        with tqdm(packs, "packs", leave=False, unit="pack", delay=forecast.LONG_S, disable=no_bars()) as bar:
+            iterators = [iter(bar), *(iter(packs) for _ in self.ddp[1:])]
+            return self.run_schedule(
+                forward_step_func=forward_step,
+                data_iterator=iterators if len(iterators) > 1 else iterators[0],
+                model=self.ddp if len(self.ddp) > 1 else self.ddp[0],
+                num_microbatches=len(packs),
+                seq_length=len(packs[0].x0),
+                micro_batch_size=1,
+                forward_only=forward_only,
+            )
 
     def backward(self, packs: list[Pack]) -> torch.Tensor:
         """Gradients of the mean loss per token over all ranks' packs; returns float64 [loss sum, tokens]."""

@@ -16,7 +16,7 @@ from PIL import Image
 from dfm_nb.base.log import iteration_line, start_logging, stop_logging
 from dfm_nb.base.metrics import Metrics, read_metrics, series, smooth, tail_metrics
 from dfm_nb.base.plots import plot_loss
-from dfm_nb.base.run import Run, iteration_name
+from dfm_nb.base.run import Run, iteration_name, written_path
 
 
 def record(i, **more):
@@ -305,3 +305,12 @@ def test_plot_loss_without_a_loss_says_so(tmp_path):
         plot_loss([{"iteration": 1, "loss": None}], tmp_path / "x.png")
     plot_loss([record(1)], tmp_path / "one.png")
     plot_loss([{"iteration": i, "loss": 0.5} for i in range(3)], tmp_path / "flat.png")
+
+
+def test_checkpoint_without_zeros_is_found(tmp_path):
+    (tmp_path / "iter_0005000").mkdir()
+    assert written_path(f"{tmp_path}/iter_5000/") == tmp_path / "iter_0005000"
+    assert written_path(tmp_path / "iter_4000") == tmp_path / "iter_4000"
+    (tmp_path / "iter_5000").mkdir()
+    assert written_path(tmp_path / "iter_5000") == tmp_path / "iter_5000"
+    assert str(written_path("x" * 5000)) == "x" * 5000

@@ -82,6 +82,13 @@ def test_lengths_and_rows_are_padded_only_to_their_multiples():
     assert torch.equal(pack.sigma[: len(plain.sigma)], plain.sigma)
 
 
+def test_lengths_of_a_pack_are_those_of_its_samples_and_of_its_padding():
+    pack = pack_draws(draws(indices=range(3)), SETTINGS, capacity=100)
+    q, kv = pack.lengths()
+    assert sum(q) == pack.num_tokens and kv == [2, 5, 5]  # one caption was dropped
+    assert pack.lengths(padding=True) == ([*q, 100 - sum(q)], [*kv, 1])
+
+
 def test_padded_text_alone_is_a_segment_without_tokens():
     """Then there is nothing to modulate: it has no conditioning row, and no sample attends to it."""
     some = draws()

@@ -138,8 +138,19 @@ def test_wandb_run_of_a_folder_goes_on_and_is_not_shared(tmp_path, monkeypatch):
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_wandb_that_is_missing_is_said(tmp_path, monkeypatch):
+def test_wandb_that_is_missing_is_said_and_left_out(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"wandb is not installed; pip install 'dfm_nb\[wandb\]'"):
-        Loggers(LoggerConfig(tensorboard=False, wandb_project="p"), Run.create(tmp_path / "run"), {})
     assert Loggers(LoggerConfig(tensorboard=False), Run.create(tmp_path / "run"), {})._wandb is None
+    assert not caplog.text
+    assert Loggers(LoggerConfig(tensorboard=False, wandb_project="p"), Run.create(tmp_path / "run"), {})._wandb is None
+    assert "not installed; pip install 'dfm_nb[wandb]'" in caplog.text
+
+
+def test_wandb_without_a_key_is_said_and_left_out(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no_netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    run = Run.create(tmp_path / "run")
+    assert Loggers(LoggerConfig(tensorboard=False, wandb_project="p"), run, {})._wandb is None
+    assert "No API key" in caplog.text and "set WANDB_API_KEY" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 
 from dfm_nb.base.metrics import Metrics
 from workbench.metrics import MetricsReader
-from workbench.monitor import Monitor, duration
+from workbench.monitor import Monitor
 from workbench.plot import LinePlot, Series, downsample, draw_png
 
 
@@ -187,8 +187,3 @@ def test_plot_leaves_out_what_cannot_be_drawn():
     plot.update([Series("s", [], [])])
     assert plot.data == [] and plot.summary == "t: no points yet"
     assert draw_png([plot]).startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("seconds, words", [(12, "12 s"), (600, "10 min"), (12_000, "3 h 20 min")])
-def test_duration_in_words(seconds, words):
-    assert duration(seconds) == words

@@ -1,0 +1,110 @@
+"""The reference's training commands as its pages give them: its YAML, its first command, its ways to resume."""
+
+import os
+import pty
+import re
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dfm_nb.base.argv import torchrun_argv
+from tests.processes import commands
+
+YAML = str(Path(__file__).parent / "config" / "dit_pretrain.yaml")
+SMALL = ["model.num_layers=1", "model.hidden_size=64", "dataset.task_encoder_seq_length=160"]
+
+
+def pretrain(folder, *words):
+    """Two processes of the YAML in `folder`; what they printed."""
+    launch = ["torchrun", "--standalone", "--nproc-per-node=2", "-m", "dfm_nb.train", "--config-file", YAML]
+    done = commands().run(*launch, *SMALL, *words, cwd=folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mock", "data"])
+def test_yaml_of_the_reference_starts_anew_then_resumes(tmp_path, tiny_data, kind):
+    """`checkpoint.load` is `checkpoint.save`: absent at the first start (with data: empty), full at the second."""
+    data = ["--mock"] if kind == "mock" else ["--dataset-path", tiny_data]
+    if kind == "data":
+        (tmp_path / "dfm_experiment").mkdir()
+    said = pretrain(tmp_path, *data, "train.train_iters=2")
+    assert "checkpoint.load=dfm_experiment holds no checkpoint yet: training starts anew" in said
+    assert f"model.qkv_format=thd ({YAML}) is so in every run" in said and "checkpoint.load_optim=true" in said
+    assert ("dataset.mock (command line) puts aside dataset.path=DATASET_FOLDER" in said) == (kind == "mock")
+    again = pretrain(tmp_path, *data, "train.train_iters=3")
+    assert "Resumed from dfm_experiment/iter_0000002 at iteration 2" in again and "starts anew" not in again
+    assert [p.name for p in sorted((tmp_path / "dfm_experiment").glob("iter_*"))] == ["iter_0000002", "iter_0000003"]
+    # the pages name a checkpoint without zeros
+    named = ["--run-dir", "other", "checkpoint.load_checkpoint=dfm_experiment/iter_2/", "train.train_iters=3"]
+    assert "Resumed from dfm_experiment/iter_0000002 at iteration 2" in pretrain(tmp_path, *data, *named)
+
+
+def on_a_terminal(folder, argv, wanted, timeout_s=400):
+    """What two processes write to a terminal until all of `wanted` has been seen; then they are killed."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 160))  # tqdm shows nothing on a terminal without columns
+    process = subprocess.Popen(
+        torchrun_argv("dfm_nb.train", argv, 2),
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said, deadline = "", time.monotonic() + timeout_s
+    try:
+        while not all(re.search(w, said) for w in wanted) and time.monotonic() < deadline:
+            said += os.read(ours, 1 << 16).decode(errors="replace")
+    except OSError:  # nobody writes any more: they ended
+        pass
+    finally:
+        for p in (*psutil.Process(process.pid).children(recursive=True), process):
+            p.kill()
+        process.wait()
+        os.close(ours)
+    return said
+
+
+FORECAST = r"An iteration will take about \d.* on this CPU \(.* TFLOP a process, at .* GFLOP/s\), all 10000 about"
+RECIPE = r"--recipe demo\w* in place of these settings: about \d"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """57 samples, as a first trial has them."""
+    from dfm_nb.prepare import main
+
+    folder = tmp_path_factory.mktemp("first") / "data"
+    assert main(["--source", "synthetic", "--num-images", "50", "--num-clips", "7", "--output-dir", str(folder)]) == 0
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_first_command_says_how_long_it_takes_and_what_suits(tmp_path, data):
+    """`torchrun --nproc-per-node 2 -m dfm_nb.train --dataset-path data` on a CPU: an iteration takes minutes."""
+    said = on_a_terminal(tmp_path, ["--dataset-path", data], [FORECAST])
+    assert re.search(FORECAST + ".*" + RECIPE, said), said[-3000:]
+
+
+@pytest.mark.slow
+def test_long_step_counts_its_packs_on_the_terminal_alone(tmp_path, data):
+    """The same on packs of a quarter, for which a test can wait; in memory too."""
+    bar = r"packs: +\d+%.* (\d+)/16 "
+    said = on_a_terminal(tmp_path, ["--dataset-path", data, "dataset.task_encoder_seq_length=2048"], [FORECAST, bar])
+    forecast, progress = re.search(FORECAST, said), re.search(bar, said)
+    assert forecast and progress and forecast.start() < progress.start(), said[-3000:]
+    logged = (tmp_path / "runs" / "pretrain" / "log.txt").read_text()
+    assert re.search(FORECAST, logged) and "packs:" not in logged
+
+
+@pytest.mark.slow
+def test_yaml_of_the_reference_as_it_is_comes_to_its_first_step(tmp_path):
+    said = on_a_terminal(tmp_path, ["--config-file", YAML, "--mock"], [FORECAST])
+    assert re.search(FORECAST + ".*" + RECIPE, said), said[-3000:]
