@@ -83,6 +83,8 @@ def _adopt(place: PreparedFolder, tars: list[Path], wanted: dict, encoders: dict
         first = drops[0]["detail"] if drops else "the tars are empty"
         raise ValueError(f"{place.path}: no sample can be used; the first: {first}")
     width = _text_width(records)
+    if hasattr(encoders["tokenizer"], "save") and (wanted["tokenizer"][1] or not place.tokenizer.is_file()):
+        encoders["tokenizer"].save(place.tokenizer)
     held = read_json(place.manifest) or {}
     about = {}
     for kind, (name, _) in wanted.items():
@@ -131,16 +133,18 @@ def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device
     """The plugin, with its weights seen to be there; None when they were not named and the package has none."""
     module = plugins.load(kind, name)
     carried = getattr(module, "CARRIED", False)
-    if carried and path is None and place.tokenizer.is_file():
-        path = str(place.tokenizer)
+    if kind == "tokenizers" and place.tokenizer.is_file():
+        if not carried:
+            raise ValueError(
+                f"{place.tokenizer} is of another tokenizer than {name}, which has its own files; remove it"
+            )
+        path = path or str(place.tokenizer)
     if path is None and not carried and not getattr(module, "BUNDLED", False):
         return None
     plugin = module.build(path, device=device)
     if kind == "tokenizers":
         with torch.no_grad():
             plugin.encode(torch.zeros(1, 3, 1, 64, 64))
-    if carried and path != str(place.tokenizer):
-        plugin.save(place.tokenizer)
     return plugin
 
 
@@ -173,7 +177,7 @@ def _measure_all(place: PreparedFolder, tars: list[Path]) -> list[dict]:
             name = tar.relative_to(place.path).as_posix()
             record, end = read_json(shards.record_path(place.path, name)), bar.n + sizes[tar]
             now = [sizes[tar], tar.stat().st_mtime_ns]
-            if record is None or [record["bytes"], record["mtime_ns"]] != now:
+            if record is None or [record["bytes"], record.get("mtime_ns")] != now:
                 record = {**_measure(tar, name, bar), "bytes": now[0], "mtime_ns": now[1]}
                 path = shards.record_path(place.path, name)
                 path.parent.mkdir(parents=True, exist_ok=True)

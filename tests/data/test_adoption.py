@@ -220,6 +220,22 @@ def test_mistakes_end_in_one_sentence(folder, capsys, more, said):
         assert sorted(folder.iterdir()) == tars
 
 
+def test_small_tokenizer_is_taken_along(tiny_data, tmp_path, capsys):
+    """The tars of a prepared folder alone, adopted, are what the preparation made."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for tar in tiny_data.glob("*.tar"):
+        shutil.copy(tar, folder)
+    made = adopt.adopt_dataset(folder, "pca", "minilm", tokenizer_path=str(tiny_data))
+    before = json.loads((tiny_data / "manifest.json").read_text())
+    assert [made[k] for k in ("tokenizer", "text_encoder")] == [before[k] for k in ("tokenizer", "text_encoder")]
+    assert made["counts"]["text_tokens"] == before["counts"]["text_tokens"]
+    for name in ("tokenizer.safetensors", "text_empty.safetensors"):
+        assert (folder / name).read_bytes() == (tiny_data / name).read_bytes()
+    assert adopt.adopt_dataset(folder, "pca", "minilm") == made
+    assert run(folder) == 2 and "is of another tokenizer than cosmos_cv" in capsys.readouterr().err
+
+
 def test_folder_of_dfm_prepare_needs_no_adopting(tiny_data, capsys):
     assert run(tiny_data) == 2 and "it needs no adopting" in capsys.readouterr().err
 
