@@ -56,7 +56,8 @@ def test_shards_of_nemo_dfm_are_adopted_inspected_trained_on_and_generated_from(
     assert "no samples in its 'val' split" in refused and "Starting pretraining" not in refused
     validated = ["dataset.use_train_split_for_val=true", "train.eval_interval=2", "validation.prompts=[]"]
     said = pretrain(data, tmp_path / "run", *validated, f"model.vae_cache_folder={theirs / 'cosmos'}")
-    assert "12 samples" in said and "no manifest" not in said
+    assert "12 samples" in said and "no manifest" not in said and "No samples" not in said
+    assert len(list((tmp_path / "run" / "samples").rglob("*.mp4"))) == 1  # of a stored text, without a text encoder
     (folder,) = (tmp_path / "run" / "checkpoints").glob("iter_*")
     trained = checkpoint.read_statistics(folder)
     assert torch.equal(trained.mean, EnergonStore(data).statistics.mean) and (folder / checkpoint.STATISTICS).is_file()
@@ -74,7 +75,9 @@ def test_run_on_shards_without_a_manifest_keeps_its_statistics(data, theirs, tmp
     for path in (data / "manifest.json", data / "text_empty.safetensors"):
         path.unlink()
     shutil.rmtree(data / ".dfm")
-    assert "has no manifest.json" in pretrain(data, tmp_path / "run")
+    said = pretrain(data, tmp_path / "run", "dataset.use_train_split_for_val=true", "train.eval_interval=1")
+    assert "mean and std are those of its first 12 samples" in said
+    assert said.count("No samples at validation") == 1 and "`dfm adopt" in said.partition("No samples")[2]
     refused = generate(tmp_path / "run", theirs, tmp_path / "clip.mp4", code=2)
     assert "has no manifest.json" in refused and "dfm adopt" in refused
     (folder,) = (tmp_path / "run" / "checkpoints").glob("iter_*")

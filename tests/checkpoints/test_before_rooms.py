@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from dfm_nb.base.metrics import read_metrics
+from dfm_nb.checkpoints import weights as checkpoint
 from tests.conftest import run_ranks
 from tests.tiny_run import _train
 
@@ -44,3 +45,10 @@ def test_resumed_run_continues_as_it_did(records, name):
         assert found == expected
     else:
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_checkpoint_without_statistics_of_its_own_has_its_manifests():
+    folder = BEFORE / "run" / "checkpoints" / "iter_0000003"
+    manifest, statistics = checkpoint.read_manifest(folder), checkpoint.read_statistics(folder)
+    assert torch.equal(statistics.mean, torch.tensor(manifest["latent_mean"]))
+    assert torch.equal(statistics.std, torch.tensor(manifest["latent_std"]))
