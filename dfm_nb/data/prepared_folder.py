@@ -120,7 +120,10 @@ class PreparedFolder:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise ValueError(f"there is no space left for {self.path}; make room and go on with --resume") from None
+            raise ValueError(
+                f"there is no space left for {self.path}; make room and give the command again, "
+                "dfm prepare with --resume"
+            ) from None
 
 
 def _brief(value: object) -> str:
