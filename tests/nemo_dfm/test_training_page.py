@@ -1,7 +1,7 @@
 """The page "Train DiT Model": its commands and its YAML with `-m dfm_nb.train` for the script.
 
 SMALL is appended to each: a network and steps that two CPU cores manage. The page's first command, with the defaults
-that it has, is in tests/test_train_first_command.py.
+that it has, is in tests/test_train_reference.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL = (
 
 def train(ranks: int, data: Path, *words: object, iterations: int = 1) -> str:
     torchrun = ("torchrun", "--nproc-per-node", ranks, "-m", "dfm_nb.train")
-    done = commands().run(*torchrun, "--dataset-path", data, *words, *SMALL, f"train.train_iters={iterations}")
+    done = commands().run(*torchrun, "--dataset-path", data, *SMALL, f"train.train_iters={iterations}", *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
 
