@@ -42,7 +42,7 @@ def generate(hub: Path, desk: Path, *words: object) -> None:
 def test_model_pth_in_the_working_directory_generates(hub, model_pth):
     prompt = "A beautiful monarch butterfly with orange and black wings"
     generate(hub, model_pth.parent, "--prompt", prompt, "--video-save-path", "butterfly_monarch.mp4", "--num-steps", 3)
-    frames, _ = read_video(model_pth.parent / "butterfly_monarch.mp4")
+    frames, _ = read_video(model_pth.parent / "idx=0_rank=0_butterfly_monarch.mp4")
     assert frames.shape == (13, 64, 96, 3)
 
 
@@ -51,7 +51,7 @@ def test_custom_settings(hub, model_pth):
     """`--num-steps 50 --guidance 9.0 --seed 42 --cp-size 2`; the page's guidance 9 is 10 here."""
     words = ("--prompt", "A blue morpho butterfly in a rainforest", "--num-steps", 50, "--guidance", 10.0)
     generate(hub, model_pth.parent, *words, "--seed", 42, "--cp-size", 2, "--video-save-path", "morpho_rainforest.mp4")
-    said = json.loads((model_pth.parent / "morpho_rainforest.mp4.json").read_text())
+    said = json.loads((model_pth.parent / "idx=0_rank=0_morpho_rainforest.mp4.json").read_text())
     assert (said["num_steps"], said["guidance"], said["seed"]) == (50, 10.0, 42) and said["layout"].startswith("CP")
 
 
