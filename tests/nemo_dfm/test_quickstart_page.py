@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dfm_nb.base.video import read_video
+from dfm_nb.generation.request import Request
 from tests.nemo_dfm.test_training_page import train
 from tests.processes import commands
 
@@ -70,3 +71,8 @@ def test_a_missing_model_is_named(hub, tmp_path):
     words = ("--checkpoint-path", "model.pth", "--prompt", "a", "--video-save-path", tmp_path / "a.mp4", *SIZE)
     done = commands().run("dfm", "generate", *words, cwd=tmp_path)
     assert done.returncode == 2 and "model.pth" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_defaults_are_the_pages():
+    request = Request("a", height=64, width=64, num_video_frames=1)
+    assert (request.num_steps, request.guidance, request.seed) == (35, 7, 1)
