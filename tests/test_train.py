@@ -274,8 +274,7 @@ def test_export_holds_the_average_in_global_names(clean, tmp_path):
     assert main([str(clean[0]), "--output", str(output)]) == 0
     tensors = load_file(output)
     assert "decoder.layers.1.mlp.linear_fc1.weight" in tensors and "final.weight" in tensors
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert config["model"]["hidden_size"] == 48
+    assert checkpoint.find_weights(output).config.model.hidden_size == 48
 
 
 def test_config_faults_are_said_before_any_process_group(capsys):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ from dfm_nb import config as cfg
 from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, written_path
-from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors, reason
+from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
@@ -194,11 +195,12 @@ def read_statistics(folder: Path) -> LatentStatistics:
 
 @dataclass
 class Weights:
-    """Where weights come from: a sharded checkpoint folder, or an exported file with its config.json beside it."""
+    """Where weights come from: a sharded checkpoint folder, or an exported file and a folder of what it carries."""
 
     folder: Path
     config: cfg.Config
     file: Path | None = None
+    tensors: dict[str, Tensor] | None = field(default=None, repr=False)  # of the file, on disk until they are used
 
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
         """Into this rank's chunks, in any layout.
@@ -207,7 +209,8 @@ class Weights:
         one set of weights, which is loaded whatever `ema` is.
         """
         if self.file is not None:
-            load_exported(chunks, self.file, bool(self.config.model.lora.rank))
+            whole = exported.read(self.file)[0] if self.tensors is None else self.tensors
+            load_exported(chunks, self.file, whole, bool(self.config.model.lora.rank))
             return
         lengths = list(self.config.ema.sigma_rels)
         if ema == "auto":
@@ -229,10 +232,14 @@ def find_weights(path: str | Path | Weights) -> Weights:
         return path
     path = Path(path)
     if path.suffix in (".safetensors", ".pth") and path.is_file():
-        beside = path.parent / "config.yaml"
-        if not beside.is_file():
-            raise FileNotFoundError(f"{path} needs the config.yaml that dfm export wrote beside it")
-        return Weights(path.parent, cfg.from_yaml(beside).config, path)
+        tensors, files = exported.read(path)
+        folder = path.parent if files is None else exported.unpacked(files)
+        if not (folder / "config.yaml").is_file():
+            raise FileNotFoundError(
+                f"{path} holds weights without their settings; an export of before 0.3 needs the config.yaml that was "
+                "written beside it, and weights of NeMo DFM come in by dfm import"
+            )
+        return Weights(folder, cfg.from_yaml(folder / "config.yaml").config, path, tensors)
     return weights_in(find(path))
 
 
@@ -254,42 +261,22 @@ def gather_whole(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
     return {global_name(name, chunk): p.detach().cpu() for chunk in chunks for name, p in chunk.named_parameters()}
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """By name; `CheckpointError` for a file that is damaged or holds more than tensors."""
-    from safetensors.torch import load_file
-
-    try:
-        tensors = (
-            load_file(file)
-            if file.suffix == ".safetensors"
-            else torch.load(file, map_location="cpu", weights_only=True)
-        )
-    except Exception as error:
-        raise CheckpointError(
-            f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
-        ) from None
-    if not isinstance(tensors, dict) or not all(isinstance(v, Tensor) for v in tensors.values()):
-        raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
-    return tensors
-
-
 def lora_file(file: Path) -> Path:
     """Where an export keeps low-rank updates apart from `file`: model.lora.safetensors beside model.safetensors."""
     return file.with_suffix(f".lora{file.suffix}")
 
 
 @torch.no_grad()
-def load_exported(chunks: Sequence[nn.Module], file: Path, lora: bool = False) -> None:
-    """Consolidated weights (global names) into this rank's shards; with `lora`, updates from the file beside it too."""
-    whole = _read_tensors(file)
+def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tensor], lora: bool = False) -> None:
+    """`whole`, a file's weights, into this rank's shards; with `lora`, updates from the file beside it too."""
     if lora:
         apart = lora_file(file)
         if not apart.is_file():
             raise FileNotFoundError(
-                f"{file} is the base of low-rank updates (model.lora.rank in its config.yaml), which dfm export wrote "
-                f"to {apart.name} beside it; copy that file there too"
+                f"{file} is the base of low-rank updates (model.lora.rank in its settings), which dfm export wrote to "
+                f"{apart.name} beside it; copy that file there too"
             )
-        whole |= _read_tensors(apart)
+        whole = whole | exported.read(apart)[0]
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for local, p in chunk.named_parameters():
@@ -302,7 +289,7 @@ def load_exported(chunks: Sequence[nn.Module], file: Path, lora: bool = False) -
             if value.shape != p.shape:
                 raise ValueError(
                     f"{file}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
-                    "use the config.yaml that was exported with it"
+                    "it is damaged, or beside the config.yaml of another model"
                 )
             p.copy_(value)
 

@@ -140,9 +140,8 @@ class Pipeline:
         for what, ours in self._data().items():
             if theirs[what] != ours:
                 raise ValueError(
-                    f"--autoguidance-checkpoint {guide.folder} was trained on data of another {what} than "
-                    f"{self.folder}; take an earlier checkpoint of that run, or a smaller model trained on the same "
-                    "prepared folder"
+                    f"--autoguidance-checkpoint must be trained on data of the same {what} as --checkpoint-path, and "
+                    "it was not; take an earlier checkpoint of that run, or a smaller model trained on the same folder"
                 )
 
     @property

@@ -8,12 +8,16 @@ lengths from stored ones (post-hoc EMA).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
+
+MAX_SIGMA_REL = 12**-0.5
+"""Relative length of the mean over all steps (gamma 0); every average is shorter."""
 
 
 def sigma_rel_to_gamma(sigma_rel: float) -> float:
@@ -81,11 +85,30 @@ def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float
     return (gamma_a + 1) * (gamma_b + 1) / ((gamma_a + gamma_b + 1) * t_max) * (t_min / t_max) ** gamma_of_later
 
 
-def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, float]) -> np.ndarray:
-    """Least-squares weights, summing to 1, that rebuild the profile (t, sigma_rel) from stored ones (appendix C)."""
+def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, float]) -> tuple[np.ndarray, float]:
+    """Least-squares weights, summing to 1, that rebuild the profile (t, sigma_rel) from stored ones (appendix C).
+
+    Returns
+    -------
+    The weights, and the relative error |rebuilt - wanted profile| / |wanted profile|; infinite for impossible lengths.
+    """
+    if not 0 < target[1] < MAX_SIGMA_REL:
+        return np.zeros(len(stored)), math.inf
     pairs = [(t, sigma_rel_to_gamma(s)) for t, s in stored]
     goal = (target[0], sigma_rel_to_gamma(target[1]))
     matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])
     right = np.array([profile_dot(*a, *goal) for a in pairs])
     weights = np.linalg.solve(matrix, right)
-    return weights / weights.sum()
+    weights /= weights.sum()
+    square = profile_dot(*goal, *goal)
+    return weights, math.sqrt(max(0.0, weights @ matrix @ weights - 2 * weights @ right + square) / square)
+
+
+def rebuildable(stored: Sequence[tuple[float, float]], t: float, max_error: float) -> list[tuple[float, float]]:
+    """Ranges of sigma_rel, to the nearest 0.001, that stored profiles rebuild at step t with at most this error."""
+    ranges: list[tuple[float, float]] = []
+    for i in range(1, 289):
+        if combine_weights(stored, (t, i / 1000))[1] <= max_error:
+            joined = ranges and ranges[-1][1] == (i - 1) / 1000
+            ranges[-1:] = [(ranges[-1][0], i / 1000)] if joined else [*ranges[-1:], (i / 1000, i / 1000)]
+    return ranges

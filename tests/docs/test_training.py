@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -38,8 +37,8 @@ def test_every_block_of_the_page_runs(tiny_data, tmp_path):
         checkpoint.iteration_of(p) for p in checkpoint.whole_checkpoints(tmp_path / "runs" / "first" / "checkpoints")
     ]
     assert kept == [4, 8, 10]
-    exported = json.loads((tmp_path / "exported" / "config.json").read_text())
-    assert exported["model"]["hidden_size"] == 48 and (tmp_path / "exported" / "model.safetensors").is_file()
+    exported = checkpoint.find_weights(tmp_path / "exported" / "model.safetensors")
+    assert exported.config.model.hidden_size == 48 and "of length 0.08 from" in said
     assert len(read_metrics(tmp_path / "runs" / "tuned" / "metrics.jsonl")) == 2
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb.model.ema import PowerEMA, combine_weights, power_beta, sigma_rel_to_gamma
+from dfm_nb.model.ema import PowerEMA, combine_weights, power_beta, rebuildable, sigma_rel_to_gamma
 
 
 @pytest.mark.parametrize("sigma_rel", [0.05, 0.10, 0.25])
@@ -53,7 +53,33 @@ def test_other_lengths_are_rebuilt_from_stored_snapshots():
             averages[s] = beta * averages[s] + (1 - beta) * t**0.5
         if t % 50 == 0:
             stored |= {(t, s): averages[s] for s in lengths}
-    weights = combine_weights(list(stored), (steps, target))
+    weights, error = combine_weights(list(stored), (steps, target))
+    assert error < 0.01
     rebuilt = float(weights @ np.array(list(stored.values())))
     assert rebuilt == pytest.approx(averages[target], rel=1e-4)
     assert abs(rebuilt - averages[0.05]) > 10 * abs(rebuilt - averages[target])
+
+
+@pytest.mark.parametrize("wanted", [0.06, 0.1, 0.2])
+def test_error_of_a_rebuilt_length_is_that_of_its_profile(wanted):
+    """On a fine grid of t: the profiles themselves, added up and subtracted."""
+    t = (np.arange(400_000) + 0.5) / 400_000
+
+    def profile(end, sigma_rel):
+        g = sigma_rel_to_gamma(sigma_rel)
+        return np.where(t <= end, (g + 1) / end * (t / end) ** g, 0)
+
+    stored = [(0.5, 0.05), (1, 0.05), (1, 0.1)]
+    weights, error = combine_weights(stored, (1, wanted))
+    rebuilt, ideal = sum(w * profile(*s) for w, s in zip(weights, stored)), profile(1, wanted)
+    assert error == pytest.approx(np.sqrt(((rebuilt - ideal) ** 2).sum() / (ideal**2).sum()), abs=1e-5)
+
+
+def test_lengths_that_can_be_rebuilt_surround_the_stored_ones():
+    stored = [(1600, 0.05), (1600, 0.2)]
+    ranges = rebuildable(stored, 1600, 0.05)
+    assert len(ranges) == 2 and ranges[0][0] < 0.05 < ranges[0][1] < 0.1 < ranges[1][0] < 0.2 < ranges[1][1]
+    for low, high in ranges:
+        for inside, outside in ((low, low - 0.001), (high, high + 0.001)):
+            assert combine_weights(stored, (1600, inside))[1] <= 0.05 < combine_weights(stored, (1600, outside))[1]
+    assert combine_weights(stored, (1600, 0.3))[1] == combine_weights(stored, (1600, -0.1))[1] == float("inf")

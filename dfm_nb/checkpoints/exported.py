@@ -1,0 +1,140 @@
+"""The file of `dfm export`: weights by name and what else generation needs, in one `.safetensors` or `.pth`.
+
+It holds tensors and one text, `dfm_nb` (in a `.safetensors`, of its metadata): JSON of
+
+    format   "dfm_nb.weights.1"
+    files    the text files that lie in a checkpoint folder: config.yaml, manifest.json
+    sha256   of all the rest: that JSON, and each tensor's name, dtype, shape and bytes
+
+A small file that is no text (the tokenizer's, the empty caption's) is a tensor of bytes, `file.NAME`. Reading runs no
+code. Exports of before this format hold tensors only, and the files lie beside them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dfm_nb.base.files import replacing
+from dfm_nb.checkpoints.index import CheckpointError, reason
+
+FORMAT = "dfm_nb.weights.1"
+KEY, BYTES = "dfm_nb", "file."
+TEXTS = ("config.yaml", "manifest.json")
+BINARIES = ("tokenizer.safetensors", "text_empty.safetensors")
+
+
+def _text(files: Mapping[str, str], checksum: str) -> str:
+    return json.dumps({"format": FORMAT, "files": files, "sha256": checksum}, sort_keys=True)
+
+
+def _checksum(files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(_text(files, "").encode())
+    for name, t in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
+        digest.update(t.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
+    """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent."""
+    texts = {name: files[name].decode() for name in TEXTS if name in files}
+    packed = {
+        BYTES + name: torch.frombuffer(bytearray(files[name]), dtype=torch.uint8) for name in BINARIES if name in files
+    }
+    tensors = {**weights, **packed}
+    about = {KEY: _text(texts, _checksum(texts, tensors))}
+    with replacing(output) as temporary:
+        if output.suffix == ".safetensors":
+            from safetensors.torch import save_file
+
+            save_file(tensors, temporary, metadata=about)
+        else:
+            torch.save(tensors | about, temporary)
+    count = sum(t.numel() for t in weights.values())
+    print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")
+
+
+def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:
+    """Weights by name, and the small files; None for a file of before that has none.
+
+    Raises
+    ------
+    CheckpointError : the file is damaged, was changed, or holds more than tensors.
+    """
+    try:
+        content, text = _open(file)
+    except Exception as error:  # a damaged file can raise anything
+        raise CheckpointError(
+            f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
+        ) from None
+    if not isinstance(content, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
+    ):
+        raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
+    if text is None:
+        return content, None
+    texts, checksum = _parse(file, text)
+    if _checksum(texts, content) != checksum:
+        raise CheckpointError(
+            f"{file} is damaged or was changed: its content does not match its checksum; copy it anew"
+        )
+    packed = {name: t for name, t in content.items() if name.startswith(BYTES)}
+    files = {name.removeprefix(BYTES): t.numpy().tobytes() for name, t in packed.items()}
+    if unknown := sorted(files.keys() - set(BINARIES)):
+        raise CheckpointError(
+            f"{file} must hold no other files than {', '.join(BINARIES)}; it holds {unknown[0]!r:.80}"
+        )
+    files |= {name: value.encode() for name, value in texts.items()}
+    return {name: t for name, t in content.items() if name not in packed}, files
+
+
+def _open(file: Path) -> tuple[Any, str | None]:
+    """What the file holds, and its text apart. Tensors stay on disk until they are used."""
+    if file.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(file, "pt") as f:
+            return {name: f.get_tensor(name) for name in f.keys()}, (f.metadata() or {}).get(KEY)
+    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return content, content.pop(KEY, None) if isinstance(content, dict) else None
+
+
+def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:
+    """The text files and the checksum, from JSON that is exactly of the format."""
+    try:
+        about = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{file} must have a text {KEY!r} of the format {FORMAT}; it is damaged, or of a later version"
+        )
+    files, checksum = about.get("files"), about.get("sha256")
+    texts = isinstance(files, dict) and set(files) <= set(TEXTS) and all(isinstance(v, str) for v in files.values())
+    if not isinstance(files, dict) or not texts or len(about) != 3 or not isinstance(checksum, str):
+        raise CheckpointError(
+            f"{file} is damaged: its text {KEY!r} must hold {', '.join(TEXTS)} and a checksum; export it again"
+        )
+    return files, checksum
+
+
+def unpacked(files: Mapping[str, bytes]) -> Path:
+    """A folder with these files, as beside an export of before; it is removed when the process ends."""
+    return Path(_folder(tuple(sorted(files.items()))).name)
+
+
+@functools.cache
+def _folder(files: tuple[tuple[str, bytes], ...]) -> tempfile.TemporaryDirectory:
+    folder = tempfile.TemporaryDirectory(prefix="dfm_nb-")
+    for name, content in files:
+        Path(folder.name, name).write_bytes(content)
+    return folder

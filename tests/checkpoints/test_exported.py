@@ -1,0 +1,164 @@
+"""A file of `dfm export` is all that generation needs, and only as it was written."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from dfm_nb import export
+from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints.index import CheckpointError
+from dfm_nb.generation.pipeline import Pipeline
+from tests.attacks.checkpoint_files import NAME, copy_run
+
+SUFFIXES = [".safetensors", ".pth"]
+SIZE = dict(height=32, width=32, num_video_frames=5, num_steps=3, guidance=1.0)
+
+
+@pytest.fixture
+def run(tmp_path, one_rank):
+    copy_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def export_to(run, file):
+    assert export.main([str(run), "--output", str(file)]) == 0
+    return file
+
+
+def text_of(file):
+    if file.suffix == ".pth":
+        return torch.load(file, weights_only=True)["dfm_nb"]
+    with safe_open(file, "pt") as f:
+        return f.metadata()["dfm_nb"]
+
+
+def write(file, tensors, text):
+    if file.suffix == ".pth":
+        torch.save({**tensors, "dfm_nb": text}, file)
+    else:
+        save_file(tensors, file, metadata={"dfm_nb": text})
+
+
+def refused(file) -> str:
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.find_weights(file)
+    assert str(file) in str(error.value) and "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_file_alone_generates_what_its_run_does(run, tmp_path, suffix):
+    (want,) = Pipeline.from_checkpoint(run)([""], **SIZE)
+    file = export_to(run, tmp_path / "out" / f"model{suffix}")
+    assert [p.name for p in file.parent.iterdir()] == [file.name]
+    manifest = checkpoint.read_manifest(run / "checkpoints" / NAME)
+    elsewhere = tmp_path / "elsewhere" / f"copy{suffix}"
+    elsewhere.parent.mkdir()
+    shutil.move(file, elsewhere)
+    shutil.rmtree(run)
+    pipe = Pipeline.from_checkpoint(elsewhere)
+    (got,) = pipe([""], **SIZE)
+    assert torch.equal(got.latent, want.latent) and (got.frames == want.frames).all()
+    for what in ("tokenizer", "text_encoder", "latent_mean", "latent_std"):
+        assert pipe.manifest[what] == manifest[what]
+    assert "arguments" not in pipe.manifest and "shards" not in pipe.manifest
+
+
+def test_text_says_settings_statistics_and_names(run, tmp_path):
+    texts = json.loads(text_of(export_to(run, tmp_path / "model.safetensors")))
+    manifest = json.loads(texts["files"]["manifest.json"])
+    assert manifest["tokenizer"]["name"] == "pca" and manifest["text_encoder"]["name"] == "minilm"
+    assert len(manifest["latent_mean"]) == 16 and "hidden_size: " in texts["files"]["config.yaml"]
+
+
+def test_pth_is_a_plain_dict_of_tensors_and_a_text(run, tmp_path):
+    content = torch.load(export_to(run, tmp_path / "model.pth"), weights_only=True)
+    assert type(content) is dict and type(content.pop("dfm_nb")) is str
+    assert {type(v) for v in content.values()} == {torch.Tensor}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("change", ["weight", "setting", "name", "file"])
+def test_changed_content_is_refused(run, tmp_path, suffix, change):
+    file = export_to(run, tmp_path / f"model{suffix}")
+    text = text_of(file)
+    tensors, files = exported.read(file)
+    tensors |= {f"file.{k}": torch.frombuffer(files[k], dtype=torch.uint8) for k in exported.BINARIES}
+    tensors = {name: t.clone() for name, t in tensors.items()}
+    write(file, tensors, text)
+    checkpoint.find_weights(file)  # written anew as it was
+    if change == "weight":
+        tensors["final.weight"].view(torch.int32)[0, 0] ^= 1
+    elif change == "setting":
+        text = text.replace("num_steps", "num_stepz").replace("pca", "pcb")
+    elif change == "name":
+        tensors["final.heavy"] = tensors.pop("final.weight")
+    else:
+        tensors["file.tokenizer.safetensors"][100] ^= 1
+    write(file, tensors, text)
+    assert "does not match its checksum" in refused(file)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_damaged_file_is_one_sentence(run, tmp_path, suffix):
+    file = export_to(run, tmp_path / f"model{suffix}")
+    content = file.read_bytes()
+    for cut in (0, 7, 1000, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:cut])
+        refused(file)
+    middle = bytearray(content)
+    middle[len(content) // 2] ^= 16
+    file.write_bytes(middle)
+    refused(file)
+
+
+@pytest.mark.parametrize("sigma_rel", ["0.1", "0.5", "0.3", "-0.1", "0", "nan"])
+def test_average_that_cannot_be_rebuilt_is_refused_with_the_range(run, tmp_path, sigma_rel):
+    with pytest.raises(ValueError, match=r"can rebuild, 0\.04\d to 0\.05\d; got"):
+        export.main([str(run), "--output", str(tmp_path / "model.pth"), f"--ema-sigma-rel={sigma_rel}"])
+    assert not (tmp_path / "model.pth").exists()
+
+
+def test_error_of_a_rebuilt_average_is_reported(run, tmp_path, capsys):
+    assert export.main([str(run), "--output", str(tmp_path / "model.pth"), "--ema-sigma-rel", "0.052"]) == 0
+    assert "EMA of length 0.052 from 1 stored ones: its profile is off by 3.9%" in capsys.readouterr().out
+
+
+ODD = ["", "[]", "{}", "[" * 100_000, '{"format": "dfm_nb.weights.2"}', '{"format": "dfm_nb.weights.1"}']
+ODD += [
+    json.dumps({"format": "dfm_nb.weights.1", "files": files, "sha256": "0"})
+    for files in ([], {"../config.yaml": ""}, {"config.yaml": 1}, {"config.yaml": "model: {}"})
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda t: t[:60] or "empty")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_odd_text_is_one_sentence(tmp_path, suffix, text):
+    file = tmp_path / f"model{suffix}"
+    write(file, {"final.weight": torch.zeros(2)}, text)
+    refused(file)
+
+
+def test_other_files_are_not_unpacked(tmp_path):
+    tensors, texts = {"file.../evil": torch.zeros(2, dtype=torch.uint8)}, {"config.yaml": "model: {}"}
+    write(tmp_path / "model.pth", tensors, exported._text(texts, exported._checksum(texts, tensors)))
+    assert "must hold no other files" in refused(tmp_path / "model.pth")
+
+
+def test_file_of_before_opens_with_its_settings_beside_it(run, tmp_path):
+    (want,) = Pipeline.from_checkpoint(run)([""], **SIZE)
+    tensors, files = exported.read(export_to(run, tmp_path / "new.safetensors"))
+    old = tmp_path / "old" / "model.safetensors"
+    old.parent.mkdir()
+    save_file(tensors, old)
+    with pytest.raises(FileNotFoundError, match=r"needs the config.yaml .* dfm import"):
+        checkpoint.find_weights(old)
+    for name, content in files.items():
+        old.with_name(name).write_bytes(content)
+    (got,) = Pipeline.from_checkpoint(old)([""], **SIZE)
+    assert torch.equal(got.latent, want.latent)
