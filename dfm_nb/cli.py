@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
+    "import": ("dfm_nb.import_", "main", "weights of NeMo DFM's DiT -> a file as dfm export writes"),
     "text": ("dfm_nb.text.cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
     "notebook": ("workbench.notebook_cli", "main", "run a notebook with parameters, or a grid of them"),
     "lab": ("workbench.lab", "main", "JupyterLab at the first notebook, on loopback, with a token"),

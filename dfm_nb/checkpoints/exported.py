@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,8 +29,8 @@ from dfm_nb.checkpoints.index import CheckpointError, reason
 
 FORMAT = "dfm_nb.weights.1"
 KEY, BYTES = "dfm_nb", "file."
-TEXTS = ("config.yaml", "manifest.json")
-BINARIES = ("tokenizer.safetensors", "text_empty.safetensors")
+TEXT, BINARY = re.compile(r"\w+\.(json|yaml)"), re.compile(r"\w+\.safetensors")
+"""Names of the small files: plain, so that none leaves the folder that it is unpacked to."""
 
 
 def _text(files: Mapping[str, str], checksum: str) -> str:
@@ -46,11 +47,10 @@ def _checksum(files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
     """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent."""
-    texts = {name: files[name].decode() for name in TEXTS if name in files}
-    packed = {
-        BYTES + name: torch.frombuffer(bytearray(files[name]), dtype=torch.uint8) for name in BINARIES if name in files
-    }
-    tensors = {**weights, **packed}
+    texts = {name: content.decode() for name, content in files.items() if TEXT.fullmatch(name)}
+    packed = {BYTES + name: files[name] for name in files if BINARY.fullmatch(name)}
+    assert len(texts) + len(packed) == len(files), list(files)
+    tensors = {**weights, **{k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}}
     about = {KEY: _text(texts, _checksum(texts, tensors))}
     with replacing(output) as temporary:
         if output.suffix == ".safetensors":
@@ -87,14 +87,11 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:
         raise CheckpointError(
             f"{file} is damaged or was changed: its content does not match its checksum; copy it anew"
         )
-    packed = {name: t for name, t in content.items() if name.startswith(BYTES)}
-    files = {name.removeprefix(BYTES): t.numpy().tobytes() for name, t in packed.items()}
-    if unknown := sorted(files.keys() - set(BINARIES)):
-        raise CheckpointError(
-            f"{file} must hold no other files than {', '.join(BINARIES)}; it holds {unknown[0]!r:.80}"
-        )
-    files |= {name: value.encode() for name, value in texts.items()}
-    return {name: t for name, t in content.items() if name not in packed}, files
+    packed = [name for name in content if name.startswith(BYTES)]
+    files = {name.removeprefix(BYTES): content.pop(name).numpy().tobytes() for name in packed}
+    if odd := [name for name in files if not BINARY.fullmatch(name)]:
+        raise CheckpointError(f"{file} must hold files of plain names only; it holds {odd[0]!r:.80}")
+    return content, files | {name: value.encode() for name, value in texts.items()}
 
 
 def _open(file: Path) -> tuple[Any, str | None]:
@@ -119,11 +116,9 @@ def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:
             f"{file} must have a text {KEY!r} of the format {FORMAT}; it is damaged, or of a later version"
         )
     files, checksum = about.get("files"), about.get("sha256")
-    texts = isinstance(files, dict) and set(files) <= set(TEXTS) and all(isinstance(v, str) for v in files.values())
-    if not isinstance(files, dict) or not texts or len(about) != 3 or not isinstance(checksum, str):
-        raise CheckpointError(
-            f"{file} is damaged: its text {KEY!r} must hold {', '.join(TEXTS)} and a checksum; export it again"
-        )
+    plain = isinstance(files, dict) and all(TEXT.fullmatch(k) and isinstance(v, str) for k, v in files.items())
+    if not isinstance(files, dict) or not plain or len(about) != 3 or not isinstance(checksum, str):
+        raise CheckpointError(f"{file} is damaged: its text {KEY!r} must hold text files and a checksum; copy it anew")
     return files, checksum
 
 

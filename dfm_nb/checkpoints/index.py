@@ -182,8 +182,11 @@ def _place(info: Any) -> _StorageInfo:
     return _StorageInfo(name, _count(offset, "an offset"), _count(length, "a length"))
 
 
-def _index(value: Any) -> tuple[Metadata, set[str]]:
-    """The index with tensors only, and the names of all files that it speaks of."""
+def _index(value: Any, foreign: bool = False) -> tuple[Metadata, set[str]]:
+    """The index with tensors only, and the names of all files that it speaks of.
+
+    foreign : of another program, whose entries of bytes (random states, for example) are passed over.
+    """
     entries, storage = _fields(value, "Metadata", "state_dict_metadata", "storage_data")
     if type(entries) is not dict or type(storage) is not dict or not entries:
         raise _Wrong("it lists no tensors")
@@ -192,7 +195,7 @@ def _index(value: Any) -> tuple[Metadata, set[str]]:
     for key, entry in entries.items():
         if type(key) is not str:
             raise _Wrong("the name of a tensor must be text")
-        if _is(entry, "BytesStorageMetadata") and entry.state is None and _EXTRA_STATE.fullmatch(key):
+        if _is(entry, "BytesStorageMetadata") and (foreign or (entry.state is None and _EXTRA_STATE.fullmatch(key))):
             continue
         if not _is(entry, "TensorStorageMetadata"):
             raise _Wrong(f"{key!r:.120} must be a tensor; it is declared as {_kind(entry)}")
@@ -208,11 +211,11 @@ def _index(value: Any) -> tuple[Metadata, set[str]]:
     return Metadata(tensors, storage_data=places, storage_meta=StorageMeta()), files
 
 
-def _read(folder: Path) -> tuple[Metadata, set[str]]:
+def _read(folder: Path, foreign: bool = False) -> tuple[Metadata, set[str]]:
     path = folder / INDEX
     try:
         with path.open("rb") as f:
-            return _index(_RecordUnpickler(f).load())
+            return _index(_RecordUnpickler(f).load(), foreign)
     except Exception as error:  # a damaged pickle can raise anything
         why = str(error) if isinstance(error, _Wrong) or str(error).startswith("it ") else reason(error)
         raise CheckpointError(
@@ -231,9 +234,9 @@ def data_files(folder: Path) -> list[str]:
 class _Reader(FileSystemReader):
     """torch's, with the checked index in place of the pickle."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, foreign: bool = False):
         super().__init__(folder)
-        self.index = _read(folder)[0]
+        self.index = _read(folder, foreign)[0]
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         return self.index
@@ -285,3 +288,19 @@ def load_tensors(state: dict[str, Any], folder: Path) -> dict[str, Any]:
     except CheckpointException as error:  # of all ranks, with a traceback each
         first, _ = next(iter(error.failures.values()))
         raise CheckpointError(f"{folder} is damaged or of another model: {reason(first)}; use another") from None
+
+
+def load_foreign(folder: Path) -> dict[str, torch.Tensor]:
+    """All whole tensors of a checkpoint folder of another program, less its optimizer's; runs no code from it."""
+    reader = _Reader(folder, foreign=True)
+    entries: dict[str, Any] = reader.index.state_dict_metadata
+    names = [name for name in entries if not name.startswith(("optimizer.", "chained_"))]
+    state: dict[str, Any] = {n: torch.empty(entries[n].size, dtype=entries[n].properties.dtype) for n in names}
+    try:
+        load_torch_dist(
+            state, storage_reader=reader, planner=_Planner(shapes_validation_sharded_tensors=[]), no_dist=True
+        )
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise CheckpointError(f"{folder} is damaged: {reason(first)}; use another") from None
+    return state

@@ -233,13 +233,16 @@ def find_weights(path: str | Path | Weights) -> Weights:
     path = Path(path)
     if path.suffix in (".safetensors", ".pth") and path.is_file():
         tensors, files = exported.read(path)
+        if files is not None and MANIFEST not in files:  # of a run on shards without one: it may lie beside the file
+            files = read_assets(path.parent) | files
         folder = path.parent if files is None else exported.unpacked(files)
         if not (folder / "config.yaml").is_file():
             raise FileNotFoundError(
                 f"{path} holds weights without their settings; an export of before 0.3 needs the config.yaml that was "
                 "written beside it, and weights of NeMo DFM come in by dfm import"
             )
-        return Weights(folder, cfg.from_yaml(folder / "config.yaml").config, path, tensors)
+        config = cfg.from_yaml(folder / "config.yaml").config
+        return Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors)
     return weights_in(find(path))
 
 
@@ -322,6 +325,7 @@ SHAPES = (
     "adaln_lora_dim",
     "pooled_text",
     "rope",
+    "variant",
 )
 _LORA = ("lora.rank", "lora.alpha")
 SHAPE_KEYS = (*SHAPES, *_LORA)

@@ -22,6 +22,7 @@ from dfm_nb.base.nearest import nearest
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
 from dfm_nb.config.schema import FIELDS, Config, Field
+from dfm_nb.config.sizes import VARIANTS
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,19 @@ def _attention_heads(config: Config) -> Iterator[Fault]:
         yield Fault(key, "must leave an even number of channels per head", given, fix, also)
 
 
+def _variant(config: Config) -> Iterator[Fault]:
+    model, also = config.model, ("model.variant",)
+    for key, value in VARIANTS.get(model.variant, {}).items():
+        given = getattr(model, key)
+        fits = given == value or (key == "layernorm_epsilon") or (key == "adaln_lora_dim" and given is not None)
+        if not fits:
+            must = f"must be {notation.write_value(value)} with model.variant={model.variant}"
+            yield Fault(f"model.{key}", must, shown(given), "leave it out", also)
+    if model.variant == "dfm" and (model.hidden_size % 16 or model.hidden_size < 256):
+        must = "must be a multiple of 16, 256 or more, with model.variant=dfm"
+        yield Fault("model.hidden_size", must, str(model.hidden_size), "for example 384", also)
+
+
 def _learning_rate(config: Config) -> Iterator[Fault]:
     lr, min_lr = config.optimizer.lr, config.optimizer.min_lr
     if min_lr > lr:
@@ -264,6 +278,7 @@ def _first_frame(config: Config) -> Iterator[Fault]:
 
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     _attention_heads,
+    _variant,
     _learning_rate,
     _whole_matrices,
     _warmup,

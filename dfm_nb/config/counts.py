@@ -55,24 +55,34 @@ def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
     """What each layer has, in the order of the forward."""
     h, f, rank = model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim
     assert f is not None
-    adaln = [Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample")]
+    ours = model.variant == "dit"  # NeMo DFM's has no biases here, and takes its keys and values from the text itself
+    text = h if ours else model.text_dim
+    assert text is not None
+    adaln = [Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample", bias=ours)]
     if rank is not None:
         adaln.insert(0, Linear("adaln.down", h, rank, "sample", bias=False))
     return (
         *adaln,
-        Linear("self_attention.linear_qkv", h, 3 * h, "video", "column"),
-        Linear("self_attention.linear_proj", h, h, "video", "row"),
-        Linear("cross_attention.linear_q", h, h, "video", "column"),
-        Linear("cross_attention.linear_kv", h, 2 * h, "text", "column"),
-        Linear("cross_attention.linear_proj", h, h, "video", "row"),
-        Linear("mlp.linear_fc1", h, f, "video", "column"),
-        Linear("mlp.linear_fc2", f, h, "video", "row"),
+        Linear("self_attention.linear_qkv", h, 3 * h, "video", "column", ours),
+        Linear("self_attention.linear_proj", h, h, "video", "row", ours),
+        Linear("cross_attention.linear_q", h, h, "video", "column", ours),
+        Linear("cross_attention.linear_kv", text, 2 * h, "text", "column", ours),
+        Linear("cross_attention.linear_proj", h, h, "video", "row", ours),
+        Linear("mlp.linear_fc1", h, f, "video", "column", ours),
+        Linear("mlp.linear_fc2", f, h, "video", "row", ours),
     )
 
 
 def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
     """What is there once: `x_embedder` on the first pipeline stage, `final*` on the last, the others on every one."""
     h, p = model.hidden_size, patch_dim(model)
+    if model.variant == "dfm":
+        return (
+            *(Linear(f"sigma_embedder.fc{i}", h, h, "sample") for i in (1, 2)),
+            *(Linear(f"fps_embedder.fc{i}", SINUSOID_DIM, SINUSOID_DIM, "sample") for i in (1, 2)),
+            Linear("x_embedder", p, h, "video"),
+            Linear("final", h, p, "video"),
+        )
     assert model.text_dim is not None
     return (
         *(Linear(f"{scalar}_embedder.fc1", SINUSOID_DIM, h, "sample") for scalar in ("sigma", "fps")),
@@ -90,9 +100,8 @@ def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
 
 def layer_parameter_count(model: ModelConfig, tp: int = 1) -> int:
     """Parameters of one layer on one of `tp` ranks: the linear layers, and the norms of queries and keys."""
-    return sum(x.parameters(tp) for x in layer_linears(model)) + (
-        2 * model.hidden_size // model.num_attention_heads if model.qk_layernorm else 0
-    )
+    norms = 4 if model.variant == "dfm" else 2 if model.qk_layernorm else 0
+    return sum(x.parameters(tp) for x in layer_linears(model)) + norms * model.hidden_size // model.num_attention_heads
 
 
 def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0) -> int:
@@ -102,7 +111,8 @@ def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0
     ----------
     tp, pp : tensor- and pipeline-parallel degrees. stage : the process's pipeline stage, from 0.
     """
-    count = model.num_layers // pp * layer_parameter_count(model, tp) + model.hidden_size  # text_norm
+    text_norm = model.hidden_size if model.variant == "dit" else 0
+    count = model.num_layers // pp * layer_parameter_count(model, tp) + text_norm
     for x in outer_linears(model):
         first_only, last_only = x.name == "x_embedder", x.name.startswith("final")
         if not ((first_only and stage > 0) or (last_only and stage < pp - 1)):

@@ -315,9 +315,17 @@ def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list
     return out, faults
 
 
+def _expand_variant(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """`model.variant` sets keys of the network in its own layer, below what that layer sets itself."""
+    name = leaves.get("model.variant")
+    keys = sizes.VARIANTS.get(name, {}) if isinstance(name, str) else {}
+    return {f"model.{k}": v for k, v in keys.items()}, {f"model.{k}": f"variant {name} ({layer})" for k in keys}
+
+
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
     """`model.size` sets layers, width and heads in its own layer, below what that layer sets itself."""
-    origin = dict.fromkeys(leaves, layer)
+    variant, origin = _expand_variant(leaves, layer)
+    leaves, origin = variant | leaves, origin | dict.fromkeys(leaves, layer)
     name = leaves.get("model.size")
     if not isinstance(name, str):
         return leaves, origin, []

@@ -82,6 +82,9 @@ class ModelConfig(Group):
     size: Text | None = option(
         None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
     )
+    variant: Literal["dit", "dfm"] = option(
+        "dit", "the network: ours, or that of NeMo DFM for weights from there (sets the keys in which it differs)"
+    )
     num_layers: Int = option(12, "transformer layers", ge=1)
     hidden_size: Int = option(384, "width of the residual stream", ge=8)
     num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1)

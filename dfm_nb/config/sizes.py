@@ -71,6 +71,19 @@ SIZES: dict[str, Size] = {
 }
 
 
+VARIANTS: dict[str, dict[str, int | float | bool]] = {
+    "dfm": {
+        "adaln_lora_dim": 256,
+        "layernorm_epsilon": 1e-5,  # its 1e-6 is no field of the dataclass, so megatron-core's default holds
+        "qk_layernorm": True,
+        "pooled_text": False,
+        "rope": False,
+        "patch_temporal": 1,
+    }
+}
+"""The keys of `model` that a variant of the network sets."""
+
+
 def find_size(name: str) -> Size:
     """The row of that name, in any case and with or without a patch suffix (`dit-xl/2`).
 

@@ -81,7 +81,7 @@ class Pipeline:
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
         self.empty_text = read_empty_text(folder, m.text_dim)
-        self.statistics = checkpoint.read_statistics(folder)
+        self.statistics = checkpoint.read_statistics(folder).used_by(m.variant)
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
         self._tokenizer: Tokenizer | None = None
         self._text_encoder: TextEncoder | None = None

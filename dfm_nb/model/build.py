@@ -7,9 +7,13 @@ from typing import Any
 from dfm_nb import parallel
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.attention import pick_backend
+from dfm_nb.model.dfm import NeMoDiT
 from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
 from dfm_nb.model.linear import freeze_base
 from dfm_nb.parallel.groups import mpu
+
+NETWORKS = {"dit": DiT, "dfm": NeMoDiT}
+"""By `model.variant`."""
 
 
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:
@@ -21,7 +25,7 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
     chunks = []
     for v in stages:
         vp_stage = v if config.virtual_pipeline_model_parallel_size else None
-        chunk = DiT(
+        chunk = NETWORKS[model.variant](
             config,
             pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),

@@ -2,7 +2,7 @@
 
 Every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text. A new model
 outputs zero. Its weights depend on (seed, parameter name), not on the layout.
-`config.counts` has the table of its linear layers; tests hold the two equal.
+`config.counts` has the table of its linear layers; tests hold the two equal. `dfm` is a variant of it.
 
 Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
 """
@@ -110,7 +110,7 @@ class AdaLN(nn.Module):
         h, r = config.hidden_size, rank
         self.chunks, self.eps = chunks, config.layernorm_epsilon
         self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
-        self.up = nn.Linear(r or h, chunks * h, dtype=config.params_dtype)
+        self.up = nn.Linear(r or h, chunks * h, bias=config.add_bias_linear, dtype=config.params_dtype)
 
     def forward(self, cond: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """`chunks` tables [R, h] of shifts, scales and gates."""
@@ -264,7 +264,7 @@ def _with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> tor
     return output if bias is None else output + bias
 
 
-def layer_spec(qk_layernorm: bool) -> ModuleSpec:
+def layer_spec(qk_layernorm: bool, cross_attention: type[TextCrossAttention] = TextCrossAttention) -> ModuleSpec:
     """megatron-core's own attention and MLP modules, with packed attention as their core."""
     norm = RMSNorm if qk_layernorm else IdentityOp
     return ModuleSpec(
@@ -282,7 +282,7 @@ def layer_spec(qk_layernorm: bool) -> ModuleSpec:
                 ),
             ),
             cross_attention=ModuleSpec(
-                module=TextCrossAttention,
+                module=cross_attention,
                 params={"attn_mask_type": AttnMaskType.padding},
                 submodules=CrossAttentionSubmodules(
                     linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=PackedAttention, linear_proj=RowLinear
@@ -298,40 +298,50 @@ class DiT(MegatronModule):
 
     model_type = ModelType.encoder_or_decoder
     share_embeddings_and_output_weights = False
+    sigma_embedder: nn.Module
+    fps_embedder: nn.Module
 
     def __init__(
         self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
     ):
         super().__init__(config)
         self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
-        h, dtype = config.hidden_size, config.params_dtype
         layers = get_num_layers_to_build(config, vp_stage)
         self.decoder = TransformerBlock(
             config,
-            TransformerBlockSubmodules(layer_specs=[layer_spec(config.qk_layernorm)] * layers),
+            TransformerBlockSubmodules(layer_specs=[self.spec()] * layers),
             post_layer_norm=False,
             pre_process=pre_process,
             post_process=post_process,
             vp_stage=vp_stage,
         )
-        self.sigma_embedder = ScalarEmbedder(config)
-        self.fps_embedder = ScalarEmbedder(config)
-        self.text_embedder = nn.Linear(config.text_dim, h, dtype=dtype)
-        self.text_norm = RMSNorm(h, config)
-        if config.pooled_text:
-            self.text_pool = nn.Linear(h, h, dtype=dtype)
+        self.add_embedders()
         if pre_process:
-            self.x_embedder = nn.Linear(config.patch_dim, h, dtype=dtype)
+            self.x_embedder = nn.Linear(config.patch_dim, config.hidden_size, dtype=config.params_dtype)
         if post_process:
-            self.final_adaln = AdaLN(config, 2)
-            self.final = nn.Linear(h, config.patch_dim, dtype=dtype)
+            self.add_output()
         for name, p in self.named_parameters():
             if name.startswith(REPLICATED):
                 p.pipeline_parallel = True  # gradients are summed over the stages ...
                 p.shared = not pre_process  # ... and counted once in the gradient norm
 
-    def set_input_tensor(self, tensor) -> None:
-        self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
+    # ---- what `model.variant` may differ in (see `dfm`): layers, conditioning, positions, output ------------------
+
+    def spec(self) -> ModuleSpec:
+        return layer_spec(self.config.qk_layernorm)
+
+    def add_embedders(self) -> None:
+        c = self.config
+        self.sigma_embedder = ScalarEmbedder(c)
+        self.fps_embedder = ScalarEmbedder(c)
+        self.text_embedder = nn.Linear(c.text_dim, c.hidden_size, dtype=c.params_dtype)
+        self.text_norm = RMSNorm(c.hidden_size, c)
+        if c.pooled_text:
+            self.text_pool = nn.Linear(c.hidden_size, c.hidden_size, dtype=c.params_dtype)
+
+    def add_output(self) -> None:
+        self.final_adaln = AdaLN(self.config, 2)
+        self.final = nn.Linear(self.config.hidden_size, self.config.patch_dim, dtype=self.config.params_dtype)
 
     def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
         """Conditioning rows [R, h] and text context [K, h]."""
@@ -341,6 +351,20 @@ class DiT(MegatronModule):
         if self.config.pooled_text:
             cond = cond + self.text_pool(part.pool.to(dtype) @ context)
         return cond, context
+
+    def position_embedding(self, positions: torch.Tensor) -> torch.Tensor:
+        """float [S, 3] -> float [S, h]."""
+        return factorised_sincos(positions, self.config.hidden_size)
+
+    def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
+        """[S, 1, h] -> [S, p]."""
+        shift, scale = self.final_adaln(cond)
+        return self.final(self.final_adaln.norm(hidden, shift, scale, RowMap(part.row)))[:, 0]
+
+    # ---- what they share --------------------------------------------------------------------------------------
+
+    def set_input_tensor(self, tensor) -> None:
+        self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
 
     def forward(self, x: torch.Tensor, c_noise: torch.Tensor, part: PackSlice) -> torch.Tensor:
         """F(c_in x; c_noise) of this rank's tokens.
@@ -358,7 +382,7 @@ class DiT(MegatronModule):
         context, row, layer_cond = context[:, None], part.row, cond
         hidden = None
         if self.pre_process:
-            position = factorised_sincos(part.positions, c.hidden_size).to(c.params_dtype)
+            position = self.position_embedding(part.positions).to(c.params_dtype)
             hidden = (self.x_embedder(x.to(c.params_dtype)) + position)[:, None]
         if c.sequence_parallel:
             if hidden is not None:
@@ -377,8 +401,7 @@ class DiT(MegatronModule):
             return hidden
         if c.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        shift, scale = self.final_adaln(cond)
-        return self.final(self.final_adaln.norm(hidden, shift, scale, RowMap(part.row)))[:, 0]
+        return self.output(hidden, cond, part)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""
@@ -448,7 +471,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         layernorm_epsilon=model.layernorm_epsilon,
         normalization="RMSNorm",
         qk_layernorm=model.qk_layernorm,  # also makes megatron-core sum the q/k norms' gradients over tp
-        add_bias_linear=True,
+        add_bias_linear=model.variant != "dfm",
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.base.seeds import generator_for
@@ -26,6 +27,9 @@ CLEAN_SIGMA = 0.002
 
 PADDING_FPS = 24.0
 """Frame rate of rows without a sample; any positive number does."""
+
+DFM_TEXT_TOKENS = 512
+"""Rows of zeros that NeMo DFM fills a text up to (or cuts it at), and that its network attends to."""
 
 
 # ---- settings and normalisation ------------------------------------------------------------------------------------
@@ -48,6 +52,7 @@ class PackSettings:
     P_std: float
     caption_dropout: float
     condition_frames_prob: float
+    variant: str = "dit"
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
@@ -65,6 +70,7 @@ class PackSettings:
             P_std=m.P_std,
             caption_dropout=config.train.caption_dropout,
             condition_frames_prob=config.dataset.condition_frames_prob,
+            variant=m.variant,
         )
         return replace(settings, **changes)
 
@@ -83,6 +89,12 @@ class LatentStatistics:
     def from_manifest(cls, manifest: dict) -> LatentStatistics:
         mean, std = (torch.tensor(manifest[k]).float() for k in ("latent_mean", "latent_std"))
         return cls(mean, std.clamp_min(1e-6))
+
+    def used_by(self, variant: str) -> LatentStatistics:
+        """What a network is trained with on these data: NeMo DFM's takes latents times sigma_data, and no more."""
+        if variant == "dfm":
+            return LatentStatistics(torch.zeros_like(self.mean), torch.ones_like(self.std))
+        return self
 
     def to_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
         """[C, T, H, W] as stored -> float32, normalised."""
@@ -117,14 +129,24 @@ class Segment:
 
 
 def sample_segment(
-    grid: tuple[int, int, int], text: torch.Tensor, sigma: float, fps: float, clean_frames: int = 0
+    grid: tuple[int, int, int],
+    text: torch.Tensor,
+    sigma: float,
+    fps: float,
+    clean_frames: int = 0,
+    variant: str = "dit",
 ) -> Segment:
-    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given."""
+    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given.
+
+    variant : of the network. NeMo DFM's counts from the corner, and attends to a text's padding.
+    """
     t, h, w = grid
     rows = [Row((t - clean_frames) * h * w, sigma, fps)]
     if clean_frames:
         rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    return Segment(grid_positions(grid), text, rows)
+    if variant == "dfm":
+        text = F.pad(text, (0, 0, 0, DFM_TEXT_TOKENS - len(text)))
+    return Segment(grid_positions(grid, centred=variant != "dfm"), text, rows)
 
 
 @dataclass
@@ -275,7 +297,7 @@ def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None =
     for d in draws:
         _, t, h, w = d.latent.shape
         grid, clean = (t // pt, h // s, w // s), d.clean_frames // pt
-        segments.append(sample_segment(grid, d.text, d.sigma, d.fps, clean))
+        segments.append(sample_segment(grid, d.text, d.sigma, d.fps, clean, settings.variant))
         x0.append(patchify(d.latent, s, pt))
         given = clean * grid[1] * grid[2]  # tokens whose noise is zero, so that the network sees them as they are
         noise += [torch.zeros_like(x0[-1][:given]), patchify(d.noise, s, pt)[given:]]

@@ -39,10 +39,11 @@ def unpatchify(
     )
 
 
-def grid_positions(grid: tuple[int, int, int]) -> torch.Tensor:
-    """float32 [t*h*w, 3] in patches: frame from the clip's first; row and column from the picture's centre."""
+def grid_positions(grid: tuple[int, int, int], centred: bool = True) -> torch.Tensor:
+    """float32 [t*h*w, 3] in patches: frame from the first; row and column from the picture's centre or corner."""
     t, h, w = grid
     frames = torch.arange(t, dtype=torch.float32)
-    rows = torch.arange(h, dtype=torch.float32) - (h - 1) / 2
-    columns = torch.arange(w, dtype=torch.float32) - (w - 1) / 2
+    rows, columns = torch.arange(h, dtype=torch.float32), torch.arange(w, dtype=torch.float32)
+    if centred:
+        rows, columns = rows - (h - 1) / 2, columns - (w - 1) / 2
     return torch.stack(torch.meshgrid(frames, rows, columns, indexing="ij"), -1).reshape(-1, 3)

@@ -41,7 +41,9 @@ def open_store(config: cfg.Config, split: str = "train") -> EnergonStore | MockS
     t = config.train
     if split == "train" and not d.use_train_split_for_val and 0 < t.eval_interval <= t.train_iters:
         check_split(d.path, "val")  # now, and not when the first validation is due
-    return EnergonStore(d.path, split, progress=parallel.rank() == 0)
+    store = EnergonStore(d.path, split, progress=parallel.rank() == 0)
+    store.statistics = store.statistics.used_by(config.model.variant)
+    return store
 
 
 def pack_capacity(config: cfg.Config) -> int:

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from dfm_nb import parallel
 from dfm_nb.config import ModelConfig, counts, resolve, sizes
 from dfm_nb.model.attention import PackedLayout, SegmentLayout, cumulative
+from dfm_nb.model.build import NETWORKS
 from dfm_nb.model.dit import DiT, transformer_config
 from dfm_nb.model.linear import is_lora
 from dfm_nb.model.pack_slice import PackSlice
@@ -17,6 +18,7 @@ VARIANTS = [
     ["model.adaln_lora_dim=16"],
     ["model.qk_layernorm=false", "model.pooled_text=false"],
     ["model.ffn_hidden_size=96", "model.in_channels=8", "model.text_dim=40", "model.patch_temporal=2"],
+    ["model.variant=dfm", "model.hidden_size=256"],
     ["model.lora.rank=8"],
 ]
 
@@ -31,7 +33,7 @@ def one_process():
 def build(size: str, *overrides: str, device: str = "meta") -> tuple[DiT, ModelConfig]:
     model = resolve(None, overrides=[f"model.size={size}", *GIVEN, *overrides]).config.model
     with torch.device(device):
-        return DiT(transformer_config(model, backend="sdpa_loop")), model
+        return NETWORKS[model.variant](transformer_config(model, backend="sdpa_loop")), model
 
 
 @pytest.mark.parametrize(

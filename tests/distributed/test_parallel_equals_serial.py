@@ -24,3 +24,22 @@ def test_layout_equals_one_process(name):
     assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
     assert got["norms"] == pytest.approx(want["norms"], rel=1e-4)
     assert len(want["gradients"]) > 80 and want["losses"][0] > 0
+
+
+DFM = ["model.variant=dfm", "model.rope=false", "model.hidden_size=256", "model.num_attention_heads=4"]
+
+
+@functools.cache
+def dfm_reference():
+    return run_ranks(1, losses_and_gradients, DFM, 1)[0]
+
+
+@pytest.mark.parametrize("name", ["TP2+SP", "PP2", "CP2"])
+def test_layout_equals_one_process_with_the_network_of_nemo_dfm(name):
+    world, overrides = LAYOUTS[name]
+    got, want = run_ranks(world, losses_and_gradients, [*DFM, *overrides], 1)[0], dfm_reference()
+    difference, where = largest_relative_difference(got["gradients"], want["gradients"])
+    assert difference <= 1e-5, where
+    assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
+    assert got["norms"] == pytest.approx(want["norms"], rel=1e-4)
+    assert len(want["gradients"]) == 64 and want["losses"][0] > 0

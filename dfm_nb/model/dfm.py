@@ -1,0 +1,106 @@
+"""The DiT of NeMo DFM (`model.variant=dfm`), for weights that were trained there (`dfm import`).
+
+After its source at 7cb7634, dfm/src/megatron/model/dit. What differs from `DiT`: attention, MLP and adaLN have no
+biases; the text goes straight into the keys and values, padded with zero rows that are attended to (`packs`); cross
+attention normalises queries and keys; sinusoids, widths of the embedders and positions; the output layer has no norm.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from dfm_nb.config.counts import SINUSOID_DIM
+from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, layer_spec
+from dfm_nb.model.pack_slice import PackSlice
+
+POSITIONS = (34, 40, 40)
+"""Frames, rows and columns of its table of positions (max_frames 34, max_img_h and max_img_w 80, patches of 2 x 2)."""
+
+
+def sinusoids(value: torch.Tensor, dim: int, shift: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[N] -> [N, dim]: sines, then cosines, of angular frequencies 1e4^(-i / (dim / 2 - shift))."""
+    exponent = torch.arange(dim // 2, device=value.device, dtype=dtype) / (dim // 2 - shift)
+    angle = value[:, None].to(dtype) * torch.exp(-math.log(1e4) * exponent)
+    return torch.cat((angle.sin(), angle.cos()), -1)
+
+
+def position_embedding(positions: torch.Tensor, dim: int) -> torch.Tensor:
+    """float [N, 3], frame, row and column from the corner -> float64 [N, dim].
+
+    It looks rows up in a table of `POSITIONS`, by an index in which column 40 of a row is column 0 of the next. So it
+    is for wider pictures here, because its weights were trained so.
+    """
+    _, h, w = POSITIONS
+    frame, row, column = positions.long().unbind(-1)
+    index = frame * h * w + row * w + column
+    frame, row, column = index // (h * w), index % (h * w) // w, index % w
+    parts = (frame, dim // 4), (column, dim * 3 // 8), (row, dim * 3 // 8)
+    return torch.cat([sinusoids(axis, size, dtype=torch.float64) for axis, size in parts], -1)
+
+
+class Embedder(nn.Module):
+    """Sinusoids of a scalar, then a two-layer MLP, all of one width."""
+
+    def __init__(self, dim: int, shift: int, dtype: torch.dtype):
+        super().__init__()
+        self.shift = shift
+        self.fc1, self.fc2 = nn.Linear(dim, dim, dtype=dtype), nn.Linear(dim, dim, dtype=dtype)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        wave = sinusoids(value, self.fc1.in_features, self.shift).to(self.fc1.weight.dtype)
+        return self.fc2(F.silu(self.fc1(wave)))
+
+
+class NormedCrossAttention(TextCrossAttention):
+    """Keys and values from the text itself, and a norm of each head's queries and keys."""
+
+    def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
+        super().__init__(config, submodules, *args, **kwargs)
+        self.linear_kv = submodules.linear_kv(  # megatron-core's takes text of the hidden size
+            config.text_dim,
+            2 * self.kv_projection_size,
+            config=config,
+            init_method=config.init_method,
+            gather_output=False,
+            bias=config.add_bias_linear,
+            skip_bias_add=False,
+            is_expert=False,
+        )
+        width = self.hidden_size_per_attention_head
+        self.q_layernorm = RMSNorm(width, config, config.layernorm_epsilon)
+        self.k_layernorm = RMSNorm(width, config, config.layernorm_epsilon)
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
+        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+class NeMoDiT(DiT):
+    """See the module."""
+
+    def spec(self) -> ModuleSpec:
+        return layer_spec(True, NormedCrossAttention)
+
+    def add_embedders(self) -> None:
+        c = self.config
+        self.sigma_embedder = Embedder(c.hidden_size, 0, c.params_dtype)
+        self.fps_embedder = Embedder(SINUSOID_DIM, 1, c.params_dtype)
+
+    def add_output(self) -> None:
+        self.final = nn.Linear(self.config.hidden_size, self.config.patch_dim, dtype=self.config.params_dtype)
+
+    def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
+        cond = self.sigma_embedder(c_noise)
+        fps = F.pad(self.fps_embedder(part.fps), (0, cond.shape[1] - SINUSOID_DIM))
+        return cond + fps, part.text.to(cond.dtype)
+
+    def position_embedding(self, positions: torch.Tensor) -> torch.Tensor:
+        return position_embedding(positions, self.config.hidden_size)
+
+    def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
+        return self.final(hidden)[:, 0]

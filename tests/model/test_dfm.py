@@ -1,0 +1,95 @@
+"""The variant `dfm` against an independent implementation of NeMo DFM's DiT, from its state dict on."""
+
+import pytest
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb.import_ import check_positions, converted, settings_of
+from dfm_nb.model.build import build_chunks
+from dfm_nb.model.denoiser import forward
+from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
+from dfm_nb.training.batches import open_store
+from tests.attacks.checkpoint_files import BEFORE
+from tests.model.nemo_dfm import random_network
+
+DFM_TEXT = 512
+GRIDS = [(1, 8, 6), (3, 4, 8), (2, 6, 4), (1, 4, 90)]  # the last is 45 patches wide, where its table of 40 wraps
+
+
+def ours(reference):
+    weights = reference.state_dict()
+    model = cfg.resolve(None, overrides=settings_of(weights)).config.model
+    _, (chunk,) = build_chunks(model, "fp32", seed=3)
+    chunk.load_state_dict(converted(weights, model.patch_spatial))
+    return chunk, model
+
+
+def samples(text_dim=24):
+    g = torch.Generator().manual_seed(4)
+    for i, grid in enumerate(GRIDS):
+        x, noise = torch.randn(2, 16, *grid, generator=g)
+        text = torch.randn(3 + i, text_dim, generator=g)
+        yield Draw(f"{i}", x * 0.5, text, fps=(24.0, 30.0, 12.0, 8.0)[i], sigma=(0.3, 2.0, 20.0, 0.05)[i], noise=noise)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"h": 288, "layers": 3, "heads": 6, "text": 40}], ids=str)
+def test_variant_is_the_published_network(one_rank, sizes):
+    reference = random_network(**sizes)
+    chunk, model = ours(reference)
+    config = cfg.Config(model=model)
+    draws = list(samples(model.text_dim))
+    with torch.no_grad():
+        pack = pack_draws(draws, PackSettings.of(config), capacity=400)
+        got, _ = forward(chunk, pack, 0.5, torch.device("cpu"))
+        for i, key in enumerate(pack.keys):
+            d = draws[int(key)]
+            x, c_noise = d.latent + d.sigma * d.noise, torch.tensor(d.sigma).log() / 4
+            text = torch.cat((d.text, torch.zeros(DFM_TEXT - len(d.text), model.text_dim)))
+            want = reference(x / (d.sigma**2 + 0.25) ** 0.5, c_noise, text, d.fps)
+            tokens = got[pack.cu_q[i] : pack.cu_q[i + 1]]
+            from dfm_nb.packs.patches import unpatchify
+
+            mine = unpatchify(tokens, pack.grids[i], 2)
+            assert want.std() > 0.3
+            torch.testing.assert_close(mine, want, rtol=0, atol=1e-5 * want.abs().max().item())
+
+
+def test_every_part_of_the_input_matters(one_rank):
+    """The comparison above would not see an input that both leave out."""
+    reference = random_network()
+    d = next(samples())
+
+    def run(latent=d.latent, c_noise=0.1, text=d.text, fps=24.0):
+        with torch.no_grad():
+            return reference(latent, c_noise, text, fps)
+
+    padded = torch.cat((d.text, torch.zeros(9, 24)))
+    for other in ({"c_noise": 0.2}, {"text": -d.text}, {"text": padded}, {"fps": 30.0}, {"latent": d.latent.flip(2)}):
+        assert (run(**other) - run()).abs().max() > 1e-3, other
+
+
+def test_positions_of_another_table_are_refused():
+    table = random_network().state_dict()["pos_embedder.pos_embedding.weight"]
+    check_positions(table, 256)
+    check_positions(table.bfloat16(), 256)
+    for other in (table[:-1600], table.flip(0)):
+        with pytest.raises(ValueError, match="must be NeMo DFM's table of 34 x 40 x 40 positions"):
+            check_positions(other, 256)
+
+
+def test_variant_sets_its_keys_and_refuses_others():
+    model = cfg.resolve(None, overrides=["model.size=DiT-XL", "model.variant=dfm"]).config.model
+    assert (model.adaln_lora_dim, model.pooled_text, model.layernorm_epsilon) == (256, False, 1e-5)
+    for override, said in (
+        ("model.pooled_text=true", "must be false with model.variant=dfm"),
+        ("model.adaln_lora_dim=null", "must be 256 with model.variant=dfm"),
+        ("model.hidden_size=192", "must be a multiple of 16, 256 or more"),
+    ):
+        with pytest.raises(cfg.ConfigError, match=said):
+            cfg.resolve(None, overrides=["model.variant=dfm", override])
+
+
+def test_latents_are_multiplied_by_sigma_data_and_nothing_else():
+    config = cfg.resolve(None, overrides=["model.variant=dfm", f"dataset.path={BEFORE / 'data'}"]).config
+    statistics, latent = open_store(config).statistics, torch.randn(16, 1, 2, 2)
+    assert torch.equal(statistics.to_model(latent, 0.5), latent * 0.5)

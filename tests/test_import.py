@@ -1,0 +1,130 @@
+"""`dfm import` takes over what NeMo DFM writes, whole or not at all, and runs nothing of it."""
+
+import io
+import re
+
+import pytest
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+from dfm_nb import cli, parallel
+from dfm_nb.base.argv import guard
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.generation.pipeline import Pipeline
+from tests.attacks.checkpoint_files import Evil
+from tests.distributed.layouts import make_trainer
+from tests.model.nemo_dfm import random_network
+
+TINY = ["--tokenizer", "residual", "--text-encoder", "minilm"]
+SIZE = dict(height=32, width=48, num_video_frames=5, num_steps=3, guidance=2.0)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return random_network().state_dict()
+
+
+def consolidated(folder, state, prefix="module."):
+    """As the reference page makes it of the ranks' state dicts; Transformer Engine adds its extra states."""
+    file = folder / "model.pth"
+    extra = {f"{prefix}decoder.layers.0.mlp.linear_fc1._extra_state": torch.empty(0, dtype=torch.uint8)}
+    torch.save({prefix + k: v.bfloat16() for k, v in state.items()} | extra, file)
+    return file
+
+
+def torch_dist(folder, state, mark=None):
+    """As Megatron-Bridge saves: all layers of a weight in one tensor, with an optimizer's state and pickled objects."""
+    parallel.init()
+    sharded = {}
+    for key, value in state.items():
+        value, offsets, axes = value.bfloat16(), (), 0
+        name = key
+        if key.startswith("decoder.layers."):
+            _, _, layer, inner = key.split(".", 3)
+            name, offsets, axes = f"decoder.layers.{inner}", ((0, int(layer), 2),), 1
+        name = f"module.{name}"
+        sharded[key] = ShardedTensor.from_rank_offsets(name, value, *offsets, prepend_axis_num=axes)
+        moment = ShardedTensor.from_rank_offsets(
+            f"optimizer.state.exp_avg.{name}", value.float(), *offsets, prepend_axis_num=axes
+        )
+        sharded[f"exp_avg.{key}"] = moment
+    sharded["rng"] = ShardedObject("rng_state", mark or {"seed": 1}, (1, 1), (0, 0))
+    extra = "module.decoder.layers.mlp.linear_fc1._extra_state"
+    sharded["extra"] = ShardedObject(extra, io.BytesIO(b"x"), (1,), (0,))
+    target = folder / "iter_0000010"
+    target.mkdir(parents=True)
+    dist_checkpointing.save(sharded, str(target))
+    parallel.shutdown()
+    return folder
+
+
+def imported(source, output):
+    assert cli.main(["import", str(source), "--output", str(output), *TINY]) == 0
+    return output
+
+
+@pytest.mark.parametrize("form", ["model.pth", "model.pth without wrappers", "torch_dist"])
+def test_imported_file_alone_generates(theirs, tmp_path, form):
+    mark = tmp_path / "ran"
+    if form == "torch_dist":
+        source = torch_dist(tmp_path / "run", theirs, Evil(mark))
+    else:
+        source = consolidated(tmp_path, theirs, "" if "without" in form else "module.")
+    file = imported(source, tmp_path / "butterflies.safetensors")
+    assert not mark.exists()
+    config = checkpoint.find_weights(file).config
+    assert config.model.num_layers == 2 and config.model.num_attention_heads == 4 and config.model.variant == "dfm"
+    pipe = Pipeline.from_checkpoint(file, mixed_precision="fp32")
+    assert torch.equal(pipe.statistics.mean, torch.zeros(16)) and torch.equal(pipe.statistics.std, torch.ones(16))
+    assert not pipe.empty_text.any()
+    want = theirs["decoder.layers.1.mlp.linear_fc2.weight"].bfloat16().float()
+    assert torch.equal(pipe.chunks[0].decoder.layers[1].mlp.linear_fc2.weight, want)
+    (clip,) = pipe([""], **SIZE)
+    assert clip.frames.shape == (5, 32, 48, 3) and clip.latent.isfinite().all() and clip.latent.std() > 0.1
+    parallel.shutdown()
+
+
+def test_training_goes_on_from_imported_weights(one_rank, theirs, tmp_path):
+    file = imported(consolidated(tmp_path, theirs), tmp_path / "start.pth")
+    like = ["model.variant=dfm", "model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"]
+    like += ["model.in_channels=16", "model.text_dim=24", "model.adaln_lora_dim=256", "model.rope=false"]
+    trainer, loader = make_trainer([*like, "train.global_batch_size=1"])
+    checkpoint.load_pretrained(trainer, file)
+    first = trainer.step(loader.next_step()).loss
+    assert first == first and trainer.step(loader.next_step()).loss != first
+    other, _ = make_trainer(["model.in_channels=16", "train.global_batch_size=1"])
+    with pytest.raises(ValueError, match=r'model.variant="dit" \(checkpoint: "dfm"\)'):
+        checkpoint.load_pretrained(other, file)
+
+
+FAULTS = {
+    "missing": (lambda s: s.pop("decoder.layers.1.cross_attention.linear_q.weight"), "lacks the weight decoder"),
+    "unknown": (lambda s: s.update({"logvar.weight": torch.ones(3)}), "unknown weight logvar.weight"),
+    "shape": (lambda s: s.update({"final_layer_linear.bias": torch.ones(32)}), "final.bias .* must have shape"),
+    "ours": (lambda s: s.pop("pos_embedder.pos_embedding.weight"), "it lacks pos_embedder"),
+    "no tensor": (lambda s: s.update({"args": 3}), "'args' is no tensor"),
+    "heads": (lambda s: s.pop("decoder.layers.0.full_self_attention.q_layernorm.weight"), "it lacks decoder.layers.0"),
+}
+
+
+@pytest.mark.parametrize("change, said", FAULTS.values(), ids=FAULTS)
+def test_every_key_is_accounted_for(theirs, tmp_path, capsys, change, said):
+    state = dict(theirs)
+    change(state)
+    torch.save(state, tmp_path / "model.pth")
+    assert guard(cli.main, ["import", str(tmp_path / "model.pth"), "--output", str(tmp_path / "out.pth")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert re.search(said, error) and "\n" not in error and not (tmp_path / "out.pth").exists()
+
+
+def test_pickle_is_refused_and_runs_nothing(tmp_path, capsys):
+    torch.save({"x_embedder.weight": Evil(tmp_path / "ran")}, tmp_path / "model.pth")
+    assert guard(cli.main, ["import", str(tmp_path / "model.pth"), "--output", str(tmp_path / "out.pth")]) == 2
+    assert "holds more than tensors" in capsys.readouterr().err and not (tmp_path / "ran").exists()
+
+
+def test_model_pth_of_nemo_dfm_names_the_import(theirs, tmp_path):
+    with pytest.raises(FileNotFoundError, match="dfm import"):
+        checkpoint.find_weights(consolidated(tmp_path, theirs))
