@@ -103,6 +103,17 @@ def kill_tree(process):
 
 
 @pytest.mark.slow
+def test_settings_changed_before_resuming_are_said_or_refused(clean, tmp_path):
+    shutil.copytree(clean[0], tmp_path / "run")
+    output = pretrain(tmp_path / "run", "train.train_iters=13", "optimizer.lr=0.0007", processes=1)
+    assert "optimizer.lr is 0.0007 from iteration 13 on; it was 0.001" in output
+    assert "train.train_iters is 13 from iteration 13 on; it was 12" in output and 13 in losses(tmp_path / "run")
+    words = ("--standalone", "--nproc-per-node=1", "-m", "dfm_nb.train", *SMALL, "--run-dir", tmp_path / "run")
+    refused = commands().run("torchrun", *words, "ema.sigma_rels=[0.05,0.1,0.2]")
+    assert refused.returncode != 0 and "holds the averages ema.sigma_rels=" in refused.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["false", "true"], ids=["blocking", "asynchronous"])
 def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mode):
     """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are

@@ -250,12 +250,22 @@ def _make_optimizer_state(optimizer: Any) -> None:
                 inner.state[p]["step"] = torch.zeros((), device=p.device)
 
 
+SET_BY_CONFIG = ("max_lr", "min_lr", "betas", "eps", "momentum")
+"""What a parameter group holds of the configuration. A checkpoint's would win silently over settings changed since."""
+
+
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
-    """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`."""
+    """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`.
+
+    Learning rate, decay and the optimizer's other settings stay those that `pieces` were built with.
+    """
     _make_optimizer_state(pieces.optimizer)
+    settings = [{k: group[k] for k in SET_BY_CONFIG if k in group} for group in pieces.optimizer.param_groups]
     state = load_tensors(_sharded_state(pieces, loading=True), folder)
     load_model(pieces.chunks, state)
     pieces.optimizer.load_state_dict(state["optimizer"])
+    for group, own in zip(pieces.optimizer.param_groups, settings):
+        group.update(own)
     pieces.scheduler.load_state_dict(state["scheduler"])
     load_ema(pieces.ema, state["ema"])
     return read_state(folder)

@@ -350,13 +350,18 @@ def check_same_model(
 
 
 def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
-    """ValueError when a checkpoint holds the state of another optimizer than `config` asks for."""
-    theirs, ours = source.config.optimizer.optimizer, config.optimizer.optimizer
-    if theirs != ours:
+    """ValueError when a checkpoint holds the state of another optimizer, or lacks an average that `config` asks for."""
+    theirs, ours = source.config, config
+    anew = f"or start anew in another --run-dir from its weights with checkpoint.pretrained={source.folder}"
+    if theirs.optimizer.optimizer != ours.optimizer.optimizer:
         raise ValueError(
-            f"{source.folder} holds the state of optimizer.optimizer={theirs}, not {ours}; "
-            f"set optimizer.optimizer={theirs}, or start anew in another --run-dir from its weights with "
-            f"checkpoint.pretrained={source.folder}"
+            f"{source.folder} holds the state of optimizer.optimizer={theirs.optimizer.optimizer}, not "
+            f"{ours.optimizer.optimizer}; set optimizer.optimizer={theirs.optimizer.optimizer}, {anew}"
+        )
+    if not set(ours.ema.sigma_rels) <= set(theirs.ema.sigma_rels):
+        raise ValueError(
+            f"{source.folder} holds the averages ema.sigma_rels={theirs.ema.sigma_rels}, not all of "
+            f"{ours.ema.sigma_rels}; leave out the new ones, {anew}"
         )
 
 

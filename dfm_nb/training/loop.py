@@ -7,6 +7,7 @@ import functools
 import signal
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -129,6 +130,10 @@ class Training:
         self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
         self.skipped = state["skipped"]
         self.loader.restore(state["data"])
+        for key in cfg.fields():
+            before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
+            if before != now:
+                log.info("%s is %s from iteration %d on; it was %s", key, now, self.iteration + 1, before)
 
     def run(self) -> None:
         """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved."""

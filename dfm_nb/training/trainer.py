@@ -143,6 +143,9 @@ class Trainer:
             end_wd=o.weight_decay,
             wd_incr_steps=decay,
             wd_incr_style="constant",
+            # on resuming, our settings hold and not the checkpoint's
+            use_checkpoint_opt_param_scheduler=False,
+            override_opt_param_scheduler=True,
         )
 
     @property

@@ -69,3 +69,46 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
         training.run()
     assert (run.path / "skipped.jsonl").read_text().count("mock") > 2
     assert [r["skipped"] for r in read_metrics(run.metrics_file)] == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_settings_changed_before_resuming_are_applied(tmp_path, one_rank, kind):
+    """Every group's learning rate, decay, betas and epsilon are those of a run that always had the new settings."""
+    from dfm_nb.checkpoints import saving
+
+    distributed = f"optimizer.use_distributed_optimizer={str(kind == 'adam').lower()}"
+    old = [*SMALL, f"optimizer.optimizer={kind}", distributed, "train.train_iters=100"]
+    new = [
+        *(*old, "optimizer.lr=0.02", "optimizer.min_lr=0.001", "optimizer.weight_decay=0.3", "optimizer.adam_eps=1e-6"),
+        *(
+            "optimizer.adam_beta1=0.7",
+            "optimizer.adam_beta2=0.9",
+            "train.train_iters=20",
+            "scheduler.lr_warmup_iters=5",
+        ),
+        "scheduler.lr_decay_style=linear",
+    ]
+    trainer, loader = make_trainer(old)
+    for _ in range(7):
+        trainer.step(loader.next_step())
+    writer = saving.Writer(tmp_path, 0, None, False)
+    writer.save(trainer.pieces(), 7, {"iteration": 7}, "", {})
+    writer.close()
+    resumed, _ = make_trainer(new)
+    saving.load(resumed.pieces(), tmp_path / "iter_0000007")
+    always, _ = make_trainer(new)
+    always.scheduler.step(increment=7)
+    groups = resumed.optimizer.param_groups
+    assert len(groups) == len(always.optimizer.param_groups) > 0
+    for got, want in zip(groups, always.optimizer.param_groups):
+        for name in ("lr", "weight_decay", "betas", "eps", "max_lr", "min_lr"):
+            assert got.get(name) == want.get(name), name
+    assert groups[0]["lr"] == pytest.approx(0.001 + 0.019 * 13 / 15)  # linear from 5 to 20, at 7
+    moments = [
+        s["exp_avg"]
+        for part in resumed.optimizer.chained_optimizers
+        for s in part.optimizer.state.values()
+        if "exp_avg" in s
+    ]
+    assert any(m.abs().max() > 0 for m in moments)  # the state itself is the checkpoint's
