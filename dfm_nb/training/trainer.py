@@ -6,6 +6,7 @@ weights; validation changes nothing and uses no random numbers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
-from dfm_nb.parallel.groups import layout_of, mpu
+from dfm_nb.parallel.groups import global_name, layout_of, mpu
 from dfm_nb.training import forecast
 from dfm_nb.training.muon import Muon, matrices_of
 
@@ -85,6 +86,7 @@ class Trainer:
         self.run_schedule = get_forward_backward_func()
         self.capacity = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         self.steps_taken = 0  # optimizer steps that changed the weights
+        self._reached: set[str] | None = set()  # parameters that the first backward reaches; None after it
 
     def _build_optimizer(self):
         """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""
@@ -185,7 +187,34 @@ class Trainer:
         for chunk in self.ddp:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        return self.reduce_sums(self._schedule(packs, self._forward_step, forward_only=False), 2)
+        with self._every_parameter_reached():
+            return self.reduce_sums(self._schedule(packs, self._forward_step, forward_only=False), 2)
+
+    @contextlib.contextmanager
+    def _every_parameter_reached(self) -> Iterator[None]:
+        """Around the first backward: ValueError names the trainable tensors that it reaches on no rank.
+
+        Such a tensor would stay as it was begun for the whole run. Hooks tell, not values: a gradient of zero is right
+        at first behind adaLN's zeros and LoRA's B.
+        """
+        if self._reached is None:
+            yield
+            return
+        reached = self._reached
+        named = [(global_name(n, c), p) for c in self.chunks for n, p in c.named_parameters() if p.requires_grad]
+        hooks = [p.register_hook(lambda _gradient, name=name: reached.add(name)) for name, p in named]  # type: ignore
+        yield
+        for hook in hooks:
+            hook.remove()
+        self._reached = None
+        told: list[tuple[set[str], set[str]]] = [(set(), set())] * dist.get_world_size()
+        dist.all_gather_object(told, ({name for name, _ in named}, reached))
+        lost = set().union(*(held for held, _ in told)) - set().union(*(found for _, found in told))
+        if lost:
+            raise ValueError(
+                f"no gradient reaches {len(lost)} trainable tensor(s), so they would never be trained: "
+                f"{', '.join(sorted(lost)[:5])}; use them in the forward pass, or set requires_grad=False"
+            )
 
     def reduce_sums(self, outputs: list[dict], width: int) -> torch.Tensor:
         """Sum the "sum" entries of micro-batches over ranks, the same float64 [width] on every rank."""

@@ -26,6 +26,18 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(trainer)))
 
 
+def test_tensors_that_no_gradient_reaches_are_named_at_the_first_step(one_rank):
+    trainer, loader = make_trainer(SMALL)
+    trainer.chunks[0].register_parameter("forgotten", torch.nn.Parameter(torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"no gradient reaches 1 trainable tensor.*: forgotten; use them"):
+        trainer.step(loader.next_step())
+    trainer, loader = make_trainer(SMALL)  # adaLN's zeros give gradients of zero, which are gradients
+    packs = loader.next_step()
+    assert not trainer.step(packs).skipped and not any(
+        p._backward_hooks for c in trainer.chunks for p in c.parameters()
+    )
+
+
 @pytest.mark.slow
 def test_training_lowers_the_loss_of_a_fixed_pack(one_rank):
     trainer, loader = make_trainer([*SMALL, "optimizer.lr=3e-3", "train.train_iters=60"])
