@@ -11,7 +11,10 @@ from dfm_nb import inspect, prepare
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
 from dfm_nb.data import preparation, shard_plan, shards
+from dfm_nb.data.encoding import to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.text_encoders import t5
+from dfm_nb.data.tokenizers import cosmos_cv
 from tests.data import encoder_files
 from tests.processes import commands
 
@@ -280,52 +283,51 @@ def test_existing_readers_take_the_embeddings_length_from_its_first_dim(prepared
     assert (c, t, h * 8, w * 8) == (16, 1, info["image_height"], info["image_width"])
 
 
-def test_production_encoders_prepare_at_512_px(tmp_path, capsys):
-    """cosmos_cv and t5 through the command, with small files of the published formats."""
+def test_production_encoders_prepare_at_512_px(tmp_path, capsys, make_once):
+    """cosmos_cv and t5 through the command, with files of the published architectures."""
     place = tmp_path / "in"
     place.mkdir()
     rng = np.random.default_rng(0)
     for name, (h, w) in {"wide": (600, 900), "tall": (1300, 640), "small": (200, 300)}.items():
         Image.fromarray(np.full((h, w, 3), rng.integers(0, 255, 3), dtype=np.uint8)).save(place / f"{name}.png")
         (place / f"{name}.txt").write_text("a blue butterfly" if name == "wide" else "a red butterfly over a meadow")
-    (tmp_path / "cosmos").mkdir()
-    (tmp_path / "t5").mkdir()
-    argv = [
-        "--source",
-        f"folder:{place}",
-        "--tokenizer",
-        "cosmos_cv",
-        "--tokenizer-cache-dir",
-        str(encoder_files.save_cosmos(tmp_path / "cosmos")),
-        "--text-encoder",
-        "t5",
-        "--t5-cache-dir",
-        str(encoder_files.save_t5(tmp_path / "t5")),
-    ]
+    cosmos, weights = make_once("cosmos", encoder_files.save_cosmos), make_once("t5", encoder_files.save_t5)
+    argv = ["--source", f"folder:{place}", "--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", str(cosmos)]
+    argv += ["--text-encoder", "t5", "--t5-cache-dir", str(weights)]
     assert run(tmp_path / "d", argv=argv) == 0 and run(tmp_path / "tiled", "--tile-px", "256", argv=argv) == 0
-    samples = {e.key: e.read() for t in (tmp_path / "d").glob("*.tar") for e in shards.scan_shard(t)}
-    assert {k.split("-")[0]: list(s.latent.shape) for k, s in samples.items()} == {
+    whole, tiled = (
+        {e.key.split("-")[0]: e.read() for t in (tmp_path / name).glob("*.tar") for e in shards.scan_shard(t)}
+        for name in ("d", "tiled")
+    )
+    assert {name: list(sample.latent.shape) for name, sample in whole.items()} == {
         "wide": [1, 16, 1, 64, 96],
         "tall": [1, 16, 1, 130, 64],
         "small": [1, 16, 1, 24, 36],
     }
-    assert {s.text_emb.shape[1:] for s in samples.values()} == {(4, 16), (7, 16)}
-    for tar in (tmp_path / "tiled").glob("*.tar"):
-        for entry in shards.scan_shard(tar):  # flat colours: a tile's edge is no different
-            np.testing.assert_allclose(entry.read().latent.float(), samples[entry.key].latent.float(), atol=1e-2)
+    flat = to_pixels(np.array(Image.open(place / "wide.png"))[None, :512, :768])[None]  # one colour: as resized
+    for samples, options in ((whole, {}), (tiled, {"tile_px": 256})):
+        wanted = cosmos_cv.build(cosmos, **options).encode(flat).bfloat16()
+        np.testing.assert_array_equal(samples["wide"].latent.float(), wanted.float())
+    short, long = t5.build(weights).encode(["a blue butterfly", "a red butterfly over a meadow"])
+    for name, state in (("wide", short), ("tall", long), ("small", long)):
+        np.testing.assert_allclose(whole[name].text_emb[0].float(), state.float(), atol=0.05, rtol=0.05)
     manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert manifest["short_side"] == 512 and "encoder" in manifest["tokenizer"]["files"]
-    assert guard(inspect.main, [str(tmp_path / "d"), "--verify", "--tokenizer-path", str(tmp_path / "cosmos")]) == 0
+    assert manifest["short_side"] == 512 and set(manifest["tokenizer"]["files"]) == {"encoder", "decoder"}
+    assert guard(inspect.main, [str(tmp_path / "d"), "--verify", "--tokenizer-path", str(cosmos)]) == 0
     assert "verified" in capsys.readouterr().out
     picture = np.asarray(Image.open(tmp_path / "d" / "contact_sheet.png"))
     assert picture.std() > 10
     assert run(tmp_path / "e", "--tile-px", "256") == 2 and "cosmos_cv" in capsys.readouterr().err
+    assert run(tmp_path / "e", "--tokenizer-window", "50", argv=argv) == 2
+    assert "--tokenizer-window must be 1 + 4k frames" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_second_preparation_waits_for_the_first(tmp_path):
     code = f"""
 from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.text_encoders import t5
+from dfm_nb.data.tokenizers import cosmos_cv
 with PreparedFolder({str(tmp_path)!r}).turn():
     print("in")
 """

@@ -2,7 +2,8 @@
 
 To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It may also have:
 
-- `FLAGS`, its own flags of `dfm prepare`, which reach `build` as keywords;
+- `FLAGS`, its own flags of `dfm prepare`, which reach `build` as keywords (`tokenizer_window` is a flag of
+  `dfm generate` too: a field of `Request`, which reaches `encode` and `decode_windows` as `window`);
 - tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds
   encoder and decoder, so that data sets take it along; `fit(videos)`, when it is fitted to the data, which
   returns a tokenizer that has `save(path)`;

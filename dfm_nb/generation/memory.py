@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-
-import torch
 
 from dfm_nb.base import geometry
+from dfm_nb.base.memory import GIB
+from dfm_nb.base.memory import available_bytes as available_bytes
 from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
 
-GIB = 1 << 30
 STATES = 8  # float64 copies of the batch that a sampler and its guidance hold at once
 
 
@@ -90,24 +88,6 @@ def estimate(work: Work) -> Memory:
     text = work.batch * work.halves * work.text_tokens * per_text_token * e
     values = work.batch * work.clip_tokens * counts.patch_dim(model)
     return Memory(work.weight_bytes, activations, text, values * 8 * STATES)
-
-
-def available_bytes(device: torch.device) -> int:
-    """What this process can still take: of the GPU, or of the machine and its control group."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    import psutil
-
-    free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(kept.get("inactive_file", 0)))
-    except (OSError, ValueError):  # no control group, or no limit ("max")
-        pass
-    return free
 
 
 def advice(work: Work, room: int) -> str:

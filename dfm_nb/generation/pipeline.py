@@ -42,7 +42,7 @@ class Preview:
     @functools.cached_property
     def frames(self) -> np.ndarray:
         """uint8 [T, H, W, 3], decoded when first looked at."""
-        return self.pipe.decode(self.latent)
+        return self.pipe.decode(self.latent, self.request.tokenizer_window)
 
     _repr_html_ = Generated._repr_html_
 
@@ -244,6 +244,8 @@ class Pipeline:
         batches = [g[s : s + batch_size] for g in groups.values() for s in range(0, len(g), batch_size)]
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
+        if any(r.tokenizer_window for r in requests):
+            plugins.options_of("tokenizers", self.manifest["tokenizer"]["name"], {"tokenizer_window": ...})
         for batch in batches:
             self.check_memory([requests[i] for i in batch])
         with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
@@ -251,7 +253,9 @@ class Pipeline:
                 chosen = [requests[i] for i in batch]
                 on_step = self._watching(chosen, bar, callback, preview_every)
                 for i, latent in zip(batch, self.sample_latents(chosen, on_step)):
-                    self.finished.append(Generated(self.decode(latent), requests[i], latent.float().cpu()))
+                    self.finished.append(
+                        Generated(self.decode(latent, requests[i].tokenizer_window), requests[i], latent.float().cpu())
+                    )
                     bar.update()
                     yield i, self.finished[-1]
 
@@ -344,7 +348,8 @@ class Pipeline:
         wanted = request.num_video_frames
         if len(frames) < wanted:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames asks for {wanted}")
-        return self.encode_pixels(video.resize(frames[:wanted], request.height, request.width))
+        frames = video.resize(frames[:wanted], request.height, request.width)
+        return self.encode_pixels(frames, request.tokenizer_window)
 
     def _given_frames(self, request: Request) -> torch.Tensor | None:
         """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""
@@ -359,28 +364,36 @@ class Pipeline:
 
     # ---- pixels and latents -----------------------------------------------------------------------------------
 
-    def encode_pixels(self, frames: np.ndarray) -> torch.Tensor:
-        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
-        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
+    def encode_pixels(self, frames: np.ndarray, window: int | None = None) -> torch.Tensor:
+        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]. window : `Request.tokenizer_window`."""
+        pixels = to_pixels(frames)[None].to(self.device)
+        latent = self.tokenizer.encode(pixels, **({"window": window} if window else {}))[0].cpu()
         return self.statistics.to_model(latent, self.sigma_data).double()
 
-    def decode(self, latent: torch.Tensor) -> np.ndarray:
-        """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]."""
-        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data))
+    def decode(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
+        """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]. window : `Request.tokenizer_window`."""
+        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data), window)
 
-    def decode_stored(self, latent: torch.Tensor) -> np.ndarray:
+    def decode_stored(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
         """A latent as shards hold it (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
 
-        Tokenizers with `decode_windows` give a long clip piece by piece, so only bytes of it are ever whole.
+        Tokenizers with `decode_windows` may give a long clip piece by piece, so only bytes of it are ever whole.
         """
         size = geometry.pixel_size(*latent.shape[1:])
         latent = latent[None].float().to(self.device)
         frames, done = np.empty((*size, 3), np.uint8), 0
-        windows = getattr(self.tokenizer, "decode_windows", None)
-        for pixels in windows(latent) if windows else [self.tokenizer.decode(latent)]:
-            piece = to_frames(pixels[0])
-            frames[done : done + len(piece)] = piece
-            done += len(piece)
+        pieces = getattr(self.tokenizer, "decode_windows", None) or (lambda z: [self.tokenizer.decode(z)])
+        try:
+            for pixels in pieces(latent, **({"window": window} if window else {})):
+                piece = to_frames(pixels[0])
+                frames[done : done + len(piece)] = piece
+                done += len(piece)
+        except torch.OutOfMemoryError:
+            t, h, w = size
+            raise ValueError(
+                f"the tokenizer runs out of memory on a clip of {t} frames of {h}x{w} px; set or lower "
+                "--tokenizer-window, or lower --num-video-frames"
+            ) from None
         assert done == len(frames), (done, len(frames))
         return frames
 

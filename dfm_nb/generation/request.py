@@ -113,6 +113,12 @@ class Request:
     init_image: str | None = setting(None, "first frame (models trained with dataset.condition_frames_prob)")
     init_video: str | None = setting(None, "start from this clip, noised")
     strength: float = setting(0.6, "share of the steps that is run with --init-video")
+    tokenizer_window: int | None = setting(
+        None,
+        "cosmos_cv: decode in overlapping windows of this many frames; default whole clips where memory allows",
+        "be 1 + 4k frames, 17 or more",
+        lambda v: v >= 17 and geometry.is_frame_count(v),
+    )
 
     def __post_init__(self) -> None:
         frames = self.num_video_frames

@@ -7,15 +7,33 @@ memory; other GPUs are left alone, as every process of a preparation has its own
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dfm_nb.base.log import log
+
 PATH_FLAG = "--t5-cache-dir"
 DEFAULT = "google-t5/t5-11b"
 BATCH_TOKENS = 4096  # padded tokens of a batch
+PIECES, PIECE_BYTES = 64, 1 << 16  # of each file of weights that go into the hash: T5-11B's are 45 GB
+
+
+def weights_sha256(folder: Path) -> str:
+    """Hash of config.json and of evenly spaced pieces of the weights: other weights are told apart in a second."""
+    weights = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for piece in range(PIECES):
+                file.seek(piece * size // PIECES)
+                digest.update(file.read(PIECE_BYTES))
+    return digest.hexdigest()
 
 
 class T5:
@@ -25,7 +43,7 @@ class T5:
 
     def __init__(self, folder: str, cache_dir: str | None, device: str, max_tokens: int):
         from transformers import AutoTokenizer, T5EncoderModel
-        from transformers.utils import logging
+        from transformers.utils import cached_file, logging
 
         logging.disable_progress_bar()
         self.folder, self.device, self.max_tokens = folder, device, max_tokens
@@ -33,6 +51,7 @@ class T5:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir)
             model: Any = T5EncoderModel.from_pretrained(folder, cache_dir=cache_dir, dtype=torch.bfloat16, **placement)
+            config = cached_file(folder, "config.json", cache_dir=cache_dir)
         except OSError as error:
             raise FileNotFoundError(
                 f"the T5 encoder {folder} cannot be had ({str(error).splitlines()[0]}); "
@@ -41,6 +60,7 @@ class T5:
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
+        self.sha256 = weights_sha256(Path(str(config)).parent)
 
     @torch.no_grad()
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
@@ -69,6 +89,7 @@ class T5:
         return {
             "name": self.name,
             "version": f"{Path(self.folder).name}@{version}",
+            "sha256": self.sha256,
             "dim": self.dim,
             "max_tokens": self.max_tokens,
         }
@@ -92,9 +113,17 @@ def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int =
 
     Parameters
     ----------
-    path : a hub id, a folder with config.json, or a cache folder of `google-t5/t5-11b`; None: the hub's default cache.
+    path : a folder with config.json, a hub id `org/name`, or a cache folder of `google-t5/t5-11b`, which is made when
+        it is not there; None: the hub's default cache.
     max_tokens : longer captions are cut.
     """
-    if path is not None and (not Path(path).is_dir() or (Path(path) / "config.json").is_file()):
-        return T5(str(path), None, device, max_tokens)
-    return T5(DEFAULT, str(path) if path else None, device, max_tokens)
+    if path is None:
+        return T5(DEFAULT, None, device, max_tokens)
+    place = Path(path).expanduser()
+    if (place / "config.json").is_file():
+        return T5(str(place), None, device, max_tokens)
+    if not place.is_dir():
+        if str(path).count("/") == 1 and not place.parent.is_dir():  # `./name` and `folder/name` are no hub ids
+            return T5(str(path), None, device, max_tokens)
+        log.info("%s is a new cache folder, for %s", place, DEFAULT)
+    return T5(DEFAULT, str(place), device, max_tokens)

@@ -1,47 +1,69 @@
 """`cosmos_cv`: nvidia/Cosmos-0.1-Tokenizer-CV4x8x8, the published TorchScript encoder.jit and decoder.jit.
 
-Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8], and back; bfloat16 on CUDA, float32 on
-CPU. Only the half that is used is loaded. Memory is bounded by a window of frames (and, when asked, a spatial tile).
-Windows overlap: latents that saw enough of the past are kept, those at a window's start are thrown away.
+Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8], and back, in the file's own arithmetic;
+a bfloat16 file runs in float32 on CPU. Only the half that is used is loaded.
+
+Both halves are causal, and their temporal attention sees every earlier frame. So clips are coded whole, unless memory
+is short or `tokenizer_window` asks for windows: those overlap, but what lies before a window is forgotten, and what
+follows the first window differs from the whole clip's. Spatial tiles (`tile_px`) differ likewise.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dfm_nb.base.files import sha256
-from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT, check_codable, check_latents, latent_size
+from dfm_nb.base.geometry import (
+    FRAMES_PER_LATENT,
+    LATENT_CHANNELS,
+    PX_PER_LATENT,
+    check_codable,
+    check_latents,
+    is_frame_count,
+    latent_size,
+    pixel_size,
+)
+from dfm_nb.base.log import log
+from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.plugins import Flag
 
-FLAGS = (Flag("tile_px", "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames", int),)
+FLAGS = (
+    Flag("tile_px", "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames", int),
+    Flag(
+        "tokenizer_window",
+        "cosmos_cv: encode in overlapping windows of this many frames; default whole clips where memory allows",
+        int,
+    ),
+)
 SHORT_SIDE_PX = 512
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
+HALVES = ("decoder", "encoder")
 SPATIAL, TEMPORAL = PX_PER_LATENT, FRAMES_PER_LATENT
-WINDOW_LATENTS = 13  # 49 frames, the length the tokenizer was trained with
+WINDOW_FRAMES = 49  # of a clip that does not fit whole
+SMALLEST_WINDOW_FRAMES = 17
 OVERLAP_LATENTS = 3
 TILE_OVERLAP = 8  # latent pixels
+# Numbers held at once. The decoder's tensors are 32 a pixel, the encoder's 20 (the published source at full width);
+# with the workspace of convolutions a process grew by up to 91. Spatial attention holds pairs of latent pixels.
+NUMBERS_PER_PX, NUMBERS_PER_PAIR = 96, 3
 _checksum = functools.cache(sha256)
 
 
 def _find(name: str, path: str | Path | None) -> Path:
-    """encoder.jit or decoder.jit: in a folder, a cache folder, or on the hub."""
-    hub_id, cache = HUB_ID, None
-    if path is not None:
-        folder = Path(path)
-        if (folder / name).is_file():
-            return folder / name
-        if folder.is_dir():
-            cache = str(folder)
-        else:
-            hub_id = str(path)
+    """encoder.jit or decoder.jit: in the folder `path`, else from the hub, with `path` as the cache folder."""
+    folder = Path(path).expanduser() if path is not None else None
+    if folder is not None and (folder / name).is_file():
+        return folder / name
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(hub_id, name, cache_dir=cache))
+        return Path(hf_hub_download(HUB_ID, name, cache_dir=folder))
     except Exception as error:
         where = f" in {path}" if path else ""
         raise FileNotFoundError(
@@ -49,6 +71,34 @@ def _find(name: str, path: str | Path | None) -> Path:
             f"where there is a network, run `hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, "
             "then pass --tokenizer-cache-dir DIR"
         ) from None
+
+
+def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+    """A half-precision trace in float32: its parameters, and the dtypes that tracing wrote into the code as numbers."""
+    half = {5, 15}  # float16 and bfloat16, as TorchScript numbers dtypes; 6 is float32
+    for part in module.modules():
+        code: Any = part._c
+        for method in code._method_names():
+            graph = code._get_method(method).graph
+            for node in list(graph.nodes()):
+                if node.kind().startswith("prim::"):
+                    continue
+                arguments = torch._C.parse_schema(node.schema()).arguments
+                for i, (argument, value) in enumerate(zip(arguments, node.inputs())):
+                    if argument.name == "dtype" and value.toIValue() in half:
+                        graph.setInsertPoint(node)
+                        node.replaceInput(i, graph.insertConstant(6))
+    return module.float()
+
+
+def _window_latents(frames: int) -> int:
+    """Latent frames of a window; ValueError where there can be no such window."""
+    if frames < SMALLEST_WINDOW_FRAMES or not is_frame_count(frames):
+        raise ValueError(
+            f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}, "
+            f"use {max(SMALLEST_WINDOW_FRAMES, frames // TEMPORAL * TEMPORAL + 1)}"
+        )
+    return latent_size(frames, SPATIAL, SPATIAL)[0]
 
 
 def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
@@ -64,60 +114,121 @@ def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
 
 
 class CosmosCV:
-    """See the module; bfloat16 on CUDA, else float32.
+    """See the module.
 
-    path : a folder with encoder.jit and decoder.jit, a hub cache folder, a hub id, or None for the default cache.
+    path : a folder with encoder.jit and decoder.jit, a hub cache folder (made when it is not there), or None for the
+        default cache.
     tile_px : encode and decode in tiles of this many pixels a side (a multiple of 8), blended where they overlap.
+    tokenizer_window : encode and decode in windows of this many frames (1 + 4k, 17 or more); None: whole clips where
+        memory allows, else 49.
     """
 
     name = "cosmos_cv"
 
-    def __init__(self, path: str | Path | None = None, device: str = "cpu", tile_px: int | None = None):
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        device: str = "cpu",
+        tile_px: int | None = None,
+        tokenizer_window: int | None = None,
+    ):
         if tile_px is not None and (tile_px % SPATIAL or tile_px < 2 * TILE_OVERLAP * SPATIAL):
             raise ValueError(
                 f"tile_px must be a multiple of 8 and at least {2 * TILE_OVERLAP * SPATIAL}; got {tile_px}"
             )
         self.path, self.device = path, torch.device(device)
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.tile = tile_px // SPATIAL if tile_px else None
-        self._halves: dict[str, torch.jit.ScriptModule] = {}
+        self.window = _window_latents(tokenizer_window) if tokenizer_window is not None else None
+        self._halves: dict[str, tuple[torch.jit.ScriptModule, torch.dtype]] = {}
         self._files: dict[str, Path] = {}
+        self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}  # clips of one size are coded alike
 
-    def _half(self, name: str):
-        if name not in self._halves:
+    def _file(self, name: str) -> Path:
+        if name not in self._files:
             self._files[name] = _find(f"{name}.jit", self.path)
+        return self._files[name]
+
+    def _half(self, name: str) -> tuple[torch.jit.ScriptModule, torch.dtype]:
+        """The module and the dtype that it takes; ValueError when a probe of 5 frames does not come out right."""
+        if name not in self._halves:
+            path = self._file(name)
             try:
-                module = torch.jit.load(str(self._files[name]), map_location=self.device)
+                module = torch.jit.load(str(path), map_location=self.device).eval()
             except RuntimeError as error:
                 why = str(error).strip().split("\n")[0]
-                raise ValueError(f"{self._files[name]} is not a TorchScript file ({why}); fetch it again") from None
-            self._halves[name] = module.to(self.dtype).eval()
+                raise ValueError(f"{path} is not a TorchScript file ({why}); fetch it again") from None
+            dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+            if self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+                module, dtype = _in_float32(module), torch.float32  # torch has no bfloat16 pooling on CPU
+            self._halves[name] = module, dtype
+            pixels, latents = (1, 3, 5, 64, 64), (1, LATENT_CHANNELS, 2, 8, 8)
+            given, wanted = (pixels, latents) if name == "encoder" else (latents, pixels)
+            if (made := tuple(self._call(name, torch.zeros(given)).shape)) != wanted:
+                raise ValueError(
+                    f"{path} is not the {name} of {HUB_ID}, which makes {list(wanted)} of {list(given)}, "
+                    f"not {list(made)}; fetch it again"
+                )
         return self._halves[name]
 
     @torch.no_grad()
     def _call(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        out = self._half(name)(x.to(self.device, self.dtype))
+        module, dtype = self._half(name)
+        try:
+            out = module(x.to(self.device, dtype))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            why = str(error).strip().split("\n")[-1]
+            raise ValueError(
+                f"{self._file(name)} does not run on {self.device} with {str(dtype).removeprefix('torch.')} input of "
+                f"{list(x.shape)} ({why}); use the {name} of {HUB_ID}, and a GPU if this is a CPU"
+            ) from None
         return (out if isinstance(out, torch.Tensor) else out[0]).float()
 
-    def encode(self, video: torch.Tensor) -> torch.Tensor:
-        """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
+    def encode(self, video: torch.Tensor, window: int | None = None) -> torch.Tensor:
+        """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]. window : as `tokenizer_window`."""
         check_codable(video.shape)
         parts = []
-        for start, stop, drop in _windows(latent_size(*video.shape[2:])[0], WINDOW_LATENTS, OVERLAP_LATENTS):
+        for start, stop, drop in self._steps("encoder", latent_size(*video.shape[2:]), window):
             frames = video[:, :, TEMPORAL * start : TEMPORAL * (stop - 1) + 1]
             parts.append(self._tiled("encoder", frames, SPATIAL, 1)[:, :, drop:])
         return torch.cat(parts, 2)
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
-        """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
-        return torch.cat(list(self.decode_windows(latents)), 2)
+    def decode(self, latents: torch.Tensor, window: int | None = None) -> torch.Tensor:
+        """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]. window : as `tokenizer_window`."""
+        return torch.cat(list(self.decode_windows(latents, window)), 2)
 
-    def decode_windows(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
+    def decode_windows(self, latents: torch.Tensor, window: int | None = None) -> Iterator[torch.Tensor]:
         """`decode` in pieces along time, one window's frames each."""
         check_latents(latents.shape)
-        for start, stop, drop in _windows(latents.shape[2], WINDOW_LATENTS, OVERLAP_LATENTS):
+        t, h, w = latents.shape[2:]
+        for start, stop, drop in self._steps("decoder", (t, h, w), window):
             frames = self._tiled("decoder", latents[:, :, start:stop], 1, SPATIAL)
             yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
+
+    def _steps(self, name: str, size: tuple[int, int, int], window: int | None) -> list[tuple[int, int, int]]:
+        """`_windows` over a clip whose latents are [t, h, w]."""
+        latents = self.window if window is None else _window_latents(window)
+        if latents is None:
+            latents = size[0] if self._fits_whole(name, size) else _window_latents(WINDOW_FRAMES)
+        return _windows(size[0], latents, OVERLAP_LATENTS)
+
+    def _fits_whole(self, name: str, size: tuple[int, int, int]) -> bool:
+        """Whether free memory holds a clip of this size; decided once for each size, with a warning if it does not."""
+        if (name, size) not in self._fits:
+            t, h, w = size
+            area = min(h, self.tile or h) * min(w, self.tile or w)
+            numbers = t * area * (TEMPORAL * SPATIAL**2 * NUMBERS_PER_PX + area * NUMBERS_PER_PAIR)
+            needed, free = numbers * self._half(name)[1].itemsize, available_bytes(self.device)
+            self._fits[name, size] = needed <= free
+            if needed > free and t > _window_latents(WINDOW_FRAMES):
+                frames, height, width = pixel_size(*size)
+                log.warning(
+                    f"a clip of {frames} frames of {height}x{width} px does not fit the {name} whole (an estimated "
+                    f"{needed / GIB:.3g} GiB, {free / GIB:.3g} free), so it is coded in windows of {WINDOW_FRAMES} "
+                    "frames, which changes what follows the first; --tokenizer-window sets how many, up to all"
+                )
+        return self._fits[name, size]
 
     def _tiled(self, name: str, x: torch.Tensor, unit_in: int, unit_out: int) -> torch.Tensor:
         """Run a half, in spatial tiles when asked; `unit_*` is the size of a latent pixel going in and coming out."""
@@ -140,12 +251,10 @@ class CosmosCV:
         return total / weight
 
     def identity(self) -> dict:
-        """Name, origin and the sha256 of each half that was loaded."""
-        return {
-            "name": self.name,
-            "version": HUB_ID,
-            "files": {n: _checksum(p) for n, p in sorted(self._files.items())},
-        }
+        """Name, origin and the sha256 of both halves, each and together, whichever is used."""
+        files = {name: _checksum(self._file(name)) for name in HALVES}
+        both = hashlib.sha256("".join(files.values()).encode()).hexdigest()
+        return {"name": self.name, "version": HUB_ID, "sha256": both, "files": files}
 
 
 def _ramp(length: int, overlap: int) -> torch.Tensor:

@@ -1,27 +1,245 @@
-"""The real loading and windowing code on small scripted modules with the published ones' signature."""
+"""The loader on traces of the published architecture, and its windows and tiles on a network that has no context."""
+
+import logging
+import shutil
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from dfm_nb.data.tokenizers import cosmos_cv
 from tests.data import encoder_files
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return encoder_files.save_cosmos(tmp_path_factory.mktemp("cosmos"))
+def folder(make_once):
+    return make_once("cosmos", encoder_files.save_cosmos)
+
+
+@pytest.fixture(scope="module")
+def half(make_once):
+    """A bfloat16 trace, as the published files are."""
+    return make_once("cosmos-bf16", lambda place: encoder_files.save_cosmos(place, torch.bfloat16))
+
+
+def video(frames, height=32, width=48, batch=1, seed=0):
+    return torch.rand(batch, 3, frames, height, width, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def off(a, b):
+    """Root mean square of the difference, as a share of the standard deviation of b."""
+    return ((a - b).square().mean().sqrt() / b.std()).item()
+
+
+# ---- the published architecture -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frames, height, width", [(1, 16, 24), (9, 64, 40), (121, 32, 48)])
+def test_whole_clip_is_one_call_of_the_network(folder, frames, height, width):
+    """Any size from one trace; 121 frames are the reference recipe's clip."""
+    encoder, decoder = encoder_files.cosmos()
+    tokenizer, x = cosmos_cv.build(folder), video(frames, height, width, batch=2)
+    z = tokenizer.encode(x)
+    assert z.shape == (2, 16, 1 + (frames - 1) // 4, height // 8, width // 8) and z.dtype == torch.float32
+    torch.testing.assert_close(z, encoder(x)[0], atol=1e-5, rtol=1e-5)
+    again = tokenizer.decode(z)
+    assert again.shape == x.shape
+    torch.testing.assert_close(again, decoder(z), atol=1e-4, rtol=1e-4)
+
+
+def test_coding_is_causal_and_sees_all_of_the_past(folder):
+    tokenizer, x = cosmos_cv.build(folder), video(81)
+    z, later, earlier = tokenizer.encode(x), x.clone(), x.clone()
+    later[:, :, 41:], earlier[:, :, :1] = 0, 0
+    assert torch.equal(tokenizer.encode(later)[:, :, :11], z[:, :, :11])
+    assert (tokenizer.encode(earlier)[:, :, -1] - z[:, :, -1]).abs().max() > 1e-5  # 80 frames further
+    made, changed = tokenizer.decode(z), z.clone()
+    changed[:, :, 11:] = 0
+    torch.testing.assert_close(tokenizer.decode(changed)[:, :, :41], made[:, :, :41], atol=1e-5, rtol=0)
+
+
+def test_windows_are_not_the_whole_after_the_first(folder):
+    """So they are a last resort; by how much they differ depends on the weights (benchmarks/tokenizer_windows.py)."""
+    tokenizer, x = cosmos_cv.build(folder), video(121)
+    z, windowed = tokenizer.encode(x), tokenizer.encode(x, window=49)
+    torch.testing.assert_close(windowed[:, :, :13], z[:, :, :13], atol=1e-5, rtol=1e-5)
+    assert 1e-3 < off(windowed[:, :, 13:], z[:, :, 13:]) < 1
+    made, pieces = tokenizer.decode(z), list(tokenizer.decode_windows(z, window=49))
+    assert [p.shape[2] for p in pieces] == [49, 40, 32]
+    torch.testing.assert_close(pieces[0], made[:, :, :49], atol=1e-4, rtol=1e-4)
+    assert 1e-4 < off(torch.cat(pieces, 2)[:, :, 49:], made[:, :, 49:]) < 1
+    same = cosmos_cv.build(folder, tokenizer_window=49)
+    assert torch.equal(same.encode(x), windowed) and torch.equal(same.decode(z), torch.cat(pieces, 2))
+
+
+def test_short_memory_means_windows_and_a_warning_a_size(folder, monkeypatch, caplog):
+    monkeypatch.setattr(cosmos_cv, "available_bytes", lambda device: 1 << 20)
+    tokenizer, x = cosmos_cv.build(folder), video(121)
+    whole = cosmos_cv.build(folder).encode(x, window=121)
+    with caplog.at_level(logging.WARNING, "dfm_nb"):
+        codes = [tokenizer.encode(clip) for clip in (x, x)]
+        assert torch.equal(codes[0], tokenizer.encode(x, window=49)) and torch.equal(*codes)
+        short = tokenizer.encode(video(9))  # no longer than a window
+    assert len(caplog.messages) == 1 and "121 frames of 32x48 px" in caplog.text and "--tokenizer-window" in caplog.text
+    torch.testing.assert_close(short, encoder_files.cosmos()[0](video(9))[0], atol=1e-5, rtol=1e-5)
+    assert torch.equal(cosmos_cv.build(folder, tokenizer_window=121).encode(x), whole)  # a wish beats the estimate
+    monkeypatch.undo()
+    assert torch.equal(cosmos_cv.build(folder).encode(x), whole)
+
+
+def test_memory_needed_grows_with_frames_and_with_the_area_squared(folder, monkeypatch):
+    """121 frames of 720x1280 px in float32: 40 GiB of convolutions and 72 of attention."""
+    for free, fits in ((113 << 30, True), (111 << 30, False)):
+        monkeypatch.setattr(cosmos_cv, "available_bytes", lambda device, free=free: free)
+        assert cosmos_cv.build(folder)._fits_whole("decoder", (31, 90, 160)) == fits
+    assert cosmos_cv.build(folder, tile_px=256)._fits_whole("decoder", (31, 90, 160))
+
+
+def test_tiles_are_not_the_whole(folder):
+    x = video(5, 256, 320)
+    tiled, whole = cosmos_cv.build(folder, tile_px=128), cosmos_cv.build(folder)
+    z = whole.encode(x)
+    assert tiled.encode(x).shape == z.shape and 1e-3 < off(tiled.encode(x), z) < 1
+    assert 1e-3 < off(tiled.decode(z), whole.decode(z)) < 1
+
+
+@pytest.mark.parametrize("frames", [1, 17])
+def test_bfloat16_trace_runs_in_float32_on_cpu(half, frames):
+    """Weights rounded to 8 bits, arithmetic in float32: within 1 % of the float32 network's spread."""
+    encoder, decoder = encoder_files.cosmos()
+    tokenizer, x = cosmos_cv.build(half), video(frames)
+    z, reference = tokenizer.encode(x), encoder(x)[0]
+    assert z.dtype == torch.float32 and 0 < off(z, reference) < 0.01
+    assert off(tokenizer.decode(reference), decoder(reference)) < 0.01
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="bfloat16 pooling needs a GPU")
+def test_bfloat16_trace_runs_as_it_is_on_cuda(half):
+    encoder, decoder = encoder_files.cosmos()
+    tokenizer, x = cosmos_cv.build(half, device="cuda"), video(17)
+    reference = encoder(x)[0]
+    assert off(tokenizer.encode(x).cpu(), reference) < 0.05
+    assert off(tokenizer.decode(reference).cpu(), decoder(reference)) < 0.05
+    assert {dtype for _, dtype in tokenizer._halves.values()} == {torch.bfloat16}
+
+
+def test_file_is_run_in_its_own_dtype(tmp_path):
+    tokenizer, x = cosmos_cv.build(encoder_files.save_cosmos(tmp_path, torch.float64)), video(9)
+    z = tokenizer.encode(x)
+    assert tokenizer._half("encoder")[1] == torch.float64 and z.dtype == torch.float32
+    torch.testing.assert_close(z, encoder_files.cosmos()[0](x)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_trace_that_cannot_be_cast_ends_in_a_sentence(half, monkeypatch):
+    monkeypatch.setattr(cosmos_cv, "_in_float32", lambda module: module.float())
+    with pytest.raises(ValueError, match=r"encoder\.jit does not run on cpu with float32 input.*a GPU") as caught:
+        cosmos_cv.build(half).encode(video(1))
+    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
+
+
+def test_other_networks_files_are_refused(folder, tmp_path):
+    for name in ("encoder", "decoder"):  # the halves in each other's place
+        shutil.copy(folder / f"{name}.jit", tmp_path / ("encoder.jit" if name == "decoder" else "decoder.jit"))
+    with pytest.raises(ValueError, match=r"encoder\.jit does not run on cpu") as caught:
+        cosmos_cv.build(tmp_path).encode(video(1))
+    assert "\n" not in str(caught.value)
+    torch.jit.script(nn.Identity()).save(str(tmp_path / "decoder.jit"))
+    with pytest.raises(ValueError, match=r"not \[1, 16, 2, 8, 8\]; fetch it again"):
+        cosmos_cv.build(tmp_path).decode(torch.zeros(1, 16, 1, 8, 8))
+    (tmp_path / "decoder.jit").write_bytes(b"<html>")
+    with pytest.raises(ValueError, match="not a TorchScript file"):
+        cosmos_cv.build(tmp_path).decode(torch.zeros(1, 16, 1, 8, 8))
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_used_half_is_loaded_and_both_are_named(folder, tmp_path):
+    tokenizer = cosmos_cv.build(folder)
+    tokenizer.encode(torch.zeros(1, 3, 1, 8, 8))
+    assert list(tokenizer._halves) == ["encoder"]
+    identity = tokenizer.identity()
+    assert identity == cosmos_cv.build(folder).identity() and set(identity["files"]) == {"encoder", "decoder"}
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "decoder.jit").write_bytes((folder / "encoder.jit").read_bytes())
+    changed = cosmos_cv.build(other).identity()
+    assert changed["sha256"] != identity["sha256"]
+    assert changed["files"]["encoder"] == identity["files"]["encoder"] == changed["files"]["decoder"]
+
+
+def test_missing_files_name_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
+    with pytest.raises(FileNotFoundError, match=r"hf download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"):
+        cosmos_cv.build(tmp_path).encode(torch.zeros(1, 3, 1, 8, 8))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_cache", "weights/cosmos"])
+def test_new_cache_folder_is_no_hub_id(folder, tmp_path, monkeypatch, name):
+    """As with NeMo DFM, `--tokenizer_cache_dir NEW` is where the download goes."""
+
+    def download(repo_id, filename, cache_dir):
+        assert repo_id == cosmos_cv.HUB_ID
+        place = cache_dir / "snapshot"
+        place.mkdir(parents=True, exist_ok=True)
+        return str(shutil.copy(folder / filename, place / filename))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.chdir(tmp_path)
+    assert cosmos_cv.build(name).encode(video(1)).shape == (1, 16, 1, 4, 6)
+    assert (tmp_path / name / "snapshot" / "encoder.jit").is_file()
+
+
+def test_wrong_shapes_and_windows_are_refused(folder):
+    tokenizer = cosmos_cv.build(folder)
+    with pytest.raises(ValueError, match=r"1 \+ 4k.*\[1, 3, 4, 8, 8\]"):
+        tokenizer.encode(torch.zeros(1, 3, 4, 8, 8))
+    for frames, use in ((50, 49), (9, 17), (0, 17)):
+        with pytest.raises(ValueError, match=rf"--tokenizer-window must be 1 \+ 4k.*got {frames}, use {use}"):
+            cosmos_cv.build(folder, tokenizer_window=frames)
+    with pytest.raises(ValueError, match="got 8"):
+        tokenizer.decode(torch.zeros(1, 16, 4, 1, 1), window=8)
+
+
+# ---- putting pieces together --------------------------------------------------------------------------------------
+
+
+class Shrink(nn.Module):
+    """Each latent depends on its own pixels only, so that pieces put together must be exactly the whole."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        pooled = F.avg_pool3d(x, (1, 8, 8))
+        first = pooled[:, :, :1]
+        rest = pooled[:, :, 1:]
+        b, c, t, h, w = rest.shape
+        z = torch.cat((first, rest.reshape(b, c, t // 4, 4, h, w).mean(3)), 2)
+        return (z.repeat(1, 6, 1, 1, 1)[:, :16],)
+
+
+class Grow(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        x = z[:, :3].repeat_interleave(8, 3).repeat_interleave(8, 4)
+        return torch.cat((x[:, :, :1], x[:, :, 1:].repeat_interleave(4, 2)), 2)
+
+
+@pytest.fixture(scope="module")
+def contextless(tmp_path_factory):
+    place = tmp_path_factory.mktemp("contextless")
+    torch.jit.script(Shrink()).save(str(place / "encoder.jit"))
+    torch.jit.script(Grow()).save(str(place / "decoder.jit"))
+    return place
 
 
 @pytest.mark.parametrize("frames", [1, 9, 49, 121, 241])
-def test_windows_put_together_are_the_whole(folder, frames):
-    tokenizer = cosmos_cv.build(folder)
-    video = torch.rand(1, 3, frames, 16, 24) * 2 - 1
-    z = tokenizer.encode(video)
+@pytest.mark.parametrize("window", [17, 49])
+def test_windows_cover_the_clip(contextless, frames, window):
+    tokenizer, x = cosmos_cv.build(contextless, tokenizer_window=window), video(frames, 16, 24)
+    z = tokenizer.encode(x)
     assert z.shape == (1, 16, 1 + (frames - 1) // 4, 2, 3)
-    torch.testing.assert_close(z, encoder_files.CosmosEncoder()(video)[0])
+    torch.testing.assert_close(z, Shrink()(x)[0])
     again = tokenizer.decode(z)
-    assert again.shape == video.shape
-    torch.testing.assert_close(again, encoder_files.CosmosDecoder()(z))
+    assert again.shape == x.shape
+    torch.testing.assert_close(again, Grow()(z))
 
 
 @pytest.mark.parametrize("count", [1, 13, 14, 23, 24, 31, 61])
@@ -31,26 +249,9 @@ def test_window_plan_covers_each_latent_once(count):
     assert all(b - a <= 13 for a, b, _ in cosmos_cv._windows(count, 13, 3))
 
 
-def test_tiles_put_together_are_the_whole(folder):
-    video = torch.rand(1, 3, 5, 256, 320) * 2 - 1
-    tiled, whole = cosmos_cv.build(folder, tile_px=128), cosmos_cv.build(folder)
-    z = whole.encode(video)
-    torch.testing.assert_close(tiled.encode(video), z, atol=1e-5, rtol=1e-5)
+def test_tiles_cover_the_frame(contextless):
+    x = video(5, 256, 320)
+    tiled, whole = cosmos_cv.build(contextless, tile_px=128), cosmos_cv.build(contextless)
+    z = whole.encode(x)
+    torch.testing.assert_close(tiled.encode(x), z, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(tiled.decode(z), whole.decode(z), atol=1e-5, rtol=1e-5)
-
-
-def test_only_the_used_half_is_loaded(folder):
-    tokenizer = cosmos_cv.build(folder)
-    tokenizer.encode(torch.zeros(1, 3, 1, 8, 8))
-    assert list(tokenizer.identity()["files"]) == ["encoder"]
-
-
-def test_missing_files_name_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    with pytest.raises(FileNotFoundError, match=r"hf download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"):
-        cosmos_cv.build(tmp_path).encode(torch.zeros(1, 3, 1, 8, 8))
-
-
-def test_wrong_shapes_are_refused(folder):
-    with pytest.raises(ValueError, match=r"1 \+ 4k.*\[1, 3, 4, 8, 8\]"):
-        cosmos_cv.build(folder).encode(torch.zeros(1, 3, 4, 8, 8))

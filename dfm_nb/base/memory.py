@@ -1,0 +1,27 @@
+"""Free memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+GIB = 1 << 30
+
+
+def available_bytes(device: torch.device) -> int:
+    """What this process can still take: of the GPU, or of the machine and its control group."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    import psutil
+
+    free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(kept.get("inactive_file", 0)))
+    except (OSError, ValueError):  # no control group, or no limit ("max")
+        pass
+    return free
