@@ -78,13 +78,13 @@ def _half_precision_pooling():
         library._destroy()
 
 
-def save_cosmos(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+def save_cosmos(folder: Path, dtype: torch.dtype = torch.float32, seed: int = 0, width: int = 4) -> Path:
     """encoder.jit and decoder.jit, traced in `dtype`, which a trace holds as numbers in its code."""
     folder.mkdir(parents=True, exist_ok=True)
     examples = (torch.zeros(1, 3, 9, 64, 64), torch.zeros(1, 16, 3, 8, 8))
     half = dtype in (torch.bfloat16, torch.float16)
     with warnings.catch_warnings(action="ignore"), _half_precision_pooling() if half else contextlib.nullcontext():
-        for name, network, example in zip(("encoder", "decoder"), cosmos(seed=seed), examples):
+        for name, network, example in zip(("encoder", "decoder"), cosmos(width, seed), examples):
             trace = torch.jit.trace(copy.deepcopy(network).to(dtype), example.to(dtype), check_trace=False)
             trace.save(str(folder / f"{name}.jit"))
     return folder

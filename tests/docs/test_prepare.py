@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import webdataset as wds
 from PIL import Image
+from safetensors.torch import load_file
 
 from dfm_nb import prepare
 from dfm_nb.base import video
@@ -29,6 +31,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --local-dir) folder=$2; shift 2;;
     --repo-type) [ "$2" = dataset ]; shift 2;;
+    --include) files+=($(cd "$HUB/$name" && compgen -G "$2")); shift 2;;
     -*) echo "hf: $1?" >&2; exit 2;;
     *) files+=("$1"); shift;;
   esac
@@ -74,8 +77,11 @@ def make_hub(folder):
     butterflies = folder / "huggan" / "smithsonian_butterflies_subset" / "data"
     for place in (cosmos, t5, butterflies):
         place.mkdir(parents=True)
-    encoder_files.save_cosmos(cosmos)
+    encoder_files.save_cosmos(cosmos, torch.bfloat16)
     encoder_files.save_t5(t5)
+    (t5 / "spiece.model").touch()
+    torch.save(load_file(t5 / "model.safetensors"), t5 / "pytorch_model.bin")  # the one format for torch there is
+    (t5 / "model.safetensors").rename(t5 / "tf_model.h5")
     urls = []
     for seed, size in enumerate([(520, 600), (700, 530), (300, 200)]):
         Image.fromarray(picture(*size, seed)).save(butterflies.parent / f"{seed}.jpg")
@@ -109,6 +115,8 @@ def test_every_block_of_the_page_runs(tmp_path):
     # 90 x 130 px at a short side of 64 are 64 x 92, cut down to 64 x 80
     assert tuple(clips["morpho"].latent.shape) == (1, 16, 1, 8, 10)
     assert read("data/videos")["counts"]["samples"] == 2 * 2  # 17 frames at 12 a second: clips from frames 0 and 8
+    assert {p.name for p in (tmp_path / "weights/t5-11b").iterdir()} >= {"spiece.model", "pytorch_model.bin"}
+    assert not (tmp_path / "weights/t5-11b/tf_model.h5").exists()
     butterflies = read("butterfly_webdataset")
     assert butterflies["tokenizer"]["name"] == "cosmos_cv" and butterflies["text_encoder"]["name"] == "t5"
     assert butterflies["short_side"] == 512 and butterflies["counts"]["samples"] == 3

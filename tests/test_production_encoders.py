@@ -1,0 +1,115 @@
+"""cosmos_cv and t5 of the published architectures from shards to clips; weights mean nothing."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from dfm_nb import generate, prepare
+from dfm_nb.base import video
+from dfm_nb.base.argv import guard
+from dfm_nb.data import shards
+from dfm_nb.data.tokenizers import cosmos_cv
+from dfm_nb.generation.pipeline import Pipeline
+from tests import tiny_run
+from tests.data import encoder_files
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def weights(make_once):
+    """Folders of (cosmos as published: a bfloat16 trace, t5)."""
+    cosmos = make_once("cosmos-bf16", lambda place: encoder_files.save_cosmos(place, torch.bfloat16))
+    return cosmos, make_once("t5", encoder_files.save_t5)
+
+
+@pytest.fixture(scope="module")
+def data(weights, tmp_path_factory):
+    """18 images and 3 clips of 9 frames."""
+    folder = tmp_path_factory.mktemp("production") / "data"
+    argv = ["--source", "synthetic", "--num-images", "18", "--num-clips", "3", "--short-side", "32"]
+    argv += ["--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", str(weights[0])]
+    argv += ["--text-encoder", "t5", "--t5-cache-dir", str(weights[1])]
+    assert prepare.main([*argv, "--output-dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    return tiny_run.train(data, tmp_path_factory.mktemp("production-run"), "validation.prompts=[]")
+
+
+def run(trained, weights, out, *extra):
+    cosmos, t5 = map(str, weights)
+    size = ["--height", "32", "--width", "48", "--num-steps", "2"]
+    argv = ["--checkpoint-path", str(trained), "--prompt", "a blue butterfly", *size, "--video-save-path", str(out)]
+    return guard(generate.main, [*argv, "--tokenizer-cache-dir", cosmos, "--t5-cache-dir", t5, *extra])
+
+
+def test_prepared_latents_are_the_networks(data, weights):
+    """A clip is stored as one call of the network gives it; the manifest names both halves and the text encoder."""
+    clips = [e.read() for tar in sorted(data.glob("*.tar")) for e in shards.scan_shard(tar)]
+    assert {tuple(c.latent.shape[1:3]) for c in clips} == {(16, 1), (16, 3)}
+    assert {c.text_emb.shape[2] for c in clips} == {1024}
+    manifest = json.loads((data / "manifest.json").read_text())
+    assert manifest["tokenizer"] == cosmos_cv.build(weights[0]).identity()
+    assert len(manifest["text_encoder"]["sha256"]) == 64
+
+
+def test_clip_is_decoded_by_the_network_it_was_trained_with(trained, weights, tmp_path, one_rank):
+    out = tmp_path / "clip.mp4"
+    assert run(trained, weights, out, "--num-video-frames", "9", "--save-latents") == 0
+    assert video.read_video(out)[0].shape == (9, 32, 48, 3)
+    pipe = Pipeline.from_checkpoint(trained, tokenizer_path=str(weights[0]))
+    clip = torch.randn(16, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    raw = pipe.statistics.from_model(clip, pipe.sigma_data)
+    whole = cosmos_cv.build(weights[0]).decode(raw[None])[0]
+    expected = ((whole.clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()
+    assert np.array_equal(pipe.decode(clip), expected)
+
+
+def test_other_weights_are_refused_in_a_sentence(trained, weights, tmp_path, capsys):
+    cosmos, t5 = weights
+    other = encoder_files.save_cosmos(tmp_path / "other", torch.bfloat16, seed=1)
+    for half in ("decoder", "encoder"):  # one half of another training is enough
+        mixed = shutil.copytree(cosmos, tmp_path / f"other-{half}")
+        shutil.copy(other / f"{half}.jit", mixed)
+        assert run(trained, (mixed, t5), tmp_path / "a.mp4") == 2
+        error = capsys.readouterr().err
+        assert "another tokenizer (cosmos_cv, sha256" in error and error.count("\n") == 1
+    changed = encoder_files.save_t5(tmp_path / "t5", seed=1)
+    assert run(trained, (cosmos, changed), tmp_path / "a.mp4") == 2
+    assert "another text encoder (t5, sha256" in capsys.readouterr().err
+
+
+def test_checkpoint_without_hashes_opens_with_any_weights(trained, weights, tmp_path, one_rank):
+    """Manifests of before hold the encoder's hash alone, under `files`, and none of T5's."""
+    pipe = Pipeline.from_checkpoint(trained, tokenizer_path=str(weights[0]), text_encoder_path=str(weights[1]))
+    pipe.manifest["tokenizer"] = {"name": "cosmos_cv", "version": cosmos_cv.HUB_ID, "files": {"encoder": "0" * 64}}
+    del pipe.manifest["text_encoder"]["sha256"]
+    assert pipe("a moth", height=32, width=32, num_video_frames=5, num_steps=2)[0].frames.shape == (5, 32, 32, 3)
+
+
+def test_tokenizer_window_changes_what_follows_it_and_is_replayed(trained, weights, tmp_path, capsys):
+    long = ["--num-video-frames", "33"]
+    assert run(trained, weights, tmp_path / "whole.mp4", *long) == 0
+    assert run(trained, weights, tmp_path / "windows.mp4", *long, "--tokenizer-window", "17") == 0
+    whole, windows = (json.loads((tmp_path / f"{name}.mp4.json").read_text()) for name in ("whole", "windows"))
+    assert whole["tokenizer_window"] is None and windows["tokenizer_window"] == 17
+    assert whole["latent_sha256"] == windows["latent_sha256"] and whole["frames_sha256"] != windows["frames_sha256"]
+    cosmos, t5 = map(str, weights)
+    argv = ["--checkpoint-path", str(trained), "--prompts-file", str(tmp_path / "windows.mp4.json")]
+    argv += ["--tokenizer-path", cosmos, "--t5-cache-dir", t5, "--video-save-path", str(tmp_path / "again.mp4")]
+    assert guard(generate.main, argv) == 0 and "bit for bit" in capsys.readouterr().out
+    assert json.loads((tmp_path / "again.mp4.json").read_text())["frames_sha256"] == windows["frames_sha256"]
+    assert run(trained, weights, tmp_path / "b.mp4", *long, "--tokenizer-window", "18") == 2
+    assert "--tokenizer-window must be 1 + 4k frames, 17 or more; got 18" in capsys.readouterr().err
+
+
+def test_window_is_for_cosmos_alone(tiny_checkpoint, tmp_path, capsys):
+    argv = ["--checkpoint-path", str(tiny_checkpoint), "--prompt", "a moth", "--tokenizer-window", "17"]
+    assert guard(generate.main, [*argv, "--video-save-path", str(tmp_path / "a.mp4")]) == 2
+    assert "has no use for --tokenizer-window" in capsys.readouterr().err
