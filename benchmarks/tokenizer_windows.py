@@ -1,12 +1,12 @@
 """What coding a clip in windows or tiles changes, with NVIDIA's Cosmos CV4x8x8 architecture and random weights.
 
-    python benchmarks/tokenizer_windows.py [--widths 4 16 128] [--frames 121] [--size 64]
+    python benchmarks/tokenizer_windows.py [--widths 4 16 128] [--frames 121] [--size 32]
 
 The network is diffusers' `AutoencoderKLCosmos`; 128 channels are the published width. Differences are the root mean
 square after the first window (for tiles: everywhere) as a share of the standard deviation of what the whole clip gives.
 The published weights may do better or worse: they were not at hand.
 
-Prints a table and writes benchmarks/results/tokenizer_windows.{json,md}. Takes about two minutes.
+Prints a table and writes benchmarks/results/tokenizer_windows.{json,md}. Takes ten minutes on two busy cores.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--widths", type=int, nargs="+", default=[4, 16, 128])
     parser.add_argument("--frames", type=int, default=121)
-    parser.add_argument("--size", type=int, default=64, help="px")
+    parser.add_argument("--size", type=int, default=32, help="px")
     args = parser.parse_args()
     about = report.machine()
     rows = [row for width in args.widths for row in measure(width, args.frames, args.size)]

@@ -11,6 +11,8 @@ from dfm_nb import generate, prepare
 from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.data import shards
+from dfm_nb.data.encoding import to_pixels
+from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import cosmos_cv
 from dfm_nb.generation.pipeline import Pipeline
 from tests import tiny_run
@@ -52,10 +54,15 @@ def run(trained, weights, out, *extra):
 def test_prepared_latents_are_the_networks(data, weights):
     """A clip is stored as one call of the network gives it; the manifest names both halves and the text encoder."""
     clips = [e.read() for tar in sorted(data.glob("*.tar")) for e in shards.scan_shard(tar)]
-    assert {tuple(c.latent.shape[1:3]) for c in clips} == {(16, 1), (16, 3)}
+    tokenizer, source = cosmos_cv.build(weights[0]), synthetic.build(num_images=18, num_clips=3, size_px=32)
+    drawn = {clip.key: clip.video for i in range(len(source)) for clip in source.read(i)}
+    assert {tuple(c.latent.shape[1:3]) for c in clips} == {(16, 1), (16, 3)} and drawn.keys() == {c.key for c in clips}
+    for clip in clips:  # bfloat16 as stored
+        whole = tokenizer.encode(to_pixels(drawn[clip.key])[None])
+        torch.testing.assert_close(clip.latent.float(), whole, atol=0.01, rtol=0.01)
     assert {c.text_emb.shape[2] for c in clips} == {1024}
     manifest = json.loads((data / "manifest.json").read_text())
-    assert manifest["tokenizer"] == cosmos_cv.build(weights[0]).identity()
+    assert manifest["tokenizer"] == tokenizer.identity()
     assert len(manifest["text_encoder"]["sha256"]) == 64
 
 

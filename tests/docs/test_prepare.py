@@ -77,7 +77,7 @@ def make_hub(folder):
     butterflies = folder / "huggan" / "smithsonian_butterflies_subset" / "data"
     for place in (cosmos, t5, butterflies):
         place.mkdir(parents=True)
-    encoder_files.save_cosmos(cosmos, torch.bfloat16)
+    encoder_files.save_cosmos(cosmos)
     encoder_files.save_t5(t5)
     (t5 / "spiece.model").touch()
     torch.save(load_file(t5 / "model.safetensors"), t5 / "pytorch_model.bin")  # the one format for torch there is

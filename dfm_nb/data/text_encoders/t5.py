@@ -53,8 +53,9 @@ class T5:
             model: Any = T5EncoderModel.from_pretrained(folder, cache_dir=cache_dir, dtype=torch.bfloat16, **placement)
             config = cached_file(folder, "config.json", cache_dir=cache_dir)
         except OSError as error:
+            where = f" in {cache_dir}" if cache_dir else ""
             raise FileNotFoundError(
-                f"the T5 encoder {folder} cannot be had ({str(error).splitlines()[0]}); "
+                f"the T5 encoder {folder} cannot be had{where} ({str(error).splitlines()[0]}); "
                 f"fetch it where there is a network with `hf download {folder}`, "
                 "and pass its folder or cache with --t5-cache-dir"
             ) from None
