@@ -187,6 +187,10 @@ def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path)
     start = tmp_path / "run" / "checkpoints"
     assert run_ranks(1, _with_another_row, [*argv, f"checkpoint.load_checkpoint={start}"]) == [0]
     assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
+    for way in (f"checkpoint.load_checkpoint={start}/iter_2", f"checkpoint.load={start}"):
+        argv[-1] = str(tmp_path / way.partition("=")[0])
+        assert run_ranks(1, _with_another_row, [*argv, way]) == [0]
+        assert losses(Path(argv[-1])) == losses(tmp_path / "other")
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ class Resolved:
         own = {k: self.get(k) for k, origin in self.provenance.items() if not origin.startswith(DERIVED)}
         config, faults = _typed(own | kept, self.provenance)
         assert not faults  # both were checked
-        return _derive(Resolved(config, dict(self.provenance)))
+        return _derive(replace(self, config=config, provenance=dict(self.provenance)))
 
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
         """A copy in which keys that are null take these values (from the data, for example); set keys stay as they are.
