@@ -108,7 +108,7 @@ def test_previews_come_every_k_steps_and_end_in_the_clip(tiny_pipe):
 def test_previews_that_nobody_looks_at_are_not_decoded(tiny_pipe, monkeypatch):
     decoded = []
     decode = type(tiny_pipe).decode
-    monkeypatch.setattr(type(tiny_pipe), "decode", lambda self, latent: decoded.append(1) or decode(self, latent))
+    monkeypatch.setattr(type(tiny_pipe), "decode", lambda self, *given: decoded.append(1) or decode(self, *given))
     tiny_pipe(
         PROMPTS[:2], callback=lambda step, steps, clips: step == 2 and clips[0].frames, **{**FAST, "num_steps": 4}
     )

@@ -134,6 +134,8 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
         "v.mp4",
         "--strength",
         "0.3",
+        "--tokenizer-window",
+        "17",
     ]
     (r,) = requests_of(arguments("--prompt", "p", *flags))
     default = Request("p")

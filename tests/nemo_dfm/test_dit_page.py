@@ -97,7 +97,16 @@ def test_the_command_of_inference(hub, trained, tmp_path):
     done = commands().run(
         *("torchrun", "--nproc-per-node", 2, "-m", "dfm_nb.generate", "--t5_cache_dir", hub / "t5"),
         *("--tokenizer_cache_dir", hub / "cosmos", "--tokenizer_model", "Cosmos-0.1-Tokenizer-CV4x8x8"),
-        *("--checkpoint_path", trained.parent / "dfm_experiment", "--num_video_frames", 10, "--height", 240, "--width", 416),
+        *(
+            "--checkpoint_path",
+            trained.parent / "dfm_experiment",
+            "--num_video_frames",
+            10,
+            "--height",
+            240,
+            "--width",
+            416,
+        ),
         *("--video_save_path", out, "--prompt", "a blue morpho", "--num_steps", 2),
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -160,19 +160,20 @@ class CosmosCV:
             dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
             if self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
                 module, dtype = _in_float32(module), torch.float32  # torch has no bfloat16 pooling on CPU
-            self._halves[name] = module, dtype
             pixels, latents = (1, 3, 5, 64, 64), (1, LATENT_CHANNELS, 2, 8, 8)
             given, wanted = (pixels, latents) if name == "encoder" else (latents, pixels)
-            if (made := tuple(self._call(name, torch.zeros(given)).shape)) != wanted:
+            made = list(self._run(name, module, dtype, torch.zeros(given)).shape)
+            if made != list(wanted):
                 raise ValueError(
-                    f"{path} is not the {name} of {HUB_ID}, which makes {list(wanted)} of {list(given)}, "
-                    f"not {list(made)}; fetch it again"
+                    f"{path} is not the {name} of {HUB_ID}, which makes {list(wanted)} of {list(given)}, not {made}; "
+                    "fetch it again"
                 )
+            self._halves[name] = module, dtype
         return self._halves[name]
 
     @torch.no_grad()
-    def _call(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        module, dtype = self._half(name)
+    def _run(self, name: str, module: torch.jit.ScriptModule, dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+        """What a half makes of x, float32; a fault inside TorchScript becomes a sentence."""
         try:
             out = module(x.to(self.device, dtype))
         except torch.OutOfMemoryError:
@@ -234,12 +235,13 @@ class CosmosCV:
         """Run a half, in spatial tiles when asked; `unit_*` is the size of a latent pixel going in and coming out."""
         h, w = x.shape[-2] // unit_in, x.shape[-1] // unit_in
         if self.tile is None or max(h, w) <= self.tile:
-            return self._call(name, x)
+            return self._run(name, *self._half(name), x)
         total = weight = torch.empty(0)
         rows, columns = (_windows(n, self.tile, TILE_OVERLAP) for n in (h, w))
         for top, bottom, _ in rows:
             for left, right, _ in columns:
-                part = self._call(name, x[..., top * unit_in : bottom * unit_in, left * unit_in : right * unit_in])
+                tile = x[..., top * unit_in : bottom * unit_in, left * unit_in : right * unit_in]
+                part = self._run(name, *self._half(name), tile)
                 down, across = (_ramp(n, TILE_OVERLAP * unit_out).to(part) for n in part.shape[-2:])
                 ramp = down[:, None] * across
                 if not total.numel():  # the first part says what channels and frames come out
