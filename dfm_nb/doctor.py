@@ -29,6 +29,7 @@ OPTIONAL = {
     "transformer-engine": "fused optimizer kernels on CUDA",
     "wandb": "logger.wandb_project",
     "jupyterlab": "notebooks",
+    "mediapy": "clips.show() and galleries in notebooks",
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb import inspect
+from dfm_nb.base import video
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
 
@@ -65,7 +66,7 @@ class DatasetBrowser:
         return self._figures[index]
 
     def _figure(self, index: int) -> str:
-        from workbench.gallery import Gallery, Item, encode
+        from workbench.gallery import Gallery, Item
 
         entry = self.entries[index]
         try:
@@ -76,7 +77,7 @@ class DatasetBrowser:
             )
         tokenizer = self._load_tokenizer()
         frames = inspect.false_colours(clip) if tokenizer is None else inspect.decoded(clip, tokenizer)
-        kind, data = encode(frames, float(clip.meta.get("fps") or 12.0))
+        kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
         caption = str(clip.meta.get("caption", entry.key))
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = (

@@ -8,11 +8,12 @@ from __future__ import annotations
 import base64
 import html
 import json
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dfm_nb.base import video
 
@@ -65,7 +66,7 @@ def load(thing: Any) -> Item:
             f"a gallery shows paths, generated clips or uint8 [T, H, W, 3] arrays; got {type(thing).__name__}"
         )
     settings = asdict(request) if is_dataclass(request) and not isinstance(request, type) else {}
-    return Item(*encode(frames, float(settings.get("fps", 12.0))), settings)
+    return Item(*video.compressed(np.asarray(frames), float(settings.get("fps", 12.0))), settings)
 
 
 def _from_file(path: Path) -> Item:
@@ -81,15 +82,6 @@ def _from_file(path: Path) -> Item:
     except (OSError, ValueError, TypeError):
         pass  # a clip from elsewhere: its name is all that is known
     return Item(kind, path.read_bytes(), settings)
-
-
-def encode(frames: Any, fps: float) -> tuple[str, bytes]:
-    """uint8 [T, H, W, 3] -> (media type, bytes): an MP4, or a PNG for one frame."""
-    still = len(frames) == 1
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "still.png" if still else "clip.mp4")
-        video.write_png(path, frames[0]) if still else video.write_mp4(path, frames, fps)
-        return MEDIA_TYPES[path.suffix], path.read_bytes()
 
 
 class Gallery:
@@ -189,6 +181,4 @@ def _listed(things: Any) -> list[Any]:
         if path.is_dir():
             return sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA_TYPES and not p.name.startswith("."))
         return [path]
-    if hasattr(things, "frames") or isinstance(things, Item):
-        return [things]
-    return list(things)
+    return list(things) if isinstance(things, Iterable) else [things]

@@ -8,14 +8,15 @@ sentence, and nothing decodes to more than `MAX_BYTES`.
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 import math
-import tempfile
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from types import ModuleType
+from typing import Any, Iterable, Iterator, Sequence
 
 import av
 import numpy as np
@@ -23,7 +24,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence
 
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import SIDE_MULTIPLE
-from dfm_nb.base.records import SampleError
+from dfm_nb.base.records import Clip, SampleError
 
 MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
@@ -35,6 +36,7 @@ BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
 
 RGB = tuple[int, int, int]
+Media = str | Path | bytes | Image.Image
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -51,14 +53,27 @@ def parse_colour(text: str) -> RGB:
         ) from None
 
 
-def _named(source: str | Path | bytes) -> str:
+def _named(source: Media) -> str:
+    if isinstance(source, Image.Image):
+        return f"a picture of {source.height}x{source.width} px"
     return f"a file of {len(source)} bytes" if isinstance(source, (bytes, bytearray)) else str(source)
 
 
+def picture(value: Any) -> Image.Image:
+    """A PIL image as it is, of a uint8 array [H, W], [H, W, 3] or [H, W, 4] one; SampleError for another array."""
+    try:
+        return value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise SampleError("unreadable_image", f"an array is not a picture ({error}); give uint8 [H, W, 3]") from None
+
+
 @contextmanager
-def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
+def _opened(source: Media) -> Iterator[Image.Image]:
     """A Pillow image; every way in which opening or decoding can fail becomes a SampleError."""
     try:
+        if isinstance(source, Image.Image):
+            yield source
+            return
         with Image.open(io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source) as image:
             yield image
     except SampleError:
@@ -93,7 +108,7 @@ def _grey8(image: Image.Image) -> np.ndarray:
     return np.nan_to_num(values).round().clip(0, 255).astype(np.uint8)
 
 
-def read_image(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> np.ndarray:
+def read_image(path_or_bytes: Media, background: RGB = WHITE) -> np.ndarray:
     """Read one image (the first frame of an animation).
 
     Parameters
@@ -113,7 +128,7 @@ def read_image(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> np
         return _rgb(ImageOps.exif_transpose(image), background)[None]
 
 
-def _animation(path: str | Path | bytes, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
+def _animation(path: Media, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
     """(uint8 [T, H, W, 3], frames per second); frames of unequal duration are laid on an even grid of as many.
 
     A duration of 0 counts as 100 ms, as in browsers.
@@ -130,7 +145,7 @@ def _animation(path: str | Path | bytes, image: Image.Image, background: RGB) ->
     return np.stack([frames[i] for i in order]), t / total
 
 
-def read_still_or_animation(path_or_bytes: str | Path | bytes, background: RGB = WHITE) -> tuple[np.ndarray, float]:
+def read_still_or_animation(path_or_bytes: Media, background: RGB = WHITE) -> tuple[np.ndarray, float]:
     """The frames and rate of a file that holds an animation, whatever it is called; otherwise `read_image` at 1 fps."""
     with _opened(path_or_bytes) as image:
         if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
@@ -284,8 +299,7 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
     _check(video)
     if not (fps > 0 and math.isfinite(fps)):
         raise ValueError(f"fps must be a positive number; got {fps}")
-    _, h, w, _ = video.shape
-    video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")
+    video = _even_sides(video)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as container:
@@ -300,6 +314,12 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
                 frame = frame.reformat(format="yuv420p", dst_colorspace=BT709, dst_color_range=LIMITED_RANGE)
                 container.mux(stream.encode(frame))
             container.mux(stream.encode(None))
+
+
+def _even_sides(video: np.ndarray) -> np.ndarray:
+    """H.264 with halved colour planes has no odd sides."""
+    _, h, w, _ = video.shape
+    return np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")
 
 
 def write_png(path: str | Path, image: np.ndarray) -> None:
@@ -409,29 +429,64 @@ def _pieces(word: str, font: _Font, width_px: int) -> Iterator[str]:
     yield word[start:]
 
 
+@functools.cache
+def mediapy() -> ModuleType:
+    """The package `mediapy`, with the ffmpeg of `imageio_ffmpeg`: what it reads and compresses needs one."""
+    try:
+        import imageio_ffmpeg
+        import mediapy
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"showing clips needs {error.name}; pip install 'dfm_nb[notebook]'") from None
+    mediapy.set_ffmpeg(imageio_ffmpeg.get_ffmpeg_exe())
+    return mediapy
+
+
+def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
+    """(media type, bytes) of uint8 [T, H, W, 3]: H.264 as `write_mp4` makes it, a PNG for one frame."""
+    _check(frames)
+    if len(frames) == 1:
+        return "image/png", mediapy().compress_image(frames[0])
+    args = (
+        f"-vf scale=out_color_matrix=bt709:out_range=tv -colorspace {BT709} -color_primaries {BT709} -color_trc {BT709}"
+    )
+    return "video/mp4", mediapy().compress_video(_even_sides(frames), fps=fps, crf=18, ffmpeg_args=args)
+
+
 def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
     """A <figure> that carries its pixels: a looping MP4 for a clip, a PNG for one frame.
+
+    The video has its data in `src`: JupyterLab removes the `<source>` that mediapy writes from notebooks that are not
+    trusted, as those of papermill.
 
     Parameters
     ----------
     frames : uint8 [T, H, W, 3].
     caption : shown beneath and read aloud in place of the picture; escaped here.
     """
-    _check(frames)
-    said = html.escape(caption, quote=True)
-    clip = len(frames) > 1
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "inline")
-        write_mp4(path, frames, fps) if clip else write_png(path, frames[0])
-        data = base64.b64encode(path.read_bytes()).decode()
+    kind, data = compressed(frames, fps)
+    said, src = html.escape(caption, quote=True), f"data:{kind};base64,{base64.b64encode(data).decode()}"
     width = max(frames.shape[2], 192)
     style = f"width:{width}px;max-width:100%;border-radius:6px;display:block"
-    if clip:
-        media = (
-            f'<video src="data:video/mp4;base64,{data}" controls muted loop playsinline '
-            f'aria-label="{said}" style="{style}"></video>'
-        )
+    if kind == "video/mp4":
+        media = f'<video src="{src}" controls muted loop playsinline aria-label="{said}" style="{style}"></video>'
     else:
-        media = f'<img src="data:image/png;base64,{data}" alt="{said}" style="{style}">'
+        media = f'<img src="{src}" alt="{said}" style="{style}">'
     text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{said}</figcaption>'
     return f'<figure style="display:inline-block;margin:8px;vertical-align:top">{media}{text}</figure>'
+
+
+def row_html(figures: Iterable[str]) -> str:
+    """Figures side by side."""
+    return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(figures)}</div>'
+
+
+def show(clips: Iterable[Clip]) -> None:
+    """Play clips of a source side by side in the notebook, each with its caption."""
+    show_html(row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in clips))
+
+
+def show_html(text: str) -> None:
+    """Display HTML of ours in the notebook."""
+    from IPython.display import HTML, display
+
+    display(HTML(text))

@@ -308,3 +308,20 @@ def test_inline_html_of_one_frame_is_a_lossless_image():
 def test_write_mp4_refuses_other_arrays(shape, dtype, tmp_path):
     with pytest.raises(ValueError, match="a video must"):
         video.write_mp4(tmp_path / "a.mp4", np.zeros(shape, dtype), 8)
+
+
+def test_mediapy_compresses_and_reads_as_pyav_does(tmp_path):
+    kind, data = video.compressed(gradient(), 12.5)
+    (tmp_path / "a.mp4").write_bytes(data)
+    ours, fps = video.read_video(tmp_path / "a.mp4")
+    assert kind == "video/mp4" and fps == 12.5 and np.abs(ours.astype(int) - gradient()).mean() < 3
+    theirs = video.mediapy().read_video(tmp_path / "a.mp4")
+    assert theirs.metadata.fps == 12.5 and np.array_equal(theirs, ours)
+
+
+def test_colours_that_are_shown_do_not_shift(tmp_path):
+    for colour in [(220, 40, 40), (40, 190, 60), (40, 70, 220)]:
+        clip = np.broadcast_to(np.array(colour, np.uint8), (2, 31, 33, 3)).copy()
+        (tmp_path / "a.mp4").write_bytes(video.compressed(clip, 8)[1])
+        shown = video.read_video(tmp_path / "a.mp4")[0][:, :31, :33].astype(int)
+        assert np.abs(shown - clip).max() <= 3
