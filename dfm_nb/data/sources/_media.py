@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from dfm_nb.base import geometry, video
 from dfm_nb.base.plugins import Flag
@@ -61,13 +62,13 @@ def key_of(name: str) -> str:
 
 
 def read_clips(
-    source: Path | bytes, background: video.RGB, options: ClipOptions, key: str
+    source: Path | bytes | Image.Image, background: video.RGB, options: ClipOptions, key: str
 ) -> Iterator[tuple[str, np.ndarray, float]]:
     """Yield (key, uint8 [T, H, W, 3], fps) of each clip.
 
     Parameters
     ----------
-    source : a file, a video when its name ends like one; or the bytes of a picture or animation.
+    source : a file, a video when its name ends like one; or a picture or animation, or its bytes.
     key : of the item; clips cut out of a longer one are `<key>-0000`, `<key>-0001`, ...
 
     Raises
@@ -85,7 +86,7 @@ def read_clips(
     fps = options.fps or native
     index = (np.arange(max(1, round(len(stills) / native * fps))) * native / fps).round().astype(int)
     frames = (stills[i] for i in index.clip(max=len(stills) - 1))
-    yield from _cut(frames, fps, options, key, key if isinstance(source, bytes) else str(source))
+    yield from _cut(frames, fps, options, key, str(source) if isinstance(source, Path) else key)
 
 
 def _cut(

@@ -1,4 +1,4 @@
-"""Columns of a CSV, TSV, JSONL or parquet file; an empty cell, a null and a NaN are None.
+"""Columns of a CSV, TSV, JSONL or parquet file or a DataFrame; an empty cell, a null and a NaN are None.
 
 Text files are held in memory, of parquet only two row groups of the media columns at a time.
 """
@@ -11,11 +11,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 GROUPS_HELD = 2
@@ -42,6 +45,17 @@ class TextRows:
 
     def value(self, name: str, index: int) -> Any:
         return _none_if_empty(self._data[name][index])
+
+    def is_heavy(self, name: str) -> bool:
+        """Whether the column holds pictures themselves."""
+        return any(holds_picture(v) for v in self._data[name])
+
+
+def holds_picture(value: Any) -> bool:
+    """Whether it is a PIL image, an array, or bytes, also in the hub's struct of bytes and path."""
+    if isinstance(value, dict):
+        value = value.get("bytes")
+    return isinstance(value, (bytes, bytearray)) or hasattr(value, "__array_interface__")
 
 
 class ParquetRows:
@@ -104,6 +118,13 @@ def open_rows(path: Path) -> TextRows | ParquetRows:
     if not len(rows):
         raise ValueError(f"{path} has no rows: there is nothing to read")
     return rows
+
+
+def frame_rows(frame: pd.DataFrame) -> TextRows:
+    """The rows of a DataFrame."""
+    if not len(frame):
+        raise ValueError("the DataFrame has no rows: there is nothing to read")
+    return TextRows({str(c): frame[c].astype(object).where(frame[c].notna(), None).tolist() for c in frame.columns})
 
 
 def _read_text(path: Path, suffix: str) -> dict[str, list]:

@@ -3,6 +3,7 @@
 The table is a local path, `hf://datasets/...` or an http(s) URL. The media column holds image bytes (raw, or the hub's
 struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL. Of several such
 columns (`image`, `image_url`, ...) each row uses the first that is not empty. Nothing that is fetched is kept on disk.
+From Python the table may be a DataFrame, whose media column may also hold PIL images and uint8 arrays.
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
+
+from PIL import Image
 
 from dfm_nb.base import video
 from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
 from dfm_nb.data.sources._media import BACKGROUND_FLAG, CLIP_FLAGS, VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
-from dfm_nb.data.sources._rows import ParquetRows, TextRows, open_rows
+from dfm_nb.data.sources._rows import ParquetRows, TextRows, frame_rows, open_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLUMN_FLAGS = (
     Flag("image_column", "table: column with image bytes, paths or URLs"),
@@ -74,10 +81,10 @@ class Table:
         return f"{key_of(Path(self.label).name)}-{index:07d}"
 
     def identity(self) -> dict:
-        """The captions and the paths and URLs are hashed, image bytes inside a parquet file are not."""
+        """The captions and the paths and URLs are hashed, pictures inside the table are not."""
         listing = hashlib.sha256(repr(self._captions).encode("utf-8", "surrogatepass"))
         for column in self.media:
-            if not (isinstance(self.rows, ParquetRows) and self.rows.is_heavy(column)):
+            if not self.rows.is_heavy(column):
                 listing.update(repr((column, self.rows.column(column))).encode("utf-8", "surrogatepass"))
         return {
             "name": self.name,
@@ -115,10 +122,13 @@ class Table:
         return str(value).strip()
 
     @contextmanager
-    def _local(self, value) -> Iterator[Path | bytes]:
-        """The value as bytes of a picture or as a file; temporary files go when the block ends."""
+    def _local(self, value) -> Iterator[Path | bytes | Image.Image]:
+        """The value as a picture, its bytes or a file; temporary files go when the block ends."""
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
+        if hasattr(value, "__array_interface__"):
+            yield video.picture(value)
+            return
         if isinstance(value, (bytes, bytearray, memoryview)):
             value = bytes(value)
             suffix = _video_suffix(value)
@@ -205,7 +215,7 @@ def local_table(spec: str, limits: _fetch.Limits) -> tuple[TextRows | ParquetRow
 
 
 def build(
-    spec: str | None = None,
+    spec: str | pd.DataFrame | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
     background: str = "white",
@@ -218,7 +228,8 @@ def build(
 
     Parameters
     ----------
-    spec : path, `hf://datasets/OWNER/NAME/PATH` or http(s) URL of a .csv, .tsv, .jsonl or .parquet file.
+    spec : path, `hf://datasets/OWNER/NAME/PATH` or http(s) URL of a .csv, .tsv, .jsonl or .parquet file; or a
+        DataFrame, whose relative paths start at the working directory.
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
     background : colour under transparent pixels, a CSS name or #rrggbb.
     clip_frames, fps, stride : see `ClipOptions`.
@@ -228,10 +239,14 @@ def build(
     ------
     ValueError, FileNotFoundError, IsADirectoryError : the table cannot be read or lacks the columns.
     """
-    if not spec:
-        raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
     clips, colour = ClipOptions(clip_frames, fps, stride), video.parse_colour(background)
-    rows, folder = local_table(spec, limits)
-    label = Path(urlsplit(spec).path).name or spec
+    rows: TextRows | ParquetRows
+    if hasattr(spec, "columns"):
+        rows, folder, label = frame_rows(spec), Path(), "dataframe"
+    elif spec:
+        rows, folder = local_table(spec, limits)
+        label = Path(urlsplit(spec).path).name or spec
+    else:
+        raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
     media, caption = pick_columns(rows, label, image_column, caption_column)
     return Table("table", rows, label, folder, media, caption, colour, clips, limits)
