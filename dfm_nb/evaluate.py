@@ -15,23 +15,29 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation import features, frechet, reference
 from dfm_nb.evaluation.attributes import MEASURED, real_accuracy, score, unseen_attributes
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.evaluation.reference import Real
-from dfm_nb.evaluation.table import table
+from dfm_nb.evaluation.table import rows, table
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request, add_flags, flags_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FPS = 12.0
 CLIP_FRAMES = 9
@@ -72,7 +78,7 @@ def requests_like(reals: list[Real], args: argparse.Namespace) -> list[Request]:
     ]
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm evaluate", description="Measure a checkpoint against captions and real samples.")
     p.add_argument("--checkpoint-path", "--checkpoint", dest="checkpoint_path", required=True)
     p.add_argument(
@@ -104,7 +110,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--text-encoder-path", help="text encoder folder")
     p.add_argument("--output", help="JSON file")
     p.add_argument("--contact-sheet", help="PNG file")
-    return p.parse_args(argv)
+    return p
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    return parser().parse_args(argv)
 
 
 class Evaluation:
@@ -177,8 +187,58 @@ class Evaluation:
         return score(videos, wanted, self.classifier) | {"real_renders": real}
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+@dataclass(frozen=True)
+class Measured:
+    """What an evaluation found.
+
+    values : by kind (`images`, `clips`), as `dfm evaluate --output` writes it.
+    samples : some of the generated ones, uint8 [T, H, W, 3], with their captions.
+    """
+
+    values: dict[str, Any]
+    samples: Sequence[tuple[np.ndarray, str]]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `evaluation.table.rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(rows(self.values))
+
+    def contact_sheet(self) -> np.ndarray:
+        """uint8 [H, W, 3]."""
+        pictures, captions = zip(*self.samples)
+        return video.contact_sheet(pictures, captions, columns=8)
+
+    def __str__(self) -> str:
+        """Markdown."""
+        return table(self.values)
+
+    __repr__ = _repr_markdown_ = __str__
+
+
+def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured:
+    """Measure a checkpoint against captions and real samples.
+
+    Parameters
+    ----------
+    checkpoint_path : a run folder, an `iter_*` folder or an exported file.
+    **flags : the other flags of `dfm evaluate` with underscores (`dataset`, `split`, `num_prompts`, `num_clips`,
+        `num_steps`, `guidance`, `output`, `contact_sheet`, ...).
+
+    Raises
+    ------
+    ValueError, FileNotFoundError : one sentence with what must hold and how to mend it.
+
+    >>> evaluate_model("runs/pretrain", num_prompts=16, num_clips=0).table  # doctest: +SKIP
+    """
+    p = parser()
+    return measure(p.read(p.words({"checkpoint_path": checkpoint_path, **flags})))
+
+
+@quietly()
+def measure(args: argparse.Namespace) -> Measured:
+    """What the command line asks for; writes the files that it names."""
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     network = features.build(args.features, args.features_path, parallel.device()) if args.dataset else None
     pipe = Pipeline.from_checkpoint(
@@ -194,12 +254,16 @@ def main(argv: list[str] | None = None) -> int:
         run.unseen()
     else:
         run.against(network)
+    found = Measured(run.result, run.sheet)
     if args.contact_sheet:
-        pictures, captions = zip(*run.sheet)
-        video.write_png(args.contact_sheet, video.contact_sheet(list(pictures), list(captions), columns=8))
+        video.write_png(args.contact_sheet, found.contact_sheet())
     if args.output:
-        write_atomically(Path(args.output), json.dumps(run.result, indent=1).encode())
-    print(table(run.result))
+        write_atomically(Path(args.output), json.dumps(found.values, indent=1).encode())
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    print(measure(parse(argv)))
     parallel.shutdown()
     return 0
 

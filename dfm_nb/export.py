@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, quietly
 from dfm_nb.checkpoints import exported, saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.model import ema
@@ -27,7 +29,7 @@ MAX_ERROR = 0.1
 """Largest relative error of the profile of a rebuilt average."""
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm export", description="Write consolidated weights.")
     p.add_argument("source", help="run folder or iter_* folder")
     p.add_argument("--output", required=True, help="FILE.safetensors or FILE.pth")
@@ -41,7 +43,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default="merged",
         help="low-rank updates: added to their weights, or in a file of their own beside the base's",
     )
-    return p.parse_args(argv)
+    return p
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    return parser().parse_args(argv)
 
 
 def averaged(source: checkpoint.Weights, chunks: Sequence[nn.Module], sigma_rel: float) -> None:
@@ -132,6 +138,22 @@ def main(argv: list[str] | None = None) -> int:
     write_weights(tensors, output, resolved, args.lora, assets_of(source.folder))
     parallel.shutdown()
     return 0
+
+
+@quietly()
+def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
+    """Consolidated weights of a run or checkpoint in one file, whose path is returned.
+
+    Parameters
+    ----------
+    output : FILE.safetensors or FILE.pth. **flags : the other flags of `dfm export` with underscores.
+
+    >>> export_weights("runs/pretrain", "model.safetensors")  # doctest: +SKIP
+    """
+    words = parser().words({"source": source, "output": output, **flags})
+    parser().read(words)
+    main(words)
+    return Path(output)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,15 @@ import argparse
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dfm_nb import __version__, parallel
+from dfm_nb import parallel
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.generation.clip_files import Generated, check_replay, finished_before, output_path, replay_verdict, save
-from dfm_nb.generation.pipeline import Clips, Pipeline
+from dfm_nb.generation.clip_files import Clips, Generated, check_replay, finished_before, output_path, replay_verdict
+from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request, add_flags, flags_of, read_prompts, request_of
 from dfm_nb.parallel.groups import Layout, mpu
 
@@ -83,7 +80,7 @@ def requests_of(args: argparse.Namespace) -> list[Request]:
     return requests
 
 
-__all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "parse", "requests_of", "save"]
+__all__ = ["Clips", "Generated", "Pipeline", "Request", "main", "output_path", "parse", "requests_of"]
 
 
 # ---- command line -------------------------------------------------------------------------------------------------
@@ -131,22 +128,12 @@ def main(argv: list[str] | None = None) -> int:
         weights, ema, layout, args.tokenizer_path, args.text_encoder_path, weaker, args.mixed_precision
     )
     pipe.memory_check = not args.no_memory_check
-    about = {
-        "layout": str(layout),
-        "mixed_precision": pipe.config.mixed_precision,
-        "tokenizer": pipe.manifest["tokenizer"],
-        "text_encoder": pipe.manifest["text_encoder"],
-        "autoguidance_checkpoint": guide,
-        "dfm_nb": __version__,
-        "torch": torch.__version__,
-    }
-    started, finished = time.monotonic(), []
+    finished = []
     before = _interrupt_on_sigterm()
     try:
         for i, result in pipe.run([r for _, r in work], args.batch_size, progress=parallel.rank() == 0):
             if writes:
-                path = work[i][0]
-                save(result, path, digest, ema, time.monotonic() - started, args.save_latents, about)
+                path = result.save(work[i][0], args.save_latents)
                 finished.append(path)
                 print(f"[INFO] wrote {path}{replay_verdict(args.prompts_file, path)}", flush=True)
     except KeyboardInterrupt:

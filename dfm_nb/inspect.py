@@ -6,11 +6,14 @@ and nothing is changed but the contact sheet.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
+import os
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +30,7 @@ from dfm_nb.data.stores import how_to_adopt
 NAMED = 10  # keys and faults of one kind that are spelled out
 
 
-def parse(argv: list[str] | None):
+def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm inspect", description="Show and check a folder of shards, or one shard.")
     p.add_argument("folder", help="folder, or a .tar")
     p.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -41,10 +44,7 @@ def parse(argv: list[str] | None):
         dest="tokenizer_path",
         help="tokenizer file or folder, when it is not beside the shards",
     )
-    args = p.parse_args(argv)
-    if args.samples < 0:
-        raise ValueError(f"--samples must not be negative; got {args.samples}")
-    return args
+    return p
 
 
 def read_manifest(place: Path) -> dict | None:
@@ -278,8 +278,30 @@ def draw(args, folder: Path, entries: list[SampleEntry], manifest: dict | None) 
     return f"{target}{note}"
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+class Inspection(dict):
+    """What was found: counts, sizes, statistics, `faults`; shown as the table of `dfm inspect`."""
+
+    def __repr__(self) -> str:
+        return table(self)
+
+
+def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
+    """What a folder of shards, or one shard, holds. With `verify=True` its `faults` are those of every sample.
+
+    Parameters
+    ----------
+    **flags : the flags of `dfm inspect` with underscores (`verify`, `samples`, `contact_sheet`, `tokenizer`, ...).
+
+    >>> inspect_dataset("data", verify=True, samples=0)  # doctest: +SKIP
+    """
+    p = parser()
+    return examine(p.read(p.words({"folder": folder, **flags})))
+
+
+def examine(args: argparse.Namespace) -> Inspection:
+    """What the command line asks for; writes the contact sheet."""
+    if args.samples < 0:
+        raise ValueError(f"--samples must not be negative; got {args.samples}")
     place = Path(args.folder).expanduser()
     tars = find_shards(place)
     folder, manifest = (place if place.is_dir() else place.parent), read_manifest(place)
@@ -293,8 +315,14 @@ def main(argv: list[str] | None = None) -> int:
     if args.verify or faults:
         found["faults"] = faults
     found["contact_sheet"] = draw(args, folder, entries, manifest)
+    return Inspection(found)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    found = examine(args)
     print(json.dumps(found, indent=1, ensure_ascii=False) if args.json else table(found))
-    return 1 if faults else 0
+    return 1 if found.get("faults") else 0
 
 
 if __name__ == "__main__":

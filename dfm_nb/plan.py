@@ -15,16 +15,21 @@ import itertools
 import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, settings_words, unknown_keyword
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import divisors
 from dfm_nb.config.schema import ModelConfig
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 GIB = 1 << 30
 RECOMPUTE = ("none", "selective", "full")
+SHOWN = 12
+"""Layouts that are shown when nothing else is asked for."""
 
 
 @dataclass(frozen=True)
@@ -295,6 +300,26 @@ class Candidate:
     fits: bool
 
 
+class Layouts(list[Candidate]):
+    """Layouts, the shortest step first."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits."""
+        import pandas as pd
+
+        best = next((c for c in self if c.fits), self[0]).time.total
+        table = pd.json_normalize([_described(c, best) for c in self])
+        return table.rename(columns=lambda name: name.removeprefix("reasons.").replace("gib.", "gib_"))
+
+    def __repr__(self) -> str:
+        return report(self, SHOWN)
+
+    def _repr_html_(self) -> str:
+        fitting = sum(c.fits for c in self)
+        head = self.to_frame().drop(columns="overrides").head(SHOWN).to_html(index=False, float_format="%.2f")
+        return f"{fitting} of {len(self)} layouts fit; the first {min(SHOWN, len(self))}:{head}"
+
+
 def layouts(gpus: int) -> Iterator[Plan]:
     """Every way to split `gpus` processes; SP needs TP, and a distributed optimizer something to share it over."""
     for tp in divisors(gpus):
@@ -328,13 +353,14 @@ def plan_layouts(
     margin: float = 15.0,
     gpu_tflops: float = Machine.flops / 1e12,
     link_gb_s: float = Machine.bytes_per_s / 1e9,
-    overrides: Sequence[str] = (),
-) -> list[Candidate]:
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    **unknown: Any,
+) -> Layouts:
     """Every legal layout of a model on `gpus` GPUs: the shortest step first, and of equal ones the one of least memory.
 
     Parameters
     ----------
-    model : a size, for example "DiT-XL". overrides : more settings as "group.key=value".
+    model : a size, for example "DiT-XL". overrides : more settings as ["group.key=value"] or {"group.key": value}.
     seq_length : tokens of a pack, from `samples` samples with `text_tokens` caption tokens each.
     global_batch_size : packs per optimizer step over all processes.
     margin : percent; a layout `fits` when its estimate, plus so much of it, is within `gpu_memory_gib`.
@@ -344,6 +370,9 @@ def plan_layouts(
     ------
     ValueError : a number is not positive, a setting is wrong, or no layout is legal (with the faults of plain DP).
     """
+    for name in unknown:
+        raise unknown_keyword("plan_layouts", name, [*SETTINGS, "model"])
+    overrides = settings_words(overrides)
     _check_positive(seq_length=seq_length, gpus=gpus, gpu_memory_gib=gpu_memory_gib)
     _check_positive(global_batch_size=global_batch_size, samples=samples, text_tokens=text_tokens)
     _check_positive(gpu_tflops=gpu_tflops, link_gb_s=link_gb_s)
@@ -362,7 +391,7 @@ def plan_layouts(
     if not found:
         fault = _faults(config, Plan(dp=gpus))[0]
         raise ValueError(f"no layout of {gpus} GPUs is legal for this model and batch: {fault}")
-    return sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total))
+    return Layouts(sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total)))
 
 
 SETTINGS = dict(plan_layouts.__kwdefaults__ or {})
@@ -437,7 +466,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--margin", type=float, help="percent that has to be left beside the estimate")
     p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of one GPU")
     p.add_argument("--link-gb-s", type=float, help="10^9 bytes a second from a GPU to its peers")
-    p.add_argument("--top", type=int, default=12, help="layouts shown")
+    p.add_argument("--top", type=int, default=SHOWN, help="layouts shown")
     p.add_argument("--json", action="store_true", help="everything as JSON")
     p.add_argument(
         "overrides", nargs="*", metavar="group.key=value", help="as for dfm pretrain, for example model.text_dim=1024"

@@ -1,15 +1,20 @@
-"""`dfm prepare`, or `torchrun ... -m dfm_nb.prepare`: its flags; the work is `data.preparation`'s."""
+"""`dfm prepare`, `torchrun ... -m dfm_nb.prepare`, `prepare_dataset(...)`; the work is `data.preparation`'s."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import typing
+from pathlib import Path
 
 from dfm_nb.base import plugins
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, launch
 from dfm_nb.base.log import start_logging
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
+
+if typing.TYPE_CHECKING:
+    import pandas as pd
 
 MENUS = {"source": "sources", "tokenizer": "tokenizers", "text_encoder": "text_encoders"}
 
@@ -52,6 +57,67 @@ def parse(argv: list[str] | None) -> PrepareConfig:
 def preflight(argv: list[str], nproc: int) -> None:
     """Say a mistake once and at once, before torchrun starts processes."""
     check(parse(argv), nproc)
+
+
+class PreparedDataset(dict):
+    """A finished data set: its manifest (`["counts"]`, `["latent_mean"]`, ...), usable as the path of its folder."""
+
+    def __init__(self, folder: str | os.PathLike, manifest: dict[str, typing.Any]):
+        super().__init__(manifest)
+        self.path = Path(folder).expanduser()
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def drops(self) -> pd.DataFrame:
+        """What was left out: columns key, reason, detail."""
+        import pandas as pd
+
+        return pd.DataFrame(self["drops"], columns=["key", "reason", "detail"])
+
+    def __repr__(self) -> str:
+        counts = self["counts"]
+        return (
+            f"PreparedDataset({str(self.path)!r}: {counts['samples']} samples, train {counts['train']}, "
+            f"val {counts['val']}, test {counts['test']}, dropped {counts['dropped']})"
+        )
+
+
+def prepare_dataset(
+    source: str | pd.DataFrame = "synthetic",
+    *,
+    output_dir: str | os.PathLike,
+    num_processes: int = 1,
+    **flags: typing.Any,
+) -> PreparedDataset:
+    """Encode captioned images and clips into shards.
+
+    Parameters
+    ----------
+    source : as for `dfm prepare --source`, or a table: columns as in `table:FILE`, whose media column may also hold PIL
+        images and uint8 arrays [H, W], [H, W, 3] or [H, W, 4].
+    output_dir : folder for the shards.
+    num_processes : more than 1 start `torchrun`; under torchrun, leave it at 1.
+    **flags : the other flags of `dfm prepare` with underscores, those of the source, the tokenizer and the text encoder
+        among them (`num_images`, `short_side`, `tokenizer`, `resume`, ...).
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, FileExistsError : one sentence with what must hold and how to mend it.
+
+    >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
+    """
+    table = None if isinstance(source, str) else source
+    words = parser().words({"source": source if table is None else "table", "output_dir": output_dir, **flags})
+    config = PrepareConfig.of(**vars(parser().read(words)), table=table)
+    if num_processes == 1:
+        return PreparedDataset(output_dir, prepare(config))
+    if table is not None:
+        raise ValueError("a DataFrame is in this process alone; save it as .parquet and give source='table:FILE'")
+    check(config, num_processes)
+    launch("prepare", words, num_processes)
+    return PreparedDataset(output_dir, json.loads((Path(output_dir).expanduser() / "manifest.json").read_text()))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The training driver: `dfm pretrain`, or `torchrun ... -m dfm_nb.train`.
+"""The training driver: `dfm pretrain`, `torchrun ... -m dfm_nb.train` or `train_model(...)`.
 
 All faults of the configuration (recipe < `--config-file` < `group.key=value`) are reported together, before torch is
 imported and a process group starts.
@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
+from dfm_nb.base.argv import ArgumentParser, guard, launch, quietly, world_size_from_env
+from dfm_nb.base.metrics import read_metrics, read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> ArgumentParser:
     p = ArgumentParser(
         prog="dfm pretrain",
         description="Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value.",
@@ -26,7 +35,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--run-dir", default="runs/pretrain", help="where config, metrics, logs and checkpoints go")
     p.add_argument("--print-config", action="store_true", help="show every value and the layer it came from, and stop")
     p.add_argument("overrides", nargs="*", metavar="group.key=value", help="highest precedence")
-    return p.parse_intermixed_args(argv)
+    return p
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    return parser().parse_intermixed_args(argv)
 
 
 def resolve(args: argparse.Namespace, world_size: int) -> cfg.Resolved:
@@ -63,6 +76,91 @@ def main(argv: list[str] | None = None) -> int:
     from dfm_nb.training import loop
 
     return loop.run(resolved, args.run_dir)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder after training, usable as its path: `Pipeline.from_checkpoint(run)`."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """`metrics.jsonl`, a row a record."""
+        return read_table(self.path)
+
+    @property
+    def config(self) -> cfg.Resolved:
+        """The settled configuration."""
+        return cfg.from_yaml(self.path / "config.yaml")
+
+    def __repr__(self) -> str:
+        losses = [record["loss"] for record in read_metrics(self.path) if "loss" in record]
+        last = f", last loss {losses[-1]:.4f}" if losses else ""
+        return f"TrainedRun({str(self.path)!r}: {len(losses)} iterations{last})"
+
+
+def train_model(
+    *,
+    dataset_path: str | os.PathLike | None = None,
+    run_dir: str | os.PathLike | None = None,
+    recipe: str | None = None,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    num_processes: int = 1,
+    **flags: Any,
+) -> TrainedRun:
+    """Train a DiT on shards, or go on with the run of that folder.
+
+    One process trains in this one; the console shows what it reports. `kernel interrupt` and Ctrl-C end it; the same
+    call goes on from its last checkpoint.
+
+    Parameters
+    ----------
+    dataset_path, run_dir, recipe, **flags : the flags of `dfm pretrain` with underscores (`config_file`, `model`,
+        `mock`), and their defaults.
+    overrides : settings as ["group.key=value"] or {"group.key": value}.
+    num_processes : more than 1 start `torchrun`; under torchrun, leave it at 1.
+
+    Raises
+    ------
+    ConfigError, ValueError, FileNotFoundError : before anything starts. RuntimeError : a started process failed.
+
+    >>> train_model(dataset_path="data", run_dir="runs/a", recipe="demo", overrides={"train.train_iters": 100})
+    ... # doctest: +SKIP
+    """
+    named = {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
+    words = parser().words(named | flags)
+    args = parser().read(words)
+    resolved = resolve(args, num_processes if num_processes > 1 else world_size_from_env())
+    if args.print_config:
+        show(resolved)
+    elif num_processes > 1:
+        launch("pretrain", words, num_processes)
+    else:
+        _train_here(resolved, args.run_dir)
+    return TrainedRun(Path(args.run_dir).expanduser().resolve())
+
+
+@quietly()
+def _train_here(resolved: cfg.Resolved, run_dir: str) -> None:
+    """In this process, which gets its signal handlers and its log back, and may train again."""
+    from dfm_nb import parallel
+    from dfm_nb.base.log import stop_logging
+    from dfm_nb.training import loop
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        loop.run(resolved, run_dir)
+    finally:
+        for number, handler in zip(numbers, before):
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
+        stop_logging()
+        parallel.shutdown()
 
 
 if __name__ == "__main__":

@@ -40,14 +40,13 @@ def main(argv: list[str]) -> int:
     pdoc.render.configure(docformat="numpy", footer_text=f"dfm_nb {dfm_nb.__version__}", show_source=False)
     names = all_modules()
     hidden = ["!" + name.replace(".", r"\.") + "$" for name in names if not is_public(name)]
-    vars(workbench).update(
-        {name: getattr(workbench, name) for name in workbench.__all__}
-    )  # they are loaded when first used
+    for package in PACKAGES:  # their names are loaded when first used
+        vars(package).update({name: getattr(package, name) for name in package.__all__})
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module="pdoc")
-        # pdoc takes the modules of a package from its __all__ when there is one; the workbench's names classes
-        lazy = [name for name in names if name.startswith("workbench.") and is_public(name)]
-        pdoc.pdoc(*(p.__name__ for p in PACKAGES), *lazy, *hidden, output_directory=folder)
+        # pdoc takes the modules of a package from its __all__ when there is one; these two name functions and classes
+        top = [name for name in names if name.count(".") < 2 and is_public(name)]
+        pdoc.pdoc(*top, *hidden, output_directory=folder)
     print(f"{len(names) - len(hidden)} modules: {folder / 'index.html'}")
     return 0
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb import inspect, prepare
+from dfm_nb import inspect, prepare, prepare_dataset
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
-from dfm_nb.data import preparation, shard_plan, shards
+from dfm_nb.data import shard_plan, shards
 from dfm_nb.data.encoding import to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.text_encoders import t5
@@ -194,11 +194,11 @@ def test_mistakes_end_in_one_sentence(tmp_path, capsys, argv, message):
 
 
 def test_python_takes_the_flags_as_keywords(tmp_path):
-    manifest = preparation.prepare_dataset(output_dir=str(tmp_path / "d"), num_images=3, num_clips=1, short_side=32)
+    manifest = prepare_dataset(output_dir=str(tmp_path / "d"), num_images=3, num_clips=1, short_side=32)
     assert manifest == json.loads((tmp_path / "d" / "manifest.json").read_text())
     assert manifest["counts"]["samples"] == 4 and manifest["arguments"]["num_images"] == 3
     with pytest.raises(ValueError, match="did you mean 'num_images'"):
-        preparation.prepare_dataset(output_dir=str(tmp_path / "e"), num_imags=3)
+        prepare_dataset(output_dir=str(tmp_path / "e"), num_imags=3)
 
 
 def test_source_without_a_usable_sample_is_an_error(tmp_path, capsys):

@@ -19,7 +19,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.docs.docs_pages import ROOT
+from dfm_nb.base.video import read_video
+from tests.docs.docs_pages import ROOT, Page
 
 pytestmark = pytest.mark.slow  # builds and installs the wheel
 
@@ -61,9 +62,11 @@ def away(wheel, tmp_path_factory):
     return place / "work", env
 
 
-def python(away, *words: str, code: int = 0) -> str:
+def python(away, *words: str, code: int = 0, timeout_s: float = 200) -> str:
     folder, env = away
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s
+    )
     assert done.returncode == code and "Traceback" not in done.stderr, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -100,6 +103,15 @@ def test_commands_run_outside_the_checkout(away):
     assert "model.tensor_model_parallel_size" in python(
         away, "-m", "dfm_nb", "pretrain", "--recipe", "demo", "--print-config"
     )
+
+
+def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
+    (code,) = (code for language, code in Page("README.md").blocks if language == "python")
+    assert len(code.strip().splitlines()) <= 11
+    said = python((tmp_path, away[1]), "-c", code, timeout_s=500)
+    frames, fps = read_video(tmp_path / "swallowtail.mp4")
+    assert frames.shape == (9, 64, 64, 3) and fps == 12 and "upper_bound" in said
+    assert (tmp_path / "swallowtail.mp4.json").is_file() and (tmp_path / "runs/small/config.yaml").is_file()
 
 
 def test_notebooks_are_found_outside_the_checkout(away):

@@ -1,5 +1,7 @@
 """What every command line of the project shares: flags in both spellings, short errors, torchrun on request.
 
+A parser also reads keywords named as its flags, which is how the Python functions of the verbs get theirs.
+
 A driver module has `main(argv: list[str] | None = None) -> int`, builds its parser from `ArgumentParser` and ends with
 `if __name__ == "__main__": raise SystemExit(guard(main))`. `dfm <verb>` calls the same `main`.
 """
@@ -9,15 +11,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable, NoReturn
+
+from dfm_nb.base.nearest import nearest
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -33,6 +40,72 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         args = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args([_dashed(a) for a in args], namespace)
+
+    def words(self, settings: Mapping[str, Any]) -> list[str]:
+        """Keywords as the words of a command line: `num_steps=4` is `--num-steps=4`, None is the flag's default.
+
+        Parameters
+        ----------
+        settings : by the flag's name, or by that of what comes without a flag (`overrides`, as `settings_words` takes
+            them).
+
+        Raises
+        ------
+        ValueError : a keyword that is no flag; the message has the nearest.
+        """
+        flags = {
+            flag.lstrip("-").replace("-", "_"): action for action in self._actions for flag in action.option_strings
+        }
+        known = flags | {action.dest: action for action in self._actions if not action.option_strings}
+        words = []
+        for name, value in settings.items():
+            if name not in known or name in ("h", "help"):
+                raise unknown_keyword(self.prog, name, known)
+            action, flag = known[name], f"--{name.replace('_', '-')}"
+            value = plain(value)
+            if value is None or (action.nargs == 0 and value is False):
+                continue
+            if not action.option_strings:
+                words += settings_words(value)
+            elif action.nargs == 0 and value is True:
+                words.append(flag)
+            elif action.nargs or isinstance(action, argparse._AppendAction):
+                several = [value] if isinstance(value, str) else [str(v) for v in value]
+                words += [flag, *several] if action.nargs else [f"{flag}={v}" for v in several]
+            else:
+                words.append(f"{flag}={value}")
+        return words
+
+    def read(self, words: list[str]) -> argparse.Namespace:
+        """What these words mean; ValueError where a command would end with its usage and exit code 2."""
+
+        def refuse(message: str) -> NoReturn:
+            raise ValueError(f"{self.prog}: {message}")
+
+        self.error = refuse  # type: ignore[method-assign]
+        return self.parse_intermixed_args(words)
+
+
+def settings_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
+    """Words `group.key=value` as they are, or made of a mapping {"group.key": value} or {"group": {"key": value}}."""
+    if isinstance(overrides, str):
+        return [overrides]
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value, default=plain)}" for key, value in overrides.items()]
+    return [str(word) for word in overrides]
+
+
+def plain(value: Any) -> Any:
+    """A NumPy number or array, a tensor or a path as JSON has it; anything else as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def unknown_keyword(where: str, name: str, known: Iterable[str]) -> ValueError:
+    """For a keyword that `where` does not take: one sentence with the nearest name."""
+    near = nearest(name, known)
+    return ValueError(f"{where} has no setting {name!r}; " + (f"did you mean {near!r}?" if near else "see its --help"))
 
 
 def _dashed(arg: str) -> str:
@@ -100,6 +173,14 @@ def quiet_libraries() -> None:
     )
 
 
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """`quiet_libraries` for a call from Python, whose filters are the caller's own; also a decorator."""
+    with warnings.catch_warnings():
+        quiet_libraries()
+        yield
+
+
 def torchrun_argv(module: str, argv: list[str], nproc_per_node: int) -> list[str]:
     """The command that runs `python -m module argv` on `nproc_per_node` local processes."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}"]
@@ -149,3 +230,22 @@ def run_under_torchrun(module: str, argv: list[str], nproc_per_node: int) -> int
         hint = "; often that means that memory ran out" if name == "SIGKILL" else ""
         print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
         return 128 - failure.exitcode
+
+
+def launch(verb: str, argv: list[str], num_processes: int) -> None:
+    """`dfm VERB --nproc-per-node N ...` as a process, for Python; an interrupt stops it as SIGTERM does.
+
+    Raises
+    ------
+    RuntimeError : it failed, after it has said why.
+    """
+    command = [sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv]
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code:
+        raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; it says why above")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import orjson
 
 from dfm_nb.base.files import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Metrics:
@@ -65,12 +68,29 @@ class Metrics:
         self.close()
 
 
-def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The whole records of `metrics.jsonl` or of a run folder, also while it is written; none when it is not there."""
     return tail_metrics(path)[0]
 
 
-def tail_metrics(path: str | Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read_table(path: str | os.PathLike) -> pd.DataFrame:
+    """`dfm_nb.read_metrics`: the records of `metrics.jsonl` or of a run folder as a table, a row a record.
+
+    A round of validation is a record of its own, so its row has no loss and the others no `val_loss`.
+
+    Raises
+    ------
+    FileNotFoundError : there is no such file.
+    """
+    import pandas as pd
+
+    records = read_metrics(path)
+    if not records:
+        raise FileNotFoundError(f"there is no metrics.jsonl with records at {os.fspath(path)}; name a run folder")
+    return pd.DataFrame(records)
+
+
+def tail_metrics(path: str | os.PathLike, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """Records after `offset` bytes, and the offset for the next call; a file that shrank is read from its start.
 
     Raises

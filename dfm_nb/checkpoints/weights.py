@@ -11,8 +11,10 @@ checksum contradicts is refused by name, and loading runs no code from a file.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -202,6 +204,13 @@ class Weights:
     file: Path | None = None
     tensors: dict[str, Tensor] | None = field(default=None, repr=False)  # of the file, on disk until they are used
 
+    @functools.cached_property
+    def identity(self) -> dict:
+        """Name and hash, for sidecars; an exported file is hashed once."""
+        if self.file is not None:
+            return {"file": self.file.name, "sha256": sha256(self.file)}
+        return {"folder": self.folder.name, "sha256": sha256(self.folder / CHECKSUMS)}
+
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
         """Into this rank's chunks, in any layout.
 
@@ -223,7 +232,7 @@ class Weights:
         load_weights(chunks, self.folder, ema, bool(self.config.model.lora.rank))
 
 
-def find_weights(path: str | Path | Weights) -> Weights:
+def find_weights(path: str | os.PathLike | Weights) -> Weights:
     """A run folder, a folder of checkpoints, an `iter_*` folder, or an exported `.safetensors` / `.pth` file.
 
     What was found before is given back as it is: finding hashes every file, and a run may have saved again since.
@@ -251,12 +260,9 @@ def weights_in(folder: Path) -> Weights:
     return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
 
 
-def identity(path: str | Path | Weights) -> dict:
+def identity(path: str | os.PathLike | Weights) -> dict:
     """Name and hash of the weights a path means: for sidecars."""
-    source = find_weights(path)
-    if source.file is not None:
-        return {"file": source.file.name, "sha256": sha256(source.file)}
-    return {"folder": source.folder.name, "sha256": sha256(source.folder / CHECKSUMS)}
+    return find_weights(path).identity
 
 
 def gather_whole(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:

@@ -29,7 +29,6 @@ from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.log import log
-from dfm_nb.base.nearest import nearest
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
@@ -83,27 +82,24 @@ class PrepareConfig:
     overwrite: bool = _setting(False, "delete the preparation that the output folder holds")
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values of the plugins' own flags (`dfm_nb.base.plugins.Flag`) by name."""
+    table: Any = None
+    """A DataFrame for the source `table`, from Python only."""
 
     @classmethod
     def own_fields(cls) -> list[dataclasses.Field]:
         """The settings that no plugin brings along."""
-        return [f for f in fields(cls) if f.name != "options"]
+        return [f for f in fields(cls) if f.name not in ("options", "table")]
 
     @classmethod
     def of(cls, **settings: Any) -> PrepareConfig:
-        """From keywords named as the flags, those of the plugins among them; None is the default.
+        """From the values of all flags by name, those of the plugins among them; None is the default.
 
         Raises
         ------
-        ValueError : a keyword that is no flag, or a value that is out of bounds.
+        ValueError : a value is out of bounds.
         """
         given = {name: value for name, value in settings.items() if value is not None}
-        own = {name: given.pop(name) for name in [f.name for f in cls.own_fields()] if name in given}
-        known = {name for kind in plugins.KINDS for name in plugins.flags(kind)}
-        for name in given.keys() - known:
-            near = nearest(name, [*known, *(f.name for f in cls.own_fields())])
-            hint = f"; did you mean {near!r}?" if near else "; see dfm prepare --help"
-            raise ValueError(f"dfm prepare has no setting {name!r}{hint}")
+        own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given}
         return cls(**own, options=given)
 
     def __post_init__(self) -> None:
@@ -149,7 +145,7 @@ class PrepareConfig:
         options = plugins.options_of("sources", name, self.options)
         if plugins.takes(self.source_module, "size_px"):
             options["size_px"] = self.side_px
-        source = self.source_module.build(spec or None, **options)
+        source = self.source_module.build(spec or None if self.table is None else self.table, **options)
         if not len(source):
             raise ValueError(f"--source {self.source} has no items: there is nothing to prepare")
         return source
@@ -207,27 +203,6 @@ def item_keys(source: Source, limit: int | None) -> list[str]:
 
 
 # ---- the work -----------------------------------------------------------------------------------------------------
-
-
-def prepare_dataset(**settings: Any) -> dict[str, Any]:
-    """Encode captioned images and clips into shards.
-
-    Parameters
-    ----------
-    **settings : the flags of `dfm prepare` with underscores: those of `PrepareConfig`, and those of the source, the
-        tokenizer and the text encoder (`num_images`). `output_dir` is needed.
-
-    Returns
-    -------
-    The manifest: counts, what was dropped and why, statistics of the latents, shards with checksums.
-
-    Raises
-    ------
-    ValueError, FileNotFoundError, FileExistsError : one sentence with what must hold and how to mend it.
-
-    >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
-    """
-    return prepare(PrepareConfig.of(**settings))
 
 
 def prepare(config: PrepareConfig) -> dict[str, Any]:

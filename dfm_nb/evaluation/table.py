@@ -1,4 +1,4 @@
-"""The result of `dfm evaluate` as Markdown."""
+"""The result of `dfm evaluate` as Markdown, and as rows of a table."""
 
 from __future__ import annotations
 
@@ -28,6 +28,26 @@ def table(result: Mapping[str, Any]) -> str:
         m = result["clips"]["wing_motion"]
         parts.append([f"Wing motion of the clips: {m['mean']:.3f} (real clips: {m['real_clips']:.3f}; a still: 0)."])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row for each kind and measure.
+
+    Of an attribute `value` is the share found as asked, `chance` that of guessing, `real` that in real renders and
+    `upper_bound` that in real renders through the tokenizer. Of a distance `real` is that between real samples.
+    """
+    found = []
+    for kind in (k for k in ("images", "clips") if k in result):
+        r = result[kind]
+        for name in (n for n in MEASURED if n in r):
+            share, renders = r[name], r["real_renders"]
+            row = {"value": share["accuracy"], "low": share["low"], "high": share["high"], "chance": share["chance"]}
+            row |= {"real": renders["as_drawn"][name], "upper_bound": renders["decoded"][name]}
+            found.append({"kind": kind, "measure": name, "samples": r["samples"], **row})
+        for key in (k for k, *_ in DISTANCES if k in r):
+            row = {name: r[key][name] for name in ("value", "low", "high", "real")}
+            found.append({"kind": kind, "measure": key, "samples": r["samples"], **row})
+    return found
 
 
 def _attribute_rows(judged: list[tuple[str, str, Mapping[str, Any]]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Generated clips as files: their names, the sidecar that makes them again, and what an earlier run has left.
+"""Generated clips, as objects and as files: names, the sidecar that makes one again, what an earlier run has left.
 
 NAME.mp4 or NAME.png, and beside it NAME.mp4.json. The sidecar is written last: a clip that has one is finished.
 """
@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,17 +25,89 @@ from dfm_nb.base.files import sha256, write_atomically
 from dfm_nb.generation.request import Request
 
 
-@dataclass
+@dataclass(repr=False)
 class Generated:
-    """A finished sample: frames uint8 [T, H, W, 3], its request, and its latent float32 [C, T, H, W] (normalised)."""
+    """A finished sample: frames uint8 [T, H, W, 3], its request, and its latent float32 [C, T, H, W] (normalised).
+
+    made_by : entries of its sidecar: the weights, the layout, the versions. elapsed_s : since its run began.
+    """
 
     frames: np.ndarray
     request: Request
-    latent: torch.Tensor = field(repr=False)
+    latent: torch.Tensor
+    made_by: Mapping[str, Any] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    def save(self, path: str | os.PathLike, latent: bool = False) -> Path:
+        """Write the clip as .mp4 (one frame as .png, whatever suffix `path` has), and beside it what makes it again.
+
+        The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip that has one is
+        whole. Returns the clip's path.
+
+        Parameters
+        ----------
+        latent : also write NAME.mp4.safetensors with the latent.
+        """
+        still = self.request.num_video_frames == 1
+        path = Path(path).expanduser()
+        if path.suffix.lower() not in ("", ".mp4", ".png"):
+            raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}")
+        path = path.with_suffix(".png" if still else ".mp4")
+        beside = path.with_suffix(path.suffix + ".json")
+        beside.unlink(missing_ok=True)
+        if still:
+            video.write_png(path, self.frames[0])
+        else:
+            video.write_mp4(path, self.frames, self.request.fps)
+        if latent:
+            save_file({"latent": self.latent.contiguous()}, path.with_suffix(path.suffix + ".safetensors"))
+        record = {
+            **settings_of(self.request),
+            **self.made_by,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "latent_sha256": hashlib.sha256(self.latent.numpy().tobytes()).hexdigest(),
+            "frames_sha256": hashlib.sha256(self.frames.tobytes()).hexdigest(),
+        }
+        write_atomically(beside, json.dumps(record, indent=1).encode())
+        return path
+
+    def show(self) -> None:
+        """Play it in the notebook."""
+        Clips([self]).show()
 
     def _repr_html_(self) -> str:
         """An inline player (a picture for one frame)."""
         return video.inline_html(self.frames, self.request.fps, self.request.prompt)
+
+    def __repr__(self) -> str:
+        t, h, w, _ = self.frames.shape
+        return f"Generated({self.request.prompt!r}: {t} frames of {h} x {w} px, seed {self.request.seed})"
+
+
+class Clips(list):
+    """Generated samples (or previews); plays as a row in a notebook."""
+
+    @property
+    def frames(self) -> list[np.ndarray]:
+        """uint8 [T, H, W, 3] of each clip."""
+        return [clip.frames for clip in self]
+
+    def array(self) -> np.ndarray:
+        """uint8 [N, T, H, W, 3]; the sizes must agree."""
+        return np.stack(self.frames)
+
+    def save(self, folder: str | os.PathLike) -> list[Path]:
+        """`Generated.save` into a folder as 0.mp4, 1.mp4, ...; returns the paths."""
+        width = len(str(len(self) - 1))
+        return [clip.save(Path(folder, f"{number:0{width}}")) for number, clip in enumerate(self)]
+
+    def show(self) -> None:
+        """Play them in the notebook, each with its prompt."""
+        video.show_html(self._repr_html_())
+
+    def _repr_html_(self) -> str:
+        return video.row_html(clip._repr_html_() for clip in self)
 
 
 def output_path(base: Path, request: Request, many: bool) -> Path:
@@ -46,40 +121,6 @@ def settings_of(request: Request) -> dict:
     """The request as its sidecar has it: its fields, and the hash of the picture or clip that it starts from."""
     given = request.init_image or request.init_video
     return {**asdict(request), "init_sha256": sha256(Path(given)) if given else None}
-
-
-def save(
-    result: Generated,
-    path: Path,
-    checkpoint_identity: dict,
-    ema: float | str | None,
-    elapsed_s: float,
-    latents: bool = False,
-    about: dict | None = None,
-) -> None:
-    """The clip and, beside it, NAME.json with what it takes to make it again (and its latent, float32 [C, T, H, W]).
-
-    The sidecar is written last: a clip that has one is whole. about : more entries for it.
-    """
-    beside = path.with_suffix(path.suffix + ".json")
-    beside.unlink(missing_ok=True)
-    if latents:
-        save_file({"latent": result.latent.contiguous()}, path.with_suffix(path.suffix + ".safetensors"))
-    if result.request.num_video_frames == 1:
-        video.write_png(path, result.frames[0])
-    else:
-        video.write_mp4(path, result.frames, result.request.fps)
-    record = {
-        **settings_of(result.request),
-        "checkpoint": checkpoint_identity,
-        "ema": ema,
-        **(about or {}),
-        "elapsed_s": round(elapsed_s, 3),
-        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "latent_sha256": hashlib.sha256(result.latent.numpy().tobytes()).hexdigest(),
-        "frames_sha256": hashlib.sha256(result.frames.tobytes()).hexdigest(),
-    }
-    write_atomically(beside, json.dumps(record, indent=1).encode())
 
 
 def finished_before(

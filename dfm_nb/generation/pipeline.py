@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
-from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins, video
+from dfm_nb.base.argv import quietly
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
@@ -23,11 +26,11 @@ from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.stores import read_empty_text
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation import memory as sampling_memory
-from dfm_nb.generation.clip_files import Generated
+from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
-from dfm_nb.generation.request import Request
+from dfm_nb.generation.request import Request, requests_of_keywords
 from dfm_nb.model.build import build_chunks
-from dfm_nb.parallel.groups import Layout, mpu
+from dfm_nb.parallel.groups import Layout, layout_of, mpu
 
 StepCallback = Callable[[int, int, "Clips"], None]
 """callback(step, num_steps, clips) with the batch's denoised estimates, decoded when they are looked at."""
@@ -47,22 +50,12 @@ class Preview:
     _repr_html_ = Generated._repr_html_
 
 
-class Clips(list):
-    """Generated samples (or previews); plays as a row in a notebook."""
-
-    def array(self) -> np.ndarray:
-        """uint8 [N, T, H, W, 3]; the sizes must agree."""
-        return np.stack([g.frames for g in self])
-
-    def _repr_html_(self) -> str:
-        return '<div style="display:flex;flex-wrap:wrap;gap:8px">' + "".join(g._repr_html_() for g in self) + "</div>"
-
-
 class Pipeline:
     """A trained DiT with its tokenizer and text encoder, ready to generate.
 
     >>> pipe = Pipeline.from_checkpoint("runs/demo/train")            # doctest: +SKIP
     >>> clips = pipe(["a blue morpho on a meadow"], num_steps=20, guidance=3.0)   # doctest: +SKIP
+    >>> clips.save("clips")                                           # doctest: +SKIP
     """
 
     def __init__(
@@ -73,7 +66,10 @@ class Pipeline:
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
         guide: Pipeline | None = None,
+        source: checkpoint.Weights | None = None,
+        ema: float | str | None = None,
     ):
+        self.source, self.ema = source, ema
         self.config, self.chunks, self.folder = config, chunks, folder
         m = config.model
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
@@ -93,14 +89,15 @@ class Pipeline:
         self._texts: dict[str, torch.Tensor] = {}
 
     @classmethod
+    @quietly()
     def from_checkpoint(
         cls,
-        path: str | Path | checkpoint.Weights,
+        path: str | os.PathLike | checkpoint.Weights,
         ema: float | str | None = "auto",
         layout: Layout | None = None,
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
-        guide: str | Path | checkpoint.Weights | None = None,
+        guide: str | os.PathLike | checkpoint.Weights | None = None,
         mixed_precision: Literal["fp32", "bf16"] | None = None,
     ) -> Pipeline:
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
@@ -126,7 +123,24 @@ class Pipeline:
         for chunk in chunks:
             chunk.eval().requires_grad_(False)
         guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
-        return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe)
+        return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe, source, ema)
+
+    @functools.cached_property
+    def made_by(self) -> dict[str, Any]:
+        """What the sidecars of its clips say of weights, arithmetic and versions; {} without a checkpoint."""
+        if self.source is None:
+            return {}
+        return {
+            "checkpoint": self.source.identity,
+            "ema": self.ema,
+            "layout": str(layout_of(self.config.model)),
+            "mixed_precision": self.config.mixed_precision,
+            "tokenizer": self.manifest["tokenizer"],
+            "text_encoder": self.manifest["text_encoder"],
+            "autoguidance_checkpoint": self.guide.made_by["checkpoint"] if self.guide else None,
+            "dfm_nb": __version__,
+            "torch": torch.__version__,
+        }
 
     def _data(self) -> dict[str, Any]:
         """What latents and texts mean to this model."""
@@ -199,21 +213,32 @@ class Pipeline:
 
     def __call__(
         self,
-        prompts: Sequence[str] | str,
+        prompts: Sequence[str] | str | None = None,
         batch_size: int = 16,
         callback: StepCallback | None = None,
         progress: bool = False,
         preview_every: int = 1,
-        **settings,
+        **settings: Any,
     ) -> Clips:
-        """Generate one clip per prompt, in the order of the prompts; `settings` are fields of `Request`.
+        """Generate one clip per prompt, in the order of the prompts.
 
         After an interrupt `finished` holds the clips that were done.
+
+        Parameters
+        ----------
+        callback, preview_every : see `run`.
+        **settings : fields of `Request`, which are the flags of `dfm generate` (`height`, `num_video_frames`,
+            `guidance`, `seed`, ...), and diffusers' `prompt`, `num_inference_steps`, `num_frames`, `guidance_scale` and
+            `generator`. Of a generator, or of a list of one per prompt, the `initial_seed()` is the seed.
+
+        Raises
+        ------
+        ValueError, FileNotFoundError : a wrong setting, before anything is sampled.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        requests = [Request(prompt=p, index=i, **settings) for i, p in enumerate(prompts)]
-        done = dict(self.run(requests, batch_size, callback, progress, preview_every))
-        return Clips(done[i] for i in range(len(requests)))
+        prompts = settings.pop("prompt", prompts)
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts or [])
+        done = dict(self.run(requests_of_keywords(prompts, settings), batch_size, callback, progress, preview_every))
+        return Clips(done[i] for i in range(len(prompts)))
 
     def run(
         self,
@@ -237,6 +262,8 @@ class Pipeline:
         """
         if batch_size < 1 or preview_every < 1:
             raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
+        if not mpu.is_initialized():  # a training in this process has ended its groups
+            parallel.init(layout_of(self.config.model))
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
@@ -248,14 +275,15 @@ class Pipeline:
             plugins.options_of("tokenizers", self.manifest["tokenizer"]["name"], {"tokenizer_window": ...})
         for batch in batches:
             self.check_memory([requests[i] for i in batch])
+        started = time.monotonic()
         with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
             for batch in batches:
                 chosen = [requests[i] for i in batch]
                 on_step = self._watching(chosen, bar, callback, preview_every)
                 for i, latent in zip(batch, self.sample_latents(chosen, on_step)):
-                    self.finished.append(
-                        Generated(self.decode(latent, requests[i].tokenizer_window), requests[i], latent.float().cpu())
-                    )
+                    frames = self.decode(latent, requests[i].tokenizer_window)
+                    latent, elapsed_s = latent.float().cpu(), time.monotonic() - started
+                    self.finished.append(Generated(frames, requests[i], latent, self.made_by, elapsed_s))
                     bar.update()
                     yield i, self.finished[-1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from dfm_nb import parallel
 from dfm_nb.base import geometry
+from dfm_nb.base.argv import plain, unknown_keyword
 from dfm_nb.base.log import log
 from dfm_nb.diffusion import samplers
 
@@ -227,6 +228,35 @@ def request_of(values: dict[str, Any]) -> Request:
         if given.get(name):
             given[name] = str(Path(given[name]).expanduser().absolute())
     return Request(**given)
+
+
+DIFFUSERS = {"num_inference_steps": "num_steps", "num_frames": "num_video_frames", "guidance_scale": "guidance"}
+"""Settings as diffusers' pipelines call them; their `generator` is a seed."""
+
+
+def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> list[Request]:
+    """A `Request` for each prompt from a call in Python; ValueError has the name that is nearest to an unknown one.
+
+    settings : fields of `Request` or names of `DIFFUSERS`; `generator`, or a list of one per prompt, gives the seed.
+    """
+    own = [f.name for f in fields(Request) if f.name not in ("prompt", "index")]
+    known = [*own, *DIFFUSERS, "prompt", "generator"]
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise unknown_keyword("pipe(...)", name, known)
+        if (field_name := DIFFUSERS.get(name, "seed" if name == "generator" else name)) in values:
+            raise ValueError(f"{name} is another name of {field_name}; give one of the two")
+        values[field_name] = _plain(value)
+    seeds = values.pop("seed", Request.seed)
+    seeds = list(map(_plain, seeds)) if isinstance(seeds, list) else [seeds] * len(prompts)
+    if len(seeds) != len(prompts):
+        raise ValueError(f"a list of generators needs one for each of the {len(prompts)} prompts; got {len(seeds)}")
+    return [request_of({**values, "prompt": p, "index": i, "seed": s}) for i, (p, s) in enumerate(zip(prompts, seeds))]
+
+
+def _plain(value: Any) -> Any:
+    return value.initial_seed() if isinstance(value, torch.Generator) else plain(value)
 
 
 def _from_json(f: Field, value: Any) -> Any:

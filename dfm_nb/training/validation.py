@@ -17,7 +17,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.data.loader import PackBuilder, PackPlan
 from dfm_nb.data.stores import EnergonStore, MockStore
 from dfm_nb.diffusion import edm
-from dfm_nb.generation.clip_files import output_path, save
+from dfm_nb.generation.clip_files import output_path
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.parallel.groups import is_first_of_model
@@ -126,6 +126,6 @@ class Samples:
             ((_, result),) = self.pipeline.run([request])
         if not is_first_of_model():
             return []
-        path = output_path(self.run.sample_folder(iteration) / "sample.mp4", request, many=True)
-        save(result, path, {"run": self.run.name, "iteration": iteration}, "validation", 0.0)
+        result.made_by = {"checkpoint": {"run": self.run.name, "iteration": iteration}, "ema": "validation"}
+        path = result.save(output_path(self.run.sample_folder(iteration) / "sample.mp4", request, many=True))
         return [(request.index, request.prompt, path)]

@@ -1,5 +1,5 @@
 """README.md and all pages: every `dfm` line parses with the real parsers, every link and figure is there;
-docs/index.md and troubleshooting.md run.
+docs/index.md and troubleshooting.md run (README's Python block: tests/test_wheel.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import pytest
 from dfm_nb import cli, train
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, pop_nproc
-from dfm_nb.base.video import read_video
 from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, anchors, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
@@ -175,16 +174,6 @@ def test_troubleshooting_entries_that_newcomers_are_sent_to_say_what_to_do():
     entries = [s for s in sections if anchors(s) & wanted]
     assert wanted and len(entries) == len(wanted)
     assert all("```" in e or "1. " in e or "`--" in e for e in entries)
-
-
-@pytest.mark.slow
-def test_the_python_block_of_readme_writes_its_clips(tmp_path, tiny_checkpoint, monkeypatch):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "pretrain").symlink_to(tiny_checkpoint)
-    monkeypatch.chdir(tmp_path)
-    (code,) = (code for language, code in README.blocks if language == "python")
-    exec(compile(code, "README.md", "exec"), {})
-    assert [read_video(tmp_path / f"clip{i}.mp4")[0].shape for i in range(2)] == [(9, 64, 64, 3)] * 2
 
 
 @pytest.mark.slow

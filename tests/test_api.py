@@ -1,0 +1,219 @@
+"""The Python API: names, keywords as the flags, objects and tables; one process used for all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+import dfm_nb
+from dfm_nb import evaluate_model, inspect_dataset, plan_layouts, prepare_dataset, read_metrics, train_model
+from dfm_nb.base.video import read_video
+from dfm_nb.config import ConfigError, notation
+from dfm_nb.data.sources import synthetic
+from dfm_nb.generation.request import DIFFUSERS, Request, requests_of_keywords
+from tests import tiny_run
+from tests.processes import commands
+
+SIZE = {"height": 32, "width": 48}
+OVERRIDES = {key: notation.read(value) for key, _, value in (word.partition("=") for word in tiny_run.SIZE)}
+
+
+def test_import_is_light_and_the_names_are_there():
+    code = (
+        "import sys, dfm_nb; heavy = {'torch', 'numpy', 'pandas', 'megatron', 'mediapy', 'IPython'}\n"
+        "print(sorted(heavy & set(sys.modules)), sorted(set(dir(dfm_nb)) & set(dfm_nb.__all__)) == dfm_nb.__all__)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[] True"
+    assert all(callable(getattr(dfm_nb, name)) for name in dfm_nb.__all__)
+    with pytest.raises(AttributeError, match="its Python API is Pipeline"):
+        dfm_nb.pipeline  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "call, near",
+    [
+        (lambda: prepare_dataset(output_dir="d", num_imags=3), "num_images"),
+        (lambda: train_model(dataset_path="d", run_di="r"), "run_dir"),
+        (lambda: evaluate_model("c", num_prompt=3), "num_prompts"),
+        (lambda: inspect_dataset("d", verfy=True), "verify"),
+        (lambda: plan_layouts("DiT-S", gpu=2), "gpus"),
+        (lambda: requests_of_keywords(["a"], {"num_step": 3}), "num_steps"),
+        (lambda: requests_of_keywords(["a"], {"num_inference_step": 3}), "num_inference_steps"),
+    ],
+)
+def test_unknown_keywords_name_the_nearest(call, near):
+    with pytest.raises(ValueError, match=f"has no setting '.*'; did you mean '{near}'") as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_values_have_the_flags_types(tmp_path):
+    with pytest.raises(ValueError, match="--short-side: invalid int value: '64px'"):
+        prepare_dataset(output_dir=tmp_path, short_side="64px")
+    with pytest.raises(ValueError, match="num_video_frames must be int; got 'five'"):
+        requests_of_keywords(["a"], {"num_frames": "five"})
+    with pytest.raises(ConfigError, match="optimizer.lr must be greater than 0"):
+        train_model(run_dir=tmp_path / "r", mock=True, overrides={"optimizer": {"lr": -1}})
+    assert not (tmp_path / "r").exists()
+
+
+# ---- requests -----------------------------------------------------------------------------------------------------
+
+
+def test_names_of_diffusers_are_ours():
+    there = {"num_inference_steps": 4, "num_frames": np.int64(5), "guidance_scale": 2}
+    (ours,) = requests_of_keywords(["a"], {"num_steps": 4, "num_video_frames": 5, "guidance": 2.0, "seed": 7})
+    (theirs,) = requests_of_keywords(["a"], {**there, "generator": torch.Generator().manual_seed(7)})
+    assert ours == theirs and set(DIFFUSERS.values()) <= set(Request.__dataclass_fields__)
+    seeds = [torch.Generator().manual_seed(s) for s in (3, 4)]
+    assert [r.seed for r in requests_of_keywords(["a", "b"], {"generator": seeds})] == [3, 4]
+    with pytest.raises(ValueError, match="one for each of the 1 prompts; got 2"):
+        requests_of_keywords(["a"], {"generator": seeds})
+    with pytest.raises(ValueError, match="num_inference_steps is another name of num_steps"):
+        requests_of_keywords(["a"], {"num_steps": 4, "num_inference_steps": 4})
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_layouts_are_a_table_whose_settings_train_takes():
+    found = plan_layouts("DiT-S", gpus=2, overrides={"model.num_layers": 4})
+    table = found.to_frame()
+    assert len(table) == len(found) and table.relative_time.iloc[0] == 1 and table.fits.all()
+    assert np.allclose(table.gib_total, [c.memory.total / 2**30 for c in found])
+    assert "layouts fit" in repr(found) and found._repr_html_().count("<tr") == 1 + min(12, len(found))
+
+
+def test_metrics_are_a_table(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no metrics.jsonl"):
+        read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 2.0}\n{"iteration": 1, "val_loss": 3.0}\n')
+    table = read_metrics(tmp_path)
+    assert table["loss"].dropna().tolist() == [2.0] and table["val_loss"].iloc[-1] == 3.0
+
+
+# ---- a DataFrame as the source ------------------------------------------------------------------------------------
+
+
+def test_a_dataframe_is_a_source_with_paths_images_arrays_and_bytes(tmp_path, monkeypatch):
+    pictures = [next(synthetic.build(num_images=5, num_clips=0, size_px=32).read(i)).video[0] for i in range(5)]
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(pictures[0]).save("relative.png")
+    transparent = Image.fromarray(pictures[1]).convert("RGBA")
+    Image.fromarray(pictures[3]).save("bytes.png")
+    clip = np.zeros((5, 32, 32, 3), np.uint8)
+    values = ["relative.png", transparent, pictures[2], {"bytes": (tmp_path / "bytes.png").read_bytes()}, clip]
+    frame = pd.DataFrame(
+        {"image": values, "text": [f"picture {i}" for i in range(5)], "other": 1.5}, index=list("abcde")
+    )
+    made = prepare_dataset(frame, output_dir="data", short_side=32, val_fraction=0)
+    assert made["counts"]["samples"] == 4 and made["source"]["table"] == "dataframe"
+    (drop,) = made.drops.itertuples()
+    assert drop.reason == "unreadable_image" and "row 5 of dataframe: an array is not a picture" in drop.detail
+    assert "4 samples" in repr(made) and json.loads((tmp_path / "data" / "manifest.json").read_text()) == made
+    again = prepare_dataset(frame, output_dir="data", short_side=32, val_fraction=0, resume=True)
+    assert again == made
+    with pytest.raises(ValueError, match=r"save it as \.parquet"):
+        prepare_dataset(frame, output_dir="more", num_processes=2)
+    with pytest.raises(ValueError, match="has no rows"):
+        prepare_dataset(frame[:0], output_dir="none")
+
+
+# ---- the whole way, in one process --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What a process of its own left that prepared, trained twice, generated between, and went on."""
+    place = tmp_path_factory.mktemp("api")
+    code = f"""
+import signal, dfm_nb
+from dfm_nb import Pipeline, evaluate_model, prepare_dataset, train_model
+handler = signal.getsignal(signal.SIGTERM)
+data = prepare_dataset(output_dir="data", num_images=12, num_clips=2, short_side=32)
+settings = {OVERRIDES!r}
+both = {{"dataset_path": data, "recipe": "demo"}}
+first = train_model(run_dir="first", overrides=settings, **both)
+pipe = Pipeline.from_checkpoint(first)
+wanted = {{"num_steps": 2, "num_frames": 5, "height": 32, "width": 48}}
+before = pipe(["a moth", "a bee"], **wanted)
+second = train_model(run_dir="second", overrides={tiny_run.SIZE!r}, **both)
+longer = train_model(run_dir="first", overrides={{**settings, "train.train_iters": 4}}, **both)
+after = pipe(["a moth", "a bee"], **wanted)
+assert signal.getsignal(signal.SIGTERM) is handler
+assert (before.array() == after.array()).all()
+assert first.metrics.loss[:3].tolist() == second.metrics.loss[:3].tolist()
+print(longer, after.save("clips"), pipe("a moth", **wanted)[0].save("one.mp4", latent=True), after)
+found = evaluate_model(first, num_prompts=2, num_clips=0, size_px=32, num_steps=2)
+print(found.table.to_string(), found, found.contact_sheet().shape)
+"""
+    done = commands().run("python", "-c", code, cwd=place)
+    assert done.returncode == 0 and "Warning" not in done.stderr.replace("UserWarning: Apex", ""), done.stderr
+    return place, done.stdout
+
+
+@pytest.mark.slow
+def test_training_twice_in_a_process_and_generating_between_and_after(made):
+    place, said = made
+    assert "4 iterations, last loss" in said and "Generated('a moth': 5 frames of 32 x 48 px, seed 1)" in said
+    assert read_metrics(place / "first").iteration.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_clips_are_saved_with_what_makes_them_again(made, monkeypatch):
+    place, _ = made
+    names = sorted(p.name for p in (place / "clips").iterdir())
+    assert names == ["0.mp4", "0.mp4.json", "1.mp4", "1.mp4.json"]
+    assert read_video(place / "one.mp4")[0].shape == (5, 32, 48, 3) and (place / "one.mp4.safetensors").is_file()
+    monkeypatch.chdir(place)
+    sidecar = json.loads((place / "one.mp4.json").read_text())
+    checkpoint = place / "first" / "checkpoints" / sidecar["checkpoint"]["folder"]
+    arguments = ["--prompts-file", "one.mp4.json", "--video-save-path", "again.mp4"]
+    done = commands().run("dfm", "generate", "--checkpoint-path", checkpoint, *arguments, cwd=place)
+    assert "bit for bit the clip of one.mp4.json" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_an_evaluation_is_a_table(made):
+    _, said = made
+    assert "upper_bound" in said and "| 2 images | colour |" in said
+
+
+@pytest.mark.slow
+def test_more_processes_are_torchrun(tiny_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(commands().path / "python"))
+    overrides = {**OVERRIDES, "train.global_batch_size": 2}
+    run = train_model(
+        dataset_path=tiny_data, run_dir=tmp_path / "r", recipe="demo", overrides=overrides, num_processes=2
+    )
+    assert len(run.metrics) == 3 and run.config.get("train.global_batch_size") == 2
+    with pytest.raises(RuntimeError, match="dfm pretrain on 2 processes ended with exit code 2"):
+        train_model(dataset_path=tiny_data, run_dir=tiny_data, recipe="demo", overrides=overrides, num_processes=2)
+
+
+@pytest.mark.slow
+def test_stills_are_png_and_other_suffixes_are_refused(tiny_pipe, tmp_path):
+    clips = tiny_pipe(prompt="a moth", num_inference_steps=2, **SIZE)
+    assert clips[0].save(tmp_path / "a.mp4") == tmp_path / "a.png" and clips.frames[0].shape == (1, 32, 48, 3)
+    with pytest.raises(ValueError, match=r"saved as \.mp4"):
+        clips[0].save(tmp_path / "a.gif")
+
+
+@pytest.mark.slow
+def test_show_displays_what_a_notebook_that_is_not_trusted_plays(tiny_pipe, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda html: shown.append(html.data))
+    clips = tiny_pipe(["a <b>moth</b>", "a bee"], num_steps=2, num_frames=5, **SIZE)
+    clips.show()
+    assert shown[0].count('<video src="data:video/mp4;base64,') == 2 and "<source" not in shown[0]
+    assert "<b>" not in shown[0] and shown[0] == clips._repr_html_()
+    clips[0].show()
+    assert shown[1].count("<video ") == 1
