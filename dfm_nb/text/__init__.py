@@ -1,1 +1,1 @@
-"""JSONL to Megatron `.bin/.idx` corpora and blends, and a small GPT."""
+"""JSONL to Megatron `.bin/.idx` corpora and blends."""

@@ -1,4 +1,4 @@
-"""`dfm text ...`: preprocess, merge, inspect, verify, blend, train.
+"""`dfm text ...`: preprocess, merge, inspect, verify, blend.
 
 The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
 Each command is one function: its parser, then what it does. The imports are inside, so that `--help` needs none.
@@ -12,14 +12,8 @@ import json
 import os
 import re
 import sys
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
-
-if TYPE_CHECKING:
-    from dfm_nb.text.weights import Blend
 
 PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
 
@@ -163,29 +157,13 @@ def _verify(argv: list[str]) -> int:
     return 0 if ok else 1
 
 
-def _add_blend(p: ArgumentParser) -> None:
-    p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
-    p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
-    p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
-
-
-def _read_blend(args: argparse.Namespace, split: str | None = None, normalize: bool = False) -> Blend:
-    from dfm_nb.text import weights
-
-    if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
-        raise ValueError(
-            "a blend is WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML; give one of them"
-        )
-    if args.config:
-        return weights.read_yaml(args.config, normalize)
-    return weights.parse_list(args.blend or args.data_path, split, normalize)
-
-
 def _blend(argv: list[str]) -> int:
     from dfm_nb.text import check, weights
 
     p = ArgumentParser(prog="dfm text blend", description="weights, strategies and epochs of a blend")
-    _add_blend(p)
+    p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
+    p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
+    p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
     p.add_argument("--strategy", help=", ".join(weights.STRATEGIES))
     p.add_argument("--normalize", action="store_true", help="divide the weights by their sum")
     p.add_argument("--token-budget", type=float, help="training tokens; by default one epoch's worth of them all")
@@ -193,7 +171,14 @@ def _blend(argv: list[str]) -> int:
     p.add_argument("--output", metavar="YAML", help="write the blend here")
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
-    blend = _read_blend(args, normalize=args.normalize)
+    if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
+        raise ValueError(
+            "a blend is WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML; give one of them"
+        )
+    if args.config:
+        blend = weights.read_yaml(args.config, args.normalize)
+    else:
+        blend = weights.parse_list(args.blend or args.data_path, None, args.normalize)
     counts = weights.token_counts(blend)
     if args.strategy or blend.train[0].weight is None:
         blend = weights.apply_strategy(blend, args.strategy or "proportional", counts)
@@ -230,77 +215,12 @@ def _blend(argv: list[str]) -> int:
     return 0
 
 
-TRAIN_HELP = {
-    "steps": "optimizer steps",
-    "micro_batch_size": "sequences a step",
-    "seq_length": "tokens a sequence",
-    "num_layers": "transformer layers",
-    "hidden_size": "width",
-    "num_attention_heads": "heads; must divide the width",
-    "lr": "peak learning rate",
-    "seed": "of weights and order",
-    "eval_samples": "held-out sequences measured at the end; 0 for none",
-}
-
-
-def _train(argv: list[str]) -> int:
-    import yaml
-
-    from dfm_nb import parallel
-    from dfm_nb.base.log import log, start_logging
-    from dfm_nb.base.metrics import Metrics
-    from dfm_nb.base.run import Run
-    from dfm_nb.text.train import TextTrainConfig, train
-
-    p = ArgumentParser(prog="dfm text train", description="Train a small GPT on a blend of text corpora.")
-    _add_blend(p)
-    p.add_argument("--split", default="90,10,0", help="train, validation and test shares of each corpus")
-    p.add_argument("--run-dir", default="runs/text", help="where config, metrics and log go")
-    p.add_argument("--log-interval", type=int, default=10, help="steps from one line to the next")
-    for name, text in TRAIN_HELP.items():
-        default = getattr(TextTrainConfig, name)
-        p.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
-    args = p.parse_args(argv)
-    if args.hidden_size % args.num_attention_heads:
-        raise ValueError(
-            f"--num-attention-heads must divide --hidden-size {args.hidden_size}; got {args.num_attention_heads}"
-        )
-    if world_size_from_env() > 1:
-        raise ValueError("dfm text train runs in one process; leave --nproc-per-node out")
-    blend = _read_blend(args, args.split)
-    settings = {name: getattr(args, name) for name in TRAIN_HELP}
-    run = Run.create(args.run_dir)
-    run.claim()
-    shown = {"train": {"train_iters": args.steps}, "text": settings, "blend": {s.prefix: s.weight for s in blend.train}}
-    run.save_config(yaml.safe_dump(shown, sort_keys=False))
-    start_logging(run)
-    with Metrics(run.metrics_file) as metrics:
-        metrics.truncate(0)  # no weights are kept, so a run begins anew
-        started, tokens = time.monotonic(), args.micro_batch_size * args.seq_length
-
-        def note(step: int, loss: float, lr: float) -> None:
-            elapsed = time.monotonic() - started
-            speed = {"tokens": tokens, "tokens_per_s": step * tokens / elapsed, "elapsed_s": elapsed}
-            metrics.write({"iteration": step, "loss": loss, "lr": lr, **speed})
-            if step == 1 or step % args.log_interval == 0 or step == args.steps:
-                log.info("Step %d/%d, loss %.4f nats a token", step, args.steps, loss)
-
-        result = train(blend, TextTrainConfig(**settings, cache_dir=str(Path(run.path, "cache"))), on_step=note)
-        if result.validation_loss is not None:
-            metrics.write({"iteration": args.steps, "val_loss": result.validation_loss})
-            log.info("Held-out text: %.4f nats a token", result.validation_loss)
-    parallel.shutdown()
-    run.release()
-    return 0
-
-
 COMMANDS = {
     "preprocess": (_preprocess, "JSONL -> .bin/.idx"),
     "merge": (_merge, "join the parts of a partitioned run, or any corpora"),
     "inspect": (_inspect, "counts, lengths, first documents, frequent tokens"),
     "verify": (_verify, "the checklist, as checks that can fail"),
     "blend": (_blend, "weights, strategies and epochs of a blend"),
-    "train": (_train, "a small GPT on a blend: can it be learned from?"),
 }
 
 

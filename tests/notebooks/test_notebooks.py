@@ -33,7 +33,7 @@ SMALL = {
     "01_prepare": {"num_images": 48, "num_clips": 12, "shard_size": 32},
     "02_train": {"model_size": "tiny", "train_iters": 40, "stop_at": 12, "num_processes": 1},
     "03_generate": {"num_steps": 4, "reference_steps": 8},
-    "04_text_corpus": {"num_captions": 300, "steps": 12},
+    "04_text_corpus": {"num_captions": 300, "seq_length": 32},
     "05_parallelism": {"layouts": ["tensor_model_parallel_size"], "train_iters": 3},
 }
 NOTEBOOKS = sorted(SMALL)
@@ -189,4 +189,4 @@ def test_notebooks_run_under_nbmake(tmp_path):
         command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout + ran.stderr
-    assert (tmp_path / "runs/nb/text/run/metrics.jsonl").exists()
+    assert (tmp_path / "runs/nb/text/blend.yaml").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -10,13 +9,10 @@ import pytest
 import torch
 
 from dfm_nb import parallel
-from dfm_nb.text import train as text_train
 from dfm_nb.text import weights as tw
 from dfm_nb.text.blend import BatchSampler, BlendConfig, TokenizerIds, batches, build_datasets
-from dfm_nb.text.corpus import PreprocessConfig, preprocess
 from dfm_nb.text.index import Index
 from tests.text.corpora import write_pair
-from tests.text.text_tokenizers import build, sample_text, save
 
 EOD = 0
 TOKENIZER = TokenizerIds(1000, EOD, name="test")
@@ -185,27 +181,3 @@ def test_faults_of_a_blend_are_said_before_building(prefixes, tmp_path):
         build_datasets(blend, config(tmp_path), TOKENIZER)
     with pytest.raises(ValueError, match="train over 0"):
         BlendConfig(16, (0, 0, 0))
-
-
-@pytest.mark.slow
-def test_a_small_gpt_learns_from_a_blend(tmp_path):
-    """JSONL to loss: two corpora, a 2-layer GPT; the loss falls from ln(vocabulary) far below the unigram entropy."""
-    folder = save(build("gpt2", 400), tmp_path / "tokenizer")
-    prefixes = []
-    for name, seed in (("one", 0), ("two", 5000)):
-        lines = [json.dumps({"text": sample_text(seed + i, words=40, foreign=0, odd=0)}) for i in range(300)]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-        source, prefix = (str(tmp_path / f"{name}.jsonl"),), str(tmp_path / name)
-        config = PreprocessConfig(source, prefix, str(folder), append_eod=True, progress=False)
-        prefixes.append(preprocess(config).prefixes["text"])
-    blend = blend_of(prefixes, [0.7, 0.3], split="90,10,0")
-    result = text_train.train(
-        blend, text_train.TextTrainConfig(steps=200, eval_samples=32, cache_dir=str(tmp_path / "c"))
-    )
-    vocabulary = TokenizerIds.of_blend(blend).vocab_size
-    counts = np.bincount(np.concatenate([Index.open(p).tokens() for p in prefixes]))
-    share = counts[counts > 0] / counts.sum()
-    unigram = float(-(share * np.log(share)).sum())
-    assert abs(result.losses[0] - math.log(-(-vocabulary // 64) * 64)) < 0.6
-    assert np.mean(result.losses[-10:]) < unigram - 0.3 and result.validation_loss < unigram - 0.2
-    assert all(math.isfinite(x) for x in result.losses)
