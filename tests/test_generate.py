@@ -65,6 +65,15 @@ def test_positions_beyond_trained_sizes_do_not_alias(tiny_pipe):
     assert distance.min() > 1e-5 * tokens.std(), "two patches of a picture have the same position"
 
 
+def test_decoder_out_of_memory_is_a_sentence(tiny_pipe, monkeypatch):
+    def full(latents):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tiny_pipe.tokenizer, "decode_windows", full)
+    with pytest.raises(ValueError, match="clip of 9 frames of 32x48 px; set or lower --tokenizer-window"):
+        tiny_pipe.decode(torch.zeros(16, 3, 4, 6))
+
+
 @pytest.mark.slow
 def test_long_clip_is_decoded_in_bounded_pieces(tiny_pipe):
     """121 frames: pieces of at most 16 frames, put together what one decode of the whole gives."""
