@@ -160,7 +160,8 @@ def _train_here(resolved: cfg.Resolved, run_dir: str) -> None:
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         stop_logging()
-        parallel.shutdown()
+        if world_size_from_env() == 1:  # an interrupted training; other ranks are torchrun's to end
+            parallel.shutdown()
 
 
 if __name__ == "__main__":
