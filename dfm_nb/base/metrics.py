@@ -115,9 +115,22 @@ def _records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number} is not a JSON object ({error}); remove the line") from None
-        if not isinstance(record, dict) or "iteration" not in record:
-            raise ValueError(f"{path}, line {number} must be an object with an iteration; got {line[:60]!r}")
+        if not isinstance(record, dict) or type(record.get("iteration")) is not int or not _is_plottable(record):
+            raise ValueError(
+                f"{path}, line {number} must be an object with a whole iteration, a number as elapsed_s, and lists of "
+                f"numbers by noise level; got {line[:60]!r}; remove the line"
+            )
         yield record
+
+
+def _is_plottable(record: dict[str, Any]) -> bool:
+    numbers, lists = (
+        [record.get("elapsed_s")],
+        [v for k, v in record.items() if k.endswith("sigmas") or "by_sigma" in k],
+    )
+    if not all(isinstance(v, list) for v in lists):
+        return False
+    return all(v is None or isinstance(v, (int, float)) for v in [*numbers, *(v for values in lists for v in values)])
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -314,3 +314,28 @@ def test_checkpoint_without_zeros_is_found(tmp_path):
     (tmp_path / "iter_5000").mkdir()
     assert written_path(tmp_path / "iter_5000") == tmp_path / "iter_5000"
     assert str(written_path("x" * 5000)) == "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"iteration": "x"}',
+        '{"iteration": null}',
+        '{"iteration": 1.5}',
+        '{"iteration": true}',
+        '{"iteration": 1, "elapsed_s": "long"}',
+        '{"iteration": 1, "val_sigmas": 5}',
+        '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}',
+        '{"iteration": 1, "val_loss_by_sigma": ["a"]}',
+        "[1, 2]",
+        "nothing",
+    ],
+)
+def test_a_damaged_metrics_line_is_named_and_the_reader_of_the_monitor_goes_on(tmp_path, line):
+    from workbench.metrics import MetricsReader
+
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n' + line + "\n")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2 .*remove the line"):
+        read_metrics(tmp_path)
+    reader = MetricsReader(tmp_path)
+    assert reader.read() == 0 and "line 2" in reader.fault
