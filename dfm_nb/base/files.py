@@ -65,6 +65,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None when there is no such file, or something else in it."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -14,12 +14,55 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 
 OWN_FILES = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors", "contact_sheet.png")
 """What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
+
+
+STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
+MANIFEST: dict[str, Any] = {
+    **STATISTICS,
+    "source": {"name": str},
+    "tokenizer": {"name": str},
+    "text_encoder": {"name": str},
+    "counts": {"train": int, "val": int, "test": int, "dropped": int, "dropped_by_reason": {}},
+    "psnr_db": {},
+    "drops": [{"key": str, "reason": str, "detail": str}],
+    "shards": [{"name": str, "bytes": int, "sha256": str}],
+}
+"""What is read of a manifest, by its types."""
+
+
+def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST) -> dict[str, Any] | None:
+    """`manifest.json`, None when there is none; ValueError when it has not what is wanted, or no finite statistics."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    manifest = read_json(path) or {}
+    missing = [name for name, kind in wanted.items() if not _is(manifest.get(name), kind)]
+    mean, std = (manifest.get(k) for k in STATISTICS)
+    if not missing and (len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0):
+        missing = list(STATISTICS)
+    if missing:
+        raise ValueError(
+            f"{path} is damaged ({', '.join(missing[:3])}); restore it or run dfm prepare with --resume after removing "
+            "it (for shards of another writer: dfm adopt)"
+        )
+    return manifest
+
+
+def _is(value: object, kind: Any) -> bool:
+    """Whether a value is of a type; or a list of such, or an object with such values."""
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(_is(value.get(k), v) for k, v in kind.items())
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is(v, kind[0]) for v in value)
+    return type(value) is kind or (kind is float and type(value) is int)
 
 
 class PreparedFolder:

@@ -12,23 +12,26 @@ nothing from a file: unknown names in a pickle are refused and named.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import io
+import itertools
 import json
 import os
 import pickle
 import shutil
 import tarfile
 import types
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dfm_nb.base.files import fsync_replace, sha256, sync, write_atomically
+from dfm_nb.base.files import fsync_replace, read_json, sha256, sync, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.data import tensor_bytes
 
 PARTS = ("pth", "pickle", "json")
 RECORDS = ".dfm"
@@ -79,81 +82,41 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     }
 
 
-def _load_tensor(data: bytes) -> object:
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-
-
-class _RebuildTensor:
-    """Stands for torch's function: a pickle can set attributes of what it names, and this has none that can be set."""
-
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> torch.Tensor:
-        return torch._utils._rebuild_tensor_v2(*arguments)
-
-
-class _LoadTensor:
-    """Stands for torch's function, by its weights-only loader."""
-
-    __slots__ = ()
-
-    def __call__(self, data: bytes) -> object:
-        return _load_tensor(data)
-
-
-class _TensorUnpickler(pickle.Unpickler):
-    """Knows only what a pickled tensor is made of; the storage inside goes through torch's weights-only loader."""
-
-    NAMES = {
-        ("collections", "OrderedDict"): collections.OrderedDict,  # a built-in class: its attributes cannot be set
-        ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
-        ("torch.storage", "_load_from_bytes"): _LoadTensor(),
-        ("megatron.core.safe_globals", "safe_load_from_bytes"): _LoadTensor(),  # the same in 0.19
-    }
-
-    def find_class(self, module, name):
-        try:
-            return self.NAMES[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which a tensor does not need") from None
-
-
-def _refuse(key: str, part: str, error: Exception) -> SampleError:
-    why = str(error).split("\n")[0][:200]
-    return SampleError("unsafe_or_damaged_part", f"sample {key}: its .{part} was refused: {why}")
-
-
 def decode_pth(data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pth` part; SampleError when it is anything but tensors."""
-    try:
-        value = _load_tensor(data)
-    except Exception as error:
-        raise _refuse(key, "pth", error) from None
-    if not isinstance(value, torch.Tensor):
-        raise SampleError("not_a_tensor", f"sample {key}: its .pth holds {type(value).__name__}, not a tensor")
-    return value
+    """Tensor of a `.pth` part; SampleError when it is anything but a tensor of floats."""
+    return _decode(tensor_bytes.read_saved, data, key, "pth")
 
 
 def decode_pickle(data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pickle` part; SampleError when the pickle names anything a tensor does not need."""
+    """Tensor of a `.pickle` part; SampleError when it is anything but a tensor of floats."""
+    return _decode(tensor_bytes.read_pickle, data, key, "pickle")
+
+
+def _decode(read: Callable[[bytes], object], data: bytes, key: str, part: str) -> torch.Tensor:
     try:
-        value = _TensorUnpickler(io.BytesIO(data)).load()
-    except Exception as error:
-        raise _refuse(key, "pickle", error) from None
+        value = read(data)
+    except Exception as error:  # damaged bytes fail anywhere
+        why = str(error).split("\n")[0][:200] or type(error).__name__
+        raise SampleError("unsafe_or_damaged_part", f"sample {key}: its .{part} was refused: {why}") from None
     if not isinstance(value, torch.Tensor):
-        raise SampleError("not_a_tensor", f"sample {key}: its .pickle holds {type(value).__name__}, not a tensor")
+        raise SampleError("not_a_tensor", f"sample {key}: its .{part} holds {type(value).__name__}, not a tensor")
     return value
 
 
-def decode_sample(parts: dict[str, bytes], key: str) -> EncodedClip:
+def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -> EncodedClip:
     """A sample from its members, without running code from them; SampleError names what is wrong with it.
 
     Text [L, D] is taken as [1, L, D], as some writers leave the batch dim out. Padding is taken off: what lies beyond
     the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or rows of zeros at the end where it has none.
+
+    Parameters
+    ----------
+    fits : what is known of the data set's samples.
     """
     missing = {"pth", "pickle"} - parts.keys()
     if missing:
         raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
+    meta = decode_meta(parts.get("json"), key)
     latent, text = decode_pth(parts["pth"], key), decode_pickle(parts["pickle"], key)
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
@@ -162,19 +125,102 @@ def decode_sample(parts: dict[str, bytes], key: str) -> EncodedClip:
             f"sample {key}: a latent must be [1, C, T, H, W] and a text embedding [1, L, D]; "
             f"got {list(latent.shape)} and {list(text.shape)}",
         )
-    try:
-        meta = json.loads(parts.get("json", b"{}"))
-    except ValueError as error:
-        raise SampleError("unreadable_json", f"sample {key}: its .json is not JSON: {error}") from None
-    if not isinstance(meta, dict):
-        raise SampleError("unreadable_json", f"sample {key}: its .json must be an object; it is {type(meta).__name__}")
     tokens = meta.get("text_tokens")
     if tokens is None:  # NeMo DFM pads to 512 rows; a prompt is encoded at its own length, so training takes that too
         filled = text[0].any(-1).nonzero()
         tokens = int(filled[-1]) + 1 if len(filled) else 1
-    if isinstance(tokens, int) and 0 < tokens < text.shape[1]:
-        text = text[:, :tokens]
-    return EncodedClip(key, latent, text.bfloat16(), meta)
+    if not 0 < tokens <= text.shape[1]:
+        raise SampleError("wrong_text", f"sample {key} has {text.shape[1]} text tokens and says {tokens} in its .json")
+    clip = EncodedClip(key, latent, text[:, :tokens].bfloat16(), meta)
+    _check(clip, fits or Fits())
+    return clip
+
+
+# ---- the validator ------------------------------------------------------------------------------------------------
+
+LATENT_LIMIT = 1e3
+"""NeMo DFM's task encoder passes over samples beyond it, too."""
+
+TEXT_LIMIT = 1e5
+
+FPS_LIMITS = 1e-4, 1e6
+
+LARGEST_JSON = 1 << 20
+"""Bytes; parsed, it may take twenty times as much."""
+
+VOTERS = 5
+
+META_TYPES: dict[str, tuple[type, ...]] = {
+    "caption": (str,),
+    "fps": (int, float),
+    "text_tokens": (int,),
+    "num_frames": (int,),
+    "image_height": (int,),
+    "image_width": (int,),
+    "latent_shape": (list,),
+    "attributes": (dict,),
+}
+"""What a .json may say and is read; each may also be missing or null."""
+
+
+class Fits(NamedTuple):
+    """What a sample must agree with beside its own .json. latent: channels, (T, H, W); text: width. None: unknown."""
+
+    channels: int | None = None
+    text_dim: int | None = None
+    grid: tuple[int, int, int] | None = None
+
+
+def widths(clips: Iterable[EncodedClip]) -> Counter[tuple[int, int]]:
+    """(channels of the latent, width of the text) -> how many of the first samples have them, most frequent first."""
+    found = Counter((c.latent.shape[1], c.text_emb.shape[2]) for c in itertools.islice(clips, VOTERS))
+    return Counter(dict(found.most_common()))
+
+
+def decode_meta(data: bytes | None, key: str) -> dict:
+    """A .json part, {} when there is none; SampleError when it is no object, or a value that is used is no such."""
+    data = data or b"{}"
+    try:
+        if len(data) > LARGEST_JSON:
+            raise ValueError(f"it has {len(data)} bytes; {LARGEST_JSON} is the most")
+        meta = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, ValueError) else "it is nested too deep"
+        raise SampleError("unreadable_json", f"sample {key}: its .json is not JSON: {why}") from None
+    if not isinstance(meta, dict):
+        raise SampleError("unreadable_json", f"sample {key}: its .json must be an object; it is {type(meta).__name__}")
+    for name, kinds in META_TYPES.items():
+        if meta.get(name) is not None and type(meta[name]) not in kinds:
+            said = " or ".join(k.__name__ for k in kinds)
+            raise SampleError("wrong_json", f"sample {key}: {name} must be {said}; it is {type(meta[name]).__name__}")
+    fps, size, caption = meta.get("fps"), meta.get("latent_shape"), meta.get("caption") or ""
+    if fps is not None and not FPS_LIMITS[0] <= fps <= FPS_LIMITS[1]:  # NaN compares as False
+        raise SampleError("wrong_json", f"sample {key}: fps must be finite and positive; it is {str(fps)[:20]}")
+    if size is not None and not (3 <= len(size) <= 5 and all(type(n) is int and n > 0 for n in size)):
+        raise SampleError("wrong_json", f"sample {key}: latent_shape must be [C, T, H, W] of whole numbers above 0")
+    if caption.isascii() is False and caption.encode(errors="replace").decode() != caption:
+        raise SampleError("wrong_json", f"sample {key}: its caption cannot be written as UTF-8")
+    return meta
+
+
+def _check(clip: EncodedClip, fits: Fits) -> None:
+    """SampleError when a sample that could be read cannot be trained on."""
+    key, shape, said = clip.key, list(clip.latent.shape), clip.meta.get("latent_shape")
+    if 0 in shape or 0 in clip.text_emb.shape:
+        raise SampleError("wrong_shape", f"sample {key} is empty: {shape} and {list(clip.text_emb.shape)}")
+    if said is not None and said != shape[-len(said) :]:
+        raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[1:]} where its .json says {said}")
+    if fits.grid not in (None, tuple(shape[2:])):
+        raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[2:]} and the index {list(fits.grid)}")
+    if fits.channels not in (None, shape[1]):
+        raise SampleError("other_channels", f"sample {key} has latents of {shape[1]} channels; not {fits.channels}")
+    if fits.text_dim not in (None, clip.text_emb.shape[2]):
+        width = clip.text_emb.shape[2]
+        raise SampleError("other_text_width", f"sample {key} has text of width {width}; not {fits.text_dim}")
+    for name, tensor, limit in ("latent", clip.latent, LATENT_LIMIT), ("text", clip.text_emb, TEXT_LIMIT):
+        low, high = (v.item() for v in torch.aminmax(tensor))
+        if not (-limit <= low and high <= limit):  # NaN compares as False
+            raise SampleError("not_finite", f"sample {key}: its {name} holds NaN, Inf or numbers beyond {limit:g}")
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -268,9 +314,9 @@ class SampleEntry:
     parts: dict[str, tuple[int, int]]
     meta: dict
 
-    def read(self) -> EncodedClip:
-        """Decode the sample; SampleError when a part is missing, damaged or unsafe."""
-        return decode_sample(read_parts(self), self.key)
+    def read(self, fits: Fits | None = None) -> EncodedClip:
+        """Decode the sample; SampleError when it cannot be used."""
+        return decode_sample(read_parts(self), self.key, fits)
 
 
 def read_parts(entry: SampleEntry) -> dict[str, bytes]:
@@ -300,7 +346,7 @@ def scan_shard(path: Path) -> list[SampleEntry]:
     """The samples of a tar, in order; reads headers and .json parts only. ValueError when the tar is cut or is none."""
     found: list[tuple[str, dict[str, tuple[int, int]]]] = []
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, errors="backslashreplace") as tar:  # so that every key can be printed
             if tar.fileobj is None or not isinstance(tar.fileobj, io.BufferedReader):
                 raise tarfile.TarError("it is compressed; unpack it, as samples are read in place")
             size = path.stat().st_size
@@ -316,22 +362,17 @@ def scan_shard(path: Path) -> list[SampleEntry]:
     except tarfile.TarError as error:
         raise ValueError(f"{path} is not a readable tar: {error}; write it again") from None
     with path.open("rb") as f:
-        return [SampleEntry(key, path, *_described(f.fileno(), parts)) for key, parts in found]
+        return [SampleEntry(key, path, *_described(f.fileno(), key, parts)) for key, parts in found]
 
 
-def _described(fd: int, parts: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], dict]:
-    """The parts we know, and the .json."""
+def _described(fd: int, key: str, parts: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], dict]:
+    """The parts we know, and the .json; {} where that is damaged, as reading the sample says."""
     offset, size = parts.get("json", (0, 0))
-    return {p: v for p, v in parts.items() if p in PARTS}, parse_meta(os.pread(fd, size, offset))
-
-
-def parse_meta(data: bytes) -> dict:
-    """A .json part; {} when it is missing, damaged or no object (`decode_sample` says what is wrong)."""
+    known = {p: v for p, v in parts.items() if p in PARTS}
     try:
-        meta = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return meta if isinstance(meta, dict) else {}
+        return known, decode_meta(os.pread(fd, min(size, LARGEST_JSON + 1), offset), key)
+    except SampleError:
+        return known, {}
 
 
 # ---- records ------------------------------------------------------------------------------------------------------
@@ -343,10 +384,9 @@ def record_path(folder: Path, name: str) -> Path:
 
 def read_record(folder: Path, name: str) -> dict | None:
     """What is known of a shard; None when it is not finished."""
-    path = record_path(folder, name)
-    if not path.is_file():
+    record = read_json(record_path(folder, name))
+    if record is None or not {"samples", "bytes"} <= record.keys():
         return None
-    record = json.loads(path.read_text())
     tar = folder / name
     whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
     return record if whole else None
