@@ -5,7 +5,7 @@
 - Noise level, noise and caption dropout of a sample are a function of (seed, epoch, key).
 - The whole state is small (`PackPlan.state`): an epoch, a cursor, the waiting samples.
 - Every sample is used once an epoch.
-- A sample that cannot be decoded is left out, named and counted in `Pack.dropped`.
+- A sample that cannot be used is left out, named and counted in `Pack.dropped`; all others stay where they are.
 
 Energon's readers and splits are used, but not its loader: that keeps its place inside worker processes, and with
 packing its place is not exact (docs/decisions/0002). `examples/energon_loader.py` gives it the same samples and packs.
@@ -20,11 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from dfm_nb.base.records import SampleError
+from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packer import Packer
-from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
+from dfm_nb.packs.packs import Pack, PackSettings, blank_draw, draw_sample, pack_draws
+from dfm_nb.packs.patches import check_divides
 
 PREFETCH_STEPS = 2
 
@@ -38,6 +39,9 @@ class PackPlan:
         self.store, self.settings, self.shuffle = store, settings, shuffle
         volume = settings.patch_temporal * settings.patch_spatial**2
         self._tokens = [t * h * w // volume for t, h, w in (store.grid(i) for i in range(len(store)))]
+        for index, tokens in enumerate(self._tokens):
+            if tokens > capacity and not _can_be_read(store, index):
+                self._tokens[index] = 0  # its size is a lie: it takes no room, and is named when its turn comes
         longest = max(range(len(self._tokens)), key=self._tokens.__getitem__)
         if self._tokens[longest] > capacity:
             raise ValueError(
@@ -97,6 +101,14 @@ class PackPlan:
         self.packer.waiting = [((e, i), self._tokens[i]) for e, i in state["waiting"]]
 
 
+def _can_be_read(store: SampleStore, index: int) -> bool:
+    try:
+        store.read(index)
+    except SampleError:
+        return False
+    return True
+
+
 class PackBuilder:
     """From a plan's entry to a `Pack`: reads, adds noise, packs. Safe to call from several threads."""
 
@@ -108,15 +120,26 @@ class PackBuilder:
         for epoch, index in items:
             try:
                 clip = self.store.read(index)
+                self._check_divides(clip)
             except SampleError as error:
                 dropped.append((error.reason, error.detail))
                 continue
             draws.append(draw_sample(clip, epoch, self.settings, self.store.statistics, self.store.empty_text))
-        if not draws:
-            raise ValueError(f"no sample of a whole pack could be read; the first: {dropped[0][1]}")
-        pack = pack_draws(draws, self.settings, capacity)
+        if draws:
+            pack = pack_draws(draws, self.settings, capacity)
+        else:
+            blank = blank_draw(self.settings, self.store.channels, self.store.empty_text)
+            pack = pack_draws([blank], self.settings, capacity)
+            pack.loss_mask[:] = False
+            pack.keys, pack.grids = [], []
         pack.dropped = dropped
         return pack
+
+    def _check_divides(self, clip: EncodedClip) -> None:
+        try:
+            check_divides(clip.latent[0], self.settings.patch_spatial, self.settings.patch_temporal)
+        except ValueError as error:
+            raise SampleError("odd_size", f"sample {clip.key}: {error}") from None
 
 
 class PackedLoader:

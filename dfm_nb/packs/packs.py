@@ -260,12 +260,18 @@ def draw_sample(
     )
 
 
+def blank_draw(settings: PackSettings, channels: int, empty_text: torch.Tensor) -> Draw:
+    """One patch of zeros, for a pack that has no sample."""
+    latent = torch.zeros(channels, settings.patch_temporal, settings.patch_spatial, settings.patch_spatial)
+    return Draw("", latent, empty_text, PADDING_FPS, settings.sigma_data, torch.zeros_like(latent))
+
+
 @dataclass
 class Pack(PackLayout):
     """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
 
     keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of
-    unreadable samples.
+    samples that cannot be used. A pack may have no sample: then it has no keys, and nothing in it counts.
     """
 
     x0: torch.Tensor

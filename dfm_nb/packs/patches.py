@@ -8,6 +8,14 @@ from einops import rearrange
 
 def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) -> torch.Tensor:
     """[C, T, H, W] -> [T/pt * H/ps * W/ps, C * pt * ps * ps], tokens ordered by frame, row, column."""
+    check_divides(latent, patch_spatial, patch_temporal)
+    return rearrange(
+        latent, "c (t pt) (h ph) (w pw) -> (t h w) (c pt ph pw)", pt=patch_temporal, ph=patch_spatial, pw=patch_spatial
+    )
+
+
+def check_divides(latent: torch.Tensor, patch_spatial: int, patch_temporal: int) -> None:
+    """ValueError when [C, T, H, W] does not divide into patches."""
     _, t, h, w = latent.shape
     if t % patch_temporal or h % patch_spatial or w % patch_spatial:
         fitting = ", ".join(str(1 + 4 * (n * patch_temporal - 1)) for n in (1, 2, 3))  # 1 + 4k frames are 1 + k latents
@@ -17,9 +25,6 @@ def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) 
             f"got {t}x{h}x{w}; choose "
             + (frames if t % patch_temporal else f"image sides divisible by {8 * patch_spatial} px")
         )
-    return rearrange(
-        latent, "c (t pt) (h ph) (w pw) -> (t h w) (c pt ph pw)", pt=patch_temporal, ph=patch_spatial, pw=patch_spatial
-    )
 
 
 def unpatchify(

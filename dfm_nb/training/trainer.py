@@ -225,14 +225,14 @@ class Trainer:
         return parallel.broadcast_from_last_stage(total)
 
     def step(self, packs: list[Pack]) -> StepResult:
-        """One optimizer step on this rank's packs. NaN or Inf in loss or gradients: the weights stay as they are."""
+        """One optimizer step on this rank's packs. NaN or Inf, or no sample on any rank: the weights stay as they are."""
         from megatron.core.optimizer import optimizer as mcore_optimizer
 
         loss_sum, tokens = self.backward(packs).tolist()
         found_inf = self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         loss = loss_sum / max(tokens, 1)
-        skipped = bool(found_inf) or not (math.isfinite(grad_norm) and math.isfinite(loss))
+        skipped = bool(found_inf) or not tokens or not (math.isfinite(grad_norm) and math.isfinite(loss))
         if not skipped:
             clip = self.config.optimizer.clip_grad
             for part in self.optimizer.chained_optimizers:
