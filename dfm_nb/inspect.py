@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
-from dfm_nb.data.shards import SampleEntry, find_shards
+from dfm_nb.data.prepared_folder import read_manifest
+from dfm_nb.data.shards import Fits, SampleEntry, find_shards
 from dfm_nb.data.stores import how_to_adopt
 
 NAMED = 10  # keys and faults of one kind that are spelled out
@@ -45,19 +46,6 @@ def parser() -> ArgumentParser:
         help="tokenizer file or folder, when it is not beside the shards",
     )
     return p
-
-
-def read_manifest(place: Path) -> dict | None:
-    """The manifest beside the shards; None when there is none."""
-    path = (place if place.is_dir() else place.parent) / "manifest.json"
-    if not path.is_file():
-        return None
-    try:
-        manifest = json.loads(path.read_text())
-        manifest["shards"], manifest["counts"], manifest["tokenizer"]["name"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is damaged; restore it or run dfm prepare with --resume after removing it") from None
-    return manifest
 
 
 def scan(tars: list[Path], progress: bool) -> tuple[list[SampleEntry], list[str]]:
@@ -124,30 +112,30 @@ def check_manifest(folder: Path, manifest: dict, tars: list[Path]) -> list[str]:
     return faults + [f"{name} is not in the manifest" for name in found if name not in listed]
 
 
-def check_samples(entries: list[SampleEntry], progress: bool, named: Collection[str] = ()) -> list[str]:
-    """Every sample decoded: readable, safe, finite, and of the size its .json says; but for `named` keys."""
+def common(entries: Iterable[SampleEntry], manifest: dict | None) -> Fits:
+    """What the samples have in common: as the manifest and most of the first ones say."""
+    votes = shards.widths(readable(entries))
+    known = len(manifest["latent_mean"]) if manifest else None
+    return Fits(*max(votes, key=lambda v: (v[0] == known, votes[v]))) if votes else Fits()
+
+
+def readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Iterator[EncodedClip]:
+    for entry in entries:
+        with contextlib.suppress(SampleError):  # counted and named by --verify
+            yield entry.read(fits)
+
+
+def check_samples(entries: list[SampleEntry], fits: Fits, progress: bool, named: Collection[str] = ()) -> list[str]:
+    """What is wrong with each sample that training would leave out; but for `named` keys."""
     faults = []
     entries = [e for e in entries if e.key not in named]
     for entry in tqdm(entries, "verify", unit="sample", disable=not progress):
         try:
-            fault = _wrong_with(entry.read())
+            entry.read(fits)
         except SampleError as error:
-            fault = error.detail
-        if fault:
-            faults.append(f"{entry.shard.name}: {fault}")
+            faults.append(f"{entry.shard.name}: {error.detail}")
     counts = Counter(e.key for e in entries)
     return faults + [f"the key {key} occurs {n} times" for key, n in counts.items() if n > 1]
-
-
-def _wrong_with(clip: EncodedClip) -> str | None:
-    if not (torch.isfinite(clip.latent.float()).all() and torch.isfinite(clip.text_emb.float()).all()):
-        return f"sample {clip.key} holds NaN or Inf"
-    said, tokens = clip.meta.get("latent_shape"), clip.meta.get("text_tokens")
-    if said is not None and said != list(clip.latent.shape[1:]):
-        return f"sample {clip.key} has a latent of {list(clip.latent.shape[1:])} where its .json says {said}"
-    if tokens is not None and tokens != clip.text_emb.shape[1]:
-        return f"sample {clip.key} has {clip.text_emb.shape[1]} text tokens where its .json says {tokens}"
-    return None
 
 
 # ---- the contact sheet --------------------------------------------------------------------------------------------
@@ -201,17 +189,13 @@ def false_colours(clip: EncodedClip) -> np.ndarray:
     return picture.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy()
 
 
-def sheet(entries: list[SampleEntry], count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
+def sheet(entries: list[SampleEntry], fits: Fits, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
     """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""
     count = min(count, len(entries))
     videos, captions = [], []
-    for entry in [entries[i * len(entries) // count] for i in range(count)]:
-        try:
-            clip = entry.read()
-        except SampleError:
-            continue  # counted and named by --verify
+    for clip in readable((entries[i * len(entries) // count] for i in range(count)), fits):
         videos.append(false_colours(clip) if tokenizer is None else decoded(clip, tokenizer))
-        captions.append(str(clip.meta.get("caption", entry.key)))
+        captions.append(clip.meta.get("caption") or clip.key)
     return video.contact_sheet(videos, captions) if videos else None
 
 
@@ -252,7 +236,7 @@ def table(d: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(args, folder: Path, entries: list[SampleEntry], manifest: dict | None) -> str:
+def draw(args, folder: Path, entries: list[SampleEntry], fits: Fits, manifest: dict | None) -> str:
     """Write the contact sheet; returns where it is, or why there is none."""
     if not args.samples or not entries:
         return "none"
@@ -263,7 +247,7 @@ def draw(args, folder: Path, entries: list[SampleEntry], manifest: dict | None) 
         if args.tokenizer or args.tokenizer_path:
             raise
         tokenizer, note = None, f" (in false colours: {error})"
-    picture = sheet(entries, args.samples, tokenizer)
+    picture = sheet(entries, fits, args.samples, tokenizer)
     if picture is None:
         return "none, as no sample can be read"
     if tokenizer is None and not note:
@@ -304,17 +288,19 @@ def examine(args: argparse.Namespace) -> Inspection:
         raise ValueError(f"--samples must not be negative; got {args.samples}")
     place = Path(args.folder).expanduser()
     tars = find_shards(place)
-    folder, manifest = (place if place.is_dir() else place.parent), read_manifest(place)
+    folder = place if place.is_dir() else place.parent
+    manifest = read_manifest(folder)
     entries, faults = scan(tars, progress=not args.json)
+    fits = common(entries, manifest)
     found = describe(place, tars, entries, manifest) | {"verified": args.verify}
     if args.verify:
         if manifest and place.is_dir():
             faults += check_manifest(folder, manifest, tars)
         drops = manifest["drops"] if manifest else []  # an adopted folder keeps them in its tars
-        faults += check_samples(entries, progress=not args.json, named={drop["key"] for drop in drops})
+        faults += check_samples(entries, fits, progress=not args.json, named={drop["key"] for drop in drops})
     if args.verify or faults:
         found["faults"] = faults
-    found["contact_sheet"] = draw(args, folder, entries, manifest)
+    found["contact_sheet"] = draw(args, folder, entries, fits, manifest)
     return Inspection(found)
 
 

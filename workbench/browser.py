@@ -39,8 +39,9 @@ class DatasetBrowser:
         self.place = Path(data_dir).expanduser()
         tars = inspect.find_shards(self.place)
         self.folder = self.place if self.place.is_dir() else self.place.parent
-        self.manifest = inspect.read_manifest(self.place)
+        self.manifest = inspect.read_manifest(self.folder)
         self.entries, self.faults = inspect.scan(tars, progress=False)
+        self.fits = inspect.common(self.entries, self.manifest)
         self.about = inspect.describe(self.place, tars, self.entries, self.manifest)
         self._tokenizer_names = (tokenizer, tokenizer_path)
         self._tokenizer: Any = None
@@ -70,7 +71,7 @@ class DatasetBrowser:
 
         entry = self.entries[index]
         try:
-            clip = entry.read()
+            clip = entry.read(self.fits)
         except SampleError as error:
             return (
                 f'<div role="alert" style="width:160px;font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
@@ -78,7 +79,7 @@ class DatasetBrowser:
         tokenizer = self._load_tokenizer()
         frames = inspect.false_colours(clip) if tokenizer is None else inspect.decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
-        caption = str(clip.meta.get("caption", entry.key))
+        caption = clip.meta.get("caption") or entry.key
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = (
             f"{entry.key} · {length_of(entry.meta)} frame(s) · latent {shape} · {clip.text_emb.shape[1]} text tokens"
@@ -215,8 +216,7 @@ class DatasetBrowser:
 
 def length_of(meta: dict) -> int:
     """Pixel frames of a sample; 1 when its .json does not say."""
-    value = meta.get("num_frames", 1)
-    return int(value) if isinstance(value, (int, float)) else 1
+    return meta.get("num_frames") or 1
 
 
 def histogram_svg(counts: dict[int, int], width: int = 560, height: int = 200) -> str:

@@ -220,7 +220,7 @@ def _check(clip: EncodedClip, fits: Fits) -> None:
     for name, tensor, limit in ("latent", clip.latent, LATENT_LIMIT), ("text", clip.text_emb, TEXT_LIMIT):
         low, high = (v.item() for v in torch.aminmax(tensor))
         if not (-limit <= low and high <= limit):  # NaN compares as False
-            raise SampleError("not_finite", f"sample {key}: its {name} holds NaN, Inf or numbers beyond {limit:g}")
+            raise SampleError("not_finite", f"sample {key} holds NaN or Inf in its {name}, or numbers beyond {limit:g}")
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ the network and not of the tokenizer. The choice depends on the seed alone; what
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
@@ -17,6 +16,7 @@ from tqdm import tqdm
 
 from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.records import SampleError
+from dfm_nb.data.prepared_folder import read_manifest
 from dfm_nb.data.stores import EnergonStore, how_to_adopt
 
 
@@ -41,8 +41,8 @@ class PreparedFolder:
 
     def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
         self.store, self.decode = EnergonStore(folder, split), decode
-        manifest = Path(folder) / "manifest.json"
-        own = json.loads(manifest.read_text())["tokenizer"] if manifest.is_file() else tokenizer
+        manifest = read_manifest(Path(folder))
+        own = manifest["tokenizer"] if manifest else tokenizer
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
                 f"--dataset {folder} was encoded by another tokenizer ({own['name']}) than the checkpoint's "

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class StopRequest:
     """SIGTERM, SIGUSR1 or the end of `train.exit_duration_s` on any rank stops every rank after the same iteration."""
 
     def __init__(self, on_signal: bool) -> None:
-        self._group = dist.new_group(backend="gloo")  # a flag on the CPU, whatever the devices are
+        self.group = dist.new_group(backend="gloo")  # a flag on the CPU, whatever the devices are
         received: list[int] = []
         self._received = received
         if on_signal:
@@ -52,8 +52,42 @@ class StopRequest:
         """What stops the run: a signal that some rank received, `OUT_OF_TIME`, or 0; the same on every rank."""
         reason = max(self._received, default=OUT_OF_TIME if out_of_time else 0)
         flag = torch.tensor([reason])
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
         return int(flag)
+
+
+class BadSamples:
+    """The samples that cannot be used, of all ranks: each is named once, and too many stop every rank alike.
+
+    share : `dataset.max_bad_fraction`. total : samples of the data set.
+    """
+
+    def __init__(self, store: EnergonStore | MockStore, share: float, group: dist.ProcessGroup | None = None) -> None:
+        self.total, self.share, self._group = len(store) + len(store.dropped), share, group
+        self.found: set[str] = set()
+        self._add(store.dropped)
+
+    def see(self, packs: Sequence[Pack]) -> None:
+        """Those of a step. ValueError when they are too many."""
+        new = [d for p in packs for d in p.dropped if d[1] not in self.found]
+        flag = torch.tensor([len(new)])
+        dist.all_reduce(flag, group=self._group)
+        if flag:
+            everyone: list = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, new, group=self._group)
+            self._add(bad for found in everyone for bad in found)
+
+    def _add(self, new: Iterable[tuple[str, str]]) -> None:
+        for reason, detail in dict.fromkeys(new):
+            if detail not in self.found:
+                if parallel.rank() == 0:
+                    log.warning("sample left out (%s): %s", reason, detail)
+                self.found.add(detail)
+        if len(self.found) > max(self.share * self.total, self.share > 0):  # one sample ends no run
+            raise ValueError(
+                f"{len(self.found)} of {self.total} samples cannot be used, and dataset.max_bad_fraction="
+                f"{self.share:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify names all"
+            )
 
 
 class Training:
@@ -80,6 +114,7 @@ class Training:
         self.statistics = checkpoint.statistics_file(store.statistics)
         self.report = Report(self.config, run, self.config_yaml)
         self.stop = StopRequest(self.config.train.exit_on_signal)
+        self.bad = BadSamples(store, self.config.dataset.max_bad_fraction, self.stop.group)
         self.watchdog: Watchdog | None = None
         if d.hang_timeout_s and dist.get_world_size() > 1:
             self.watchdog = Watchdog(parallel.store(), parallel.rank(), dist.get_world_size(), d.hang_timeout_s)
@@ -129,6 +164,7 @@ class Training:
         state = saving.load(self.trainer.pieces(), folder)
         self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
         self.skipped = state["skipped"]
+        self.bad.found |= set(state.get("bad_samples", ()))
         self.loader.restore(state["data"])
         for key in cfg.fields():
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
@@ -168,7 +204,7 @@ class Training:
 
         Raises
         ------
-        ValueError : more than `train.max_skipped_steps` steps in a row had NaN or Inf.
+        ValueError : more than `train.max_skipped_steps` steps in a row had NaN or Inf, or too many samples are bad.
         """
         started = time.monotonic()
         self._beat("loading data", watched=not first)
@@ -187,6 +223,7 @@ class Training:
         else:
             self.skipped_in_a_row = 0
         self.report.step(self.iteration, result, packs, duration_s, self.trainer.lr, counts)
+        self.bad.see(packs)
         most = self.config.train.max_skipped_steps
         if self.skipped_in_a_row > most:
             raise ValueError(
@@ -218,6 +255,7 @@ class Training:
             "iteration": self.iteration,
             "steps_taken": self.trainer.steps_taken,
             "skipped": self.skipped,
+            "bad_samples": sorted(self.bad.found),
             "data": data,
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],

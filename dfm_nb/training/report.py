@@ -53,11 +53,8 @@ class Report:
             **_speed(self.config, packs, duration_s),
             **counts,
         }
-        dropped = [d for p in packs for d in p.dropped]
-        for reason, detail in dropped:
-            log.warning("sample left out (%s): %s", reason, detail)
-        if dropped:
-            record["dropped"] = len(dropped)
+        if dropped := sum(len(p.dropped) for p in packs):
+            record["dropped"] = dropped
         self._write(iteration, record)
         if iteration % self.config.logger.log_interval == 0 or iteration == 1:
             total = self.config.train.train_iters
@@ -69,11 +66,15 @@ class Report:
             log.info(iteration_line(iteration, total, result.loss, lr, **more))
 
     def skipped(self, iteration: int, result: StepResult, packs: Sequence[Pack]) -> None:
-        """A step with NaN or Inf: warn, and list its samples in `skipped.jsonl`."""
-        log.warning("Iteration %d skipped: loss %s, gradient norm %s", iteration, result.loss, result.grad_norm)
-        keys = [k for p in packs for k in p.keys]
+        """A step with NaN or Inf, or without a usable sample: warn, and list its samples in `skipped.jsonl`."""
+        keys, dropped = [k for p in packs for k in p.keys], [detail for p in packs for _, detail in p.dropped]
+        if result.tokens:
+            log.warning("Iteration %d skipped: loss %s, gradient norm %s", iteration, result.loss, result.grad_norm)
+        else:
+            log.warning("Iteration %d skipped: none of its samples can be used: %s", iteration, "; ".join(dropped))
         with (self.run.path / "skipped.jsonl").open("a") as f:
-            f.write(json.dumps({"iteration": iteration, "rank": self.rank, "keys": keys}) + "\n")
+            entry = {"iteration": iteration, "rank": self.rank, "keys": keys, "dropped": dropped}
+            f.write(json.dumps(entry) + "\n")
 
     def validation(self, iteration: int, record: Mapping[str, object]) -> None:
         """A round of validation, as `Validation.run` gives it."""

@@ -32,7 +32,8 @@ from dfm_nb.training.muon import Muon, matrices_of
 class StepResult:
     """What one optimizer step did, over all ranks.
 
-    loss : mean per token. tokens : without padding. skipped : NaN or Inf, so the weights stayed as they were.
+    loss : mean per token. tokens : without padding. skipped : NaN or Inf, or no token at all (loss is
+    NaN then), so the weights stayed as they were.
     """
 
     loss: float
@@ -231,8 +232,8 @@ class Trainer:
         loss_sum, tokens = self.backward(packs).tolist()
         found_inf = self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
-        loss = loss_sum / max(tokens, 1)
-        skipped = bool(found_inf) or not tokens or not (math.isfinite(grad_norm) and math.isfinite(loss))
+        loss = loss_sum / tokens if tokens else math.nan
+        skipped = bool(found_inf) or not (math.isfinite(grad_norm) and math.isfinite(loss))
         if not skipped:
             clip = self.config.optimizer.clip_grad
             for part in self.optimizer.chained_optimizers:
@@ -268,5 +269,7 @@ class Trainer:
 
         sums = self.reduce_sums(self._schedule(packs, forward_step, forward_only=True), 2 * num_sigmas)
         loss, count = sums.cpu().split(num_sigmas)
+        if not count.any():
+            raise ValueError("no validation sample can be used; dfm inspect --verify names what is wrong with them")
         by_sigma = [(a / b).item() if b else None for a, b in zip(loss, count)]
         return {"loss": (loss.sum() / count.sum()).item(), "by_sigma": by_sigma}
