@@ -57,6 +57,7 @@ parallel-check: setup
 
 chaos: setup
 	$(BIN)/python benchmarks/chaos.py
+	DFM_FUZZ=10000 $(BIN)/python -m pytest -q tests/attacks/test_parts_fuzz.py
 
 bench: setup
 	$(BIN)/python benchmarks/bench.py

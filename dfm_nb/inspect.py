@@ -221,9 +221,9 @@ def table(d: dict) -> str:
             lines.append(f"    {reason}: {n} ({', '.join(keys[:3])}{more})")
         named = (f"{k.replace('_', ' ')} {d[k]['name']}" for k in ("source", "tokenizer", "text_encoder"))
         lines.append("  " + ", ".join(named))
-        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in d["psnr_db"].items() if k != "split")
+        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in d["psnr_db"].items() if type(v) is float)
         if psnr:
-            lines.append(f"  tokenizer PSNR on {d['psnr_db']['split']}: {psnr}")
+            lines.append(f"  tokenizer PSNR on {d['psnr_db'].get('split')}: {psnr}")
     else:
         lines.append(f"  no manifest.json, so encoders and statistics are unknown: {how_to_adopt(d['folder'])}")
     if d["duplicate_keys"]:

@@ -14,8 +14,10 @@ from typing import Any
 
 from dfm_nb import inspect
 from dfm_nb.base import video
+from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
+from dfm_nb.data.shards import Fits
 
 PAGE = 12
 DROPS_SHOWN = 20
@@ -41,7 +43,8 @@ class DatasetBrowser:
         self.folder = self.place if self.place.is_dir() else self.place.parent
         self.manifest = inspect.read_manifest(self.folder)
         self.entries, self.faults = inspect.scan(tars, progress=False)
-        self.fits = inspect.common(self.entries, self.manifest)
+        # what a tokenizer can decode, known without reading a sample
+        self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
         self.about = inspect.describe(self.place, tars, self.entries, self.manifest)
         self._tokenizer_names = (tokenizer, tokenizer_path)
         self._tokenizer: Any = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import json
 import logging
 import os
@@ -134,6 +135,11 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"error: a path must be shorter: {str(error.filename)[:80]}...", file=sys.stderr, flush=True)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 130

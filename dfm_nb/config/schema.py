@@ -179,7 +179,10 @@ class DatasetConfig(Group):
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1, unit="samples")
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     max_bad_fraction: float = option(
-        0.01, "share of the samples that may be unusable before the run stops; above 0, one sample always may", ge=0, le=1
+        0.01,
+        "share of the samples that may be unusable before the run stops; above 0, one sample always may",
+        ge=0,
+        le=1,
     )
     use_train_split_for_val: bool = option(False, "validate on training samples, when all data are in the train split")
     condition_frames_prob: float = option(

@@ -226,7 +226,7 @@ class Trainer:
         return parallel.broadcast_from_last_stage(total)
 
     def step(self, packs: list[Pack]) -> StepResult:
-        """One optimizer step on this rank's packs. NaN or Inf, or no sample on any rank: the weights stay as they are."""
+        """One optimizer step on this rank's packs. NaN or Inf, or no sample at all: the weights stay as they are."""
         from megatron.core.optimizer import optimizer as mcore_optimizer
 
         loss_sum, tokens = self.backward(packs).tolist()

@@ -123,7 +123,9 @@ def test_browser_shows_what_the_tokenizer_decodes(data):
 def test_browser_reads_only_the_page_it_shows(data, monkeypatch):
     read = []
     original = inspect.SampleEntry.read
-    monkeypatch.setattr(inspect.SampleEntry, "read", lambda self: (read.append(self.key), original(self))[1])
+    monkeypatch.setattr(
+        inspect.SampleEntry, "read", lambda self, *fits: (read.append(self.key), original(self, *fits))[1]
+    )
     DatasetBrowser(data).html(samples=5)
     assert len(read) == 5
 

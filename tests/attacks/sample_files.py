@@ -1,0 +1,255 @@
+"""Samples that cannot be used: each kind changes the parts of a good one. Nothing of it is stored."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dfm_nb.base.files import sha256
+from dfm_nb.data import shards
+
+BEFORE = Path(__file__).parents[1] / "checkpoints" / "before_rooms"
+MARK = "DFM_ATTACK_MARK"
+"""Environment variable with the file that code of a sample would make."""
+
+Parts = dict[str, bytes]
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, (f"touch ${MARK}",)
+
+
+class EvilInside:
+    """The same in the bytes that a storage is loaded from."""
+
+    def __reduce__(self):
+        return torch.storage._load_from_bytes, (pickle.dumps(Evil()),)
+
+
+class Rebuilt:
+    """A tensor by torch's own function, with these arguments."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, self.arguments
+
+
+def saved(value: object, **how) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **how)
+    return buffer.getvalue()
+
+
+def storage(numel: int = 16) -> torch.TypedStorage:
+    return torch.zeros(numel).storage()
+
+
+def rebuilt(size: tuple, stride: tuple, offset: int = 0, numel: int = 16) -> bytes:
+    return pickle.dumps(Rebuilt(storage(numel), offset, size, stride, False, {}))
+
+
+def zip_bomb(mebibytes: int) -> bytes:
+    """A `.pth` whose numbers are compressed a thousandfold."""
+    tensor, buffer = saved(torch.zeros(1, 16, 1, 4, 4)), io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(tensor)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, bytes(mebibytes << 20) if "/data/" in name else old.read(name))
+    return buffer.getvalue()
+
+
+def big_numel(data: bytes) -> bytes:
+    """The count of numbers (a BININT2 in torch's pickle) made 65,535."""
+    at = data.index(pickle.BININT2)
+    return data[:at] + pickle.BININT2 + struct.pack("<H", 65_535) + data[at + 3 :]
+
+
+def latent(change: Callable[[torch.Tensor], object], **how) -> Callable[[Parts], None]:
+    return lambda p: p.update(pth=saved(change(shards.decode_pth(p["pth"])), **how))
+
+
+def text(change: Callable[[torch.Tensor], object]) -> Callable[[Parts], None]:
+    return lambda p: p.update(pickle=pickle.dumps(change(shards.decode_pickle(p["pickle"]))))
+
+
+def meta(**values) -> Callable[[Parts], None]:
+    return lambda p: p.update(json=json.dumps(json.loads(p["json"]) | values).encode())
+
+
+def raw(part: str, data: bytes) -> Callable[[Parts], None]:
+    return lambda p: p.update({part: data})
+
+
+def at(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor):
+        tensor = tensor.clone()
+        tensor.view(-1)[7] = value
+        return tensor
+
+    return change
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor, tensor], -1)
+
+
+PTH: dict[str, Callable[[Parts], None]] = {
+    "no pth": lambda p: p.pop("pth"),
+    "empty pth": raw("pth", b""),
+    "cut pth": lambda p: p.update(pth=p["pth"][:-40]),
+    "half pth": lambda p: p.update(pth=p["pth"][: len(p["pth"]) // 2]),
+    "noise pth": raw("pth", bytes(range(256)) * 8),
+    "code pth": raw("pth", pickle.dumps(Evil())),
+    "code in pth": raw("pth", saved([Evil()])),
+    "code in old pth": raw("pth", saved([Evil()], _use_new_zipfile_serialization=False)),
+    "list pth": latent(lambda t: [t]),
+    "dict pth": latent(lambda t: {"latent": t}),
+    "number pth": latent(lambda _: 3),
+    "numpy pth": latent(lambda t: t.float().numpy()),
+    "complex latent": latent(lambda t: t.float() + 1j),
+    "bool latent": latent(lambda t: t > 0),
+    "int latent": latent(lambda t: t.long()),
+    "meta latent": latent(lambda t: t.to("meta")),
+    "sparse latent": latent(lambda t: t.float().to_sparse()),
+    "quantized latent": latent(lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8)),
+    "nested latent": latent(lambda t: torch.nested.nested_tensor([t.float(), t.float()])),
+    "parameter": latent(lambda t: torch.nn.Parameter(t)),
+    "NaN latent": latent(at(float("nan"))),
+    "Inf latent": latent(at(float("inf"))),
+    "huge latent": latent(at(1e30)),
+    "8 channels": latent(lambda t: t[:, :8].clone()),
+    "32 channels": latent(lambda t: torch.cat([t, t], 1)),
+    "4 dims": latent(lambda t: t[0]),
+    "batch of 2": latent(lambda t: torch.cat([t, t])),
+    "larger latent": latent(lambda t: wide(t)),
+    "no frames": latent(lambda t: t[:, :, :0].clone()),
+    "stride 0": latent(lambda t: torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 100, 1000, 1000)),
+    "too many numbers": lambda p: p.update(pth=big_numel(p["pth"])),
+    "zip bomb": raw("pth", zip_bomb(64)),
+}
+PICKLE: dict[str, Callable[[Parts], None]] = {
+    "no pickle": lambda p: p.pop("pickle"),
+    "empty pickle": raw("pickle", b""),
+    "cut pickle": lambda p: p.update(pickle=p["pickle"][:-9]),
+    "code pickle": raw("pickle", pickle.dumps(Evil())),
+    "code inside": raw("pickle", pickle.dumps(EvilInside())),
+    "eval": raw("pickle", b"\x80\x04c__builtin__\neval\n\x8c\x011\x85R."),
+    "inst": raw("pickle", b"(S'touch x'\nios\nsystem\n."),
+    "extension": raw("pickle", b"\x80\x04\x82\x01."),
+    "persistent id": raw("pickle", b"\x80\x04\x8c\x01aQ."),
+    "deep": raw("pickle", b"\x80\x04" + b"(" * 100_000 + b"."),
+    "memo": raw("pickle", bytes.fromhex("80044e72000000102e")),
+    "bytearray": raw("pickle", b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"."),
+    "list text": raw("pickle", pickle.dumps([1, 2])),
+    "string text": raw("pickle", pickle.dumps("a")),
+    "stride 0 text": raw("pickle", rebuilt((1, 100_000, 100_000), (0, 0, 0))),
+    "size beyond": raw("pickle", rebuilt((1, 16_384, 16_384), (0, 16_384, 1))),
+    "offset beyond": raw("pickle", rebuilt((1, 2, 4), (8, 4, 1), offset=12)),
+    "negative stride": raw("pickle", rebuilt((1, 2, 4), (8, -4, 1), offset=8)),
+    "NaN text": text(at(float("nan"))),
+    "Inf text": text(at(float("-inf"))),
+    "int text": text(lambda t: t.long()),
+    "no tokens": text(lambda t: t[:, :0].clone()),
+    "wide text": text(wide),
+    "1 dim": text(lambda t: t[0, 0].clone()),
+    "batch of 2 text": text(lambda t: torch.cat([t, t])),
+}
+JSON: dict[str, Callable[[Parts], None]] = {
+    "broken json": raw("json", b"{"),
+    "list json": raw("json", b"[]"),
+    "null json": raw("json", b"null"),
+    "text json": raw("json", b'"x"'),
+    "binary json": raw("json", b"\xff\xfe\x00"),
+    "deep json": raw("json", b'{"a":' * 100_000),
+    "large json": raw("json", b'{"a":[' + b"[]," * (1 << 20) + b"1]}"),
+    "long number": raw("json", b'{"fps":' + b"9" * 5000 + b"}"),
+    "shape as text": meta(latent_shape="16x1x4x4"),
+    "shape of texts": meta(latent_shape=["16", "1", "4", "4"]),
+    "shape as number": meta(latent_shape=4),
+    "nested shape": meta(latent_shape=[[16, 1, 4, 4]]),
+    "short shape": meta(latent_shape=[4, 4]),
+    "negative shape": meta(latent_shape=[16, 1, -4, 4]),
+    "zero shape": meta(latent_shape=[16, 0, 4, 4]),
+    "NaN shape": meta(latent_shape=[16, 1, float("nan"), 4]),
+    "other shape": meta(latent_shape=[16, 1, 2, 4]),
+    "huge shape": meta(latent_shape=[16, 1, 10**9, 10**9]),
+    "fps as text": meta(fps="fast"),
+    "fps as object": meta(fps={"a": 1}),
+    "fps NaN": meta(fps=float("nan")),
+    "fps 1e400": meta(fps=10**400),
+    "fps negative": meta(fps=-1),
+    "fps zero": meta(fps=0),
+    "fps true": meta(fps=True),
+    "caption as list": meta(caption=["a"]),
+    "lone surrogate": meta(caption="\ud83d x"),
+    "tokens as text": meta(text_tokens="5"),
+    "tokens beyond": meta(text_tokens=10**6),
+    "tokens negative": meta(text_tokens=-1),
+    "attributes as list": meta(attributes=[1]),
+    "frames NaN": meta(num_frames=float("nan")),
+}
+UNUSABLE = PTH | PICKLE | JSON
+
+CONTROLS: dict[str, Callable[[Parts], None]] = {
+    "as it was": lambda p: None,
+    "float32": latent(lambda t: t.float()),
+    "float64 text": text(lambda t: t.double()),
+    "old form": latent(lambda t: t, _use_new_zipfile_serialization=False),
+    "of a batch": latent(lambda t: torch.cat([t, t])[1:]),
+    "turned": latent(lambda t: t.transpose(3, 4).contiguous().transpose(3, 4)),
+    "with gradient": latent(lambda t: t.float().requires_grad_()),
+    "plain pickle": text(lambda t: t),
+    "text without batch": text(lambda t: t[0].clone()),
+    "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_pickle(p["pickle"]), protocol=5)),
+    "no caption": meta(caption=None),
+    "no json": lambda p: p.pop("json"),
+    "other keys": meta(anything={"a": [1, None]}),
+}
+"""What other writers make of a good sample."""
+
+
+def good_parts() -> Parts:
+    return shards.read_parts(shards.scan_shard(BEFORE / "data" / "rank0-000000.tar")[0])
+
+
+def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split: str = "train") -> list[str]:
+    """A copy of the stored data in `folder` whose samples from `position` on are changed; returns their keys."""
+    shutil.copytree(BEFORE / "data", folder)
+    tar = folder / {"train": "rank0-000000.tar", "val": "rank0-000001.tar"}[split]
+    entries = shards.scan_shard(tar)
+    found = [(entry.key, shards.read_parts(entry)) for entry in entries]
+    for (_, parts), change in zip(found[position:], changes):
+        change(parts)
+    with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as file:
+        for key, parts in found:
+            for part, data in parts.items():
+                member = tarfile.TarInfo(f"{key}.{part}")
+                member.size = len(data)
+                file.addfile(member, io.BytesIO(data))
+    reseal(folder)
+    return [key for key, _ in found[position : position + len(changes)]]
+
+
+def reseal(folder: Path) -> None:
+    """Metadata and checksums that fit the tars."""
+    tars = sorted(p.name for p in folder.glob("*.tar"))
+    shards.write_energon_metadata(folder, {"train": tars[:1], "val": tars[1:], "test": []})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for entry in manifest["shards"]:
+        path = folder / entry["name"]
+        entry |= {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -1,0 +1,154 @@
+"""Damage to any file beside the samples is one sentence with the file's path, in training and in inspect."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dfm_nb import inspect
+from dfm_nb.base.argv import guard
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.stores import EnergonStore
+from dfm_nb.training.loop import BadSamples
+from tests.attacks.sample_files import BEFORE, UNUSABLE, spoil
+from workbench.browser import DatasetBrowser
+
+
+def manifest(**values):
+    def change(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def content(data: bytes):
+    return lambda path: path.write_bytes(data)
+
+
+def empty_text(tensor: torch.Tensor, name: str = "text_emb"):
+    return lambda path: save_file({name: tensor}, path)
+
+
+CONTENTS = {
+    "empty": content(b""),
+    "binary": content(b"\xff\xfe\x00" * 30),
+    "list": content(b"[]"),
+    "object": content(b"{}"),
+    "null": content(b"null"),
+    "deep": content(b"[" * 100_000),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+}
+FILES = ["manifest.json", ".nv-meta/.info.json", ".nv-meta/split.yaml", "text_empty.safetensors", "rank0-000000.tar"]
+DAMAGE = {f"{file} {kind}": (file, change) for file in FILES for kind, change in CONTENTS.items()}
+DAMAGE |= {
+    f"manifest.json {name}": ("manifest.json", change)
+    for name, change in {
+        "mean NaN": manifest(latent_mean=[float("nan")] * 16),
+        "mean of one": manifest(latent_mean=[0.0]),
+        "both of two": manifest(latent_mean=[0.0] * 2, latent_std=[1.0] * 2),
+        "mean as text": manifest(latent_mean="0"),
+        "mean of texts": manifest(latent_mean=["0"] * 16),
+        "std negative": manifest(latent_std=[-1.0] * 16),
+        "mean of lists": manifest(latent_mean=[[0.0]] * 16),
+        "mean null": manifest(latent_mean=None),
+    }.items()
+}
+DAMAGE |= {
+    f"text_empty.safetensors {name}": ("text_empty.safetensors", change)
+    for name, change in {
+        "other name": empty_text(torch.zeros(1, 2, 384), "x"),
+        "two dims": empty_text(torch.zeros(2, 384)),
+        "no tokens": empty_text(torch.zeros(1, 0, 384)),
+        "other width": empty_text(torch.zeros(1, 2, 8)),
+        "NaN": empty_text(torch.full((1, 2, 384), float("nan"))),
+        "whole numbers": empty_text(torch.zeros(1, 2, 384).long()),
+    }.items()
+}
+DAMAGE |= {
+    ".info.json more samples": (
+        ".nv-meta/.info.json",
+        lambda path: path.write_text(path.read_text().replace("11", str(10**12))),
+    ),
+    ".info.json counts as text": (
+        ".nv-meta/.info.json",
+        lambda path: path.write_text('{"energon_version":"7","shard_counts":{"rank0-000000.tar":"x"}}'),
+    ),
+    "split.yaml other tar": (
+        ".nv-meta/split.yaml",
+        lambda path: path.write_text(path.read_text().replace("rank0-000000", "rank0-000007")),
+    ),
+    "split.yaml code": (".nv-meta/split.yaml", content(b"!!python/object/apply:os.system ['true']")),
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    return shutil.copytree(BEFORE / "data", tmp_path / "data")
+
+
+@pytest.mark.parametrize("file, change", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_file_is_one_sentence_with_a_path(data, file, change):
+    change(data / file)
+    with pytest.raises(ValueError) as error:
+        BadSamples(EnergonStore(data), 0.01)
+    said = str(error.value)
+    assert str(data) in said and "\n" not in said and len(said) < 1000 and not isinstance(error.value, SampleError)
+    name = Path(file).name
+    assert name in said or "split.yaml" in said or ".nv-meta" in said
+
+
+MANIFESTS = {
+    "counts": manifest(counts=[1]),
+    "counts of texts": manifest(counts={"train": "x"}),
+    "drops": manifest(drops={"a": 1}),
+    "drops of texts": manifest(drops=["x"]),
+    "drops without keys": manifest(drops=[{}]),
+    "source": manifest(source="x"),
+    "tokenizer": manifest(tokenizer=[]),
+    "shards": manifest(shards="x"),
+    "shards without names": manifest(shards=[{}]),
+    "psnr": manifest(psnr_db=[1]),
+    **CONTENTS,
+}
+
+
+@pytest.mark.parametrize("change", MANIFESTS.values(), ids=MANIFESTS)
+def test_manifest_of_wrong_types_is_one_sentence(data, capsys, change):
+    change(data / "manifest.json")
+    code = guard(inspect.main, [str(data), "--verify"])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert code == 2 and said.startswith("error:") and str(data / "manifest.json") in said
+    with pytest.raises(ValueError, match="manifest.json is damaged"):
+        DatasetBrowser(data)
+
+
+def test_damage_in_the_middle_of_a_tar_costs_one_sample(tmp_path):
+    """The headers of one sample are overwritten: the others are read where they are."""
+    data = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    tar = data / "rank0-000000.tar"
+    whole = bytearray(tar.read_bytes())
+    at = int.from_bytes((data / "rank0-000000.tar.idx").read_bytes()[24:32], "little")
+    whole[at : at + 512] = b"\x77" * 512
+    tar.write_bytes(whole)
+    store = EnergonStore(data)
+    assert len(store) == 10 and [reason for reason, _ in store.dropped] == ["damaged_tar"]
+    assert f"sample 3 of {tar} cannot be read" in store.dropped[0][1]
+    assert all(store.read(i).latent.isfinite().all() for i in range(10))
+
+
+def test_statistics_of_a_folder_without_manifest_come_from_good_samples(tmp_path):
+    for name in ("plain", "bad"):
+        spoil(tmp_path / name, 0, *([UNUSABLE["NaN latent"]] if name == "bad" else []))
+        (tmp_path / name / "manifest.json").unlink()
+    plain, bad = EnergonStore(tmp_path / "plain"), EnergonStore(tmp_path / "bad")
+    rest = torch.cat([plain.read(i).latent[0].float().flatten(1) for i in range(1, 11)], 1)
+    assert torch.equal(bad.statistics.mean, rest.mean(1)) and torch.equal(bad.statistics.std, rest.std(1))
+
+
+def test_folder_of_bad_samples_alone_is_one_sentence(tmp_path):
+    spoil(tmp_path / "data", 0, *[UNUSABLE["cut pth"]] * 11)
+    with pytest.raises(ValueError, match="no sample of its 'train' split can be used; the first: sample image-000000"):
+        EnergonStore(tmp_path / "data")

@@ -1,0 +1,112 @@
+"""Parts with any bytes changed: a tensor that training can use, or a SampleError; nothing runs.
+
+`DFM_FUZZ=10000` sets the number of cases (`make chaos`).
+"""
+
+import os
+import pickle
+import pickletools
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.data import shards
+from tests.attacks.sample_files import saved
+
+CASES = int(os.environ.get("DFM_FUZZ", "1000"))
+GENERATOR = torch.Generator().manual_seed(0)
+CLIP = EncodedClip(
+    "k7",
+    torch.randn(1, 16, 1, 4, 4, generator=GENERATOR).bfloat16(),
+    torch.randn(1, 3, 8, generator=GENERATOR).bfloat16(),
+    {"fps": 24, "latent_shape": [16, 1, 4, 4], "text_tokens": 3, "caption": "a"},
+)
+GOOD = shards.encode_parts(CLIP)
+FORMS = {
+    "pth": [GOOD["pth"], saved(CLIP.latent, _use_new_zipfile_serialization=False), saved(CLIP.latent.float())],
+    "pickle": [GOOD["pickle"], pickle.dumps(CLIP.text_emb), pickle.dumps(CLIP.text_emb, protocol=5)],
+    "json": [GOOD["json"]],
+}
+WORDS = [op.code.encode("latin-1") for op in pickletools.opcodes] + [
+    b"cos\nsystem\n",
+    b"\x8c\x02os\x8c\x06system\x93",
+    b"\x8c\x06whoami\x85R",
+    b"cbuiltins\neval\n",
+    b"\xff" * 4,
+    b"\x00" * 8,
+    b"PK\x01\x02",
+    b"NaN",
+]
+WATCHED = (
+    "os.",
+    "subprocess.",
+    "exec",
+    "compile",
+    "import",
+    "open",
+    "socket.",
+    "ctypes.",
+    "shutil.",
+    "pickle.find_class",
+)
+ran: list[str] | None = None
+
+
+def watch(event: str, _arguments: tuple) -> None:
+    if ran is not None and event.startswith(WATCHED):
+        ran.append(event)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched():
+    sys.addaudithook(watch)  # hooks stay: this one is silent outside a case
+    with pytest.raises(SampleError):  # what a first use imports
+        shards.decode_sample({**GOOD, "pth": b"PK", "pickle": b""}, "k7")
+
+
+@st.composite
+def changed(draw) -> tuple[str, bytes]:
+    part = draw(st.sampled_from(sorted(FORMS)))
+    data = bytearray(draw(st.sampled_from(FORMS[part])))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(len(data) - 1, 0)))
+        match draw(st.sampled_from(["bit", "byte", "cut", "insert", "replace", "repeat", "remove"])):
+            case "bit" if data:
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "byte" if data:
+                data[at] = draw(st.integers(0, 255))
+            case "cut":
+                del data[at:]
+            case "insert":
+                data[at:at] = draw(st.sampled_from(WORDS))
+            case "replace":
+                word = draw(st.sampled_from(WORDS))
+                data[at : at + len(word)] = word
+            case "repeat":
+                data[at:at] = data[at : at + draw(st.integers(1, 64))]
+            case "remove":
+                del data[at : at + draw(st.integers(1, 64))]
+    return part, bytes(data)
+
+
+@settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(changed())
+def test_changed_part_is_usable_or_refused(case):
+    global ran
+    part, data = case
+    ran, clip = [], None
+    try:
+        clip = shards.decode_sample({**GOOD, part: data}, "k7", shards.Fits(16, 8, (1, 4, 4)))
+    except SampleError as error:
+        assert "k7" in error.detail and "\n" not in error.detail
+    finally:
+        events, ran = ran, None
+    assert not events
+    if clip is not None:
+        assert clip.latent.shape == (1, 16, 1, 4, 4) and clip.text_emb.shape[::2] == (1, 8)
+        assert clip.latent.is_floating_point() and clip.text_emb.dtype == torch.bfloat16
+        assert clip.latent.isfinite().all() and clip.text_emb.isfinite().all() and clip.text_emb.shape[1] >= 1
