@@ -45,9 +45,10 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST) -> dict[str, 
         return None
     manifest = read_json(path) or {}
     missing = [name for name, kind in wanted.items() if not _is(manifest.get(name), kind)]
-    mean, std = (manifest.get(k) for k in STATISTICS)
-    if not missing and (len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0):
-        missing = list(STATISTICS)
+    if not missing:
+        mean, std = manifest["latent_mean"], manifest["latent_std"]
+        if len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0:
+            missing = list(STATISTICS)
     if missing:
         raise ValueError(
             f"{path} is damaged ({', '.join(missing[:3])}); restore it or run dfm prepare with --resume after removing "

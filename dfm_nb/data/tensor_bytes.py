@@ -82,7 +82,8 @@ class _Layout(NamedTuple):
         if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
             raise ValueError("its size and strides are none")
         last = offset + sum((n - 1) * s for n, s in zip(size, stride))
-        if math.prod(size) > storage.numel or (math.prod(size) and last >= storage.numel):
+        count: int = math.prod(list(size))
+        if count > storage.numel or (count and last >= storage.numel):
             raise ValueError(f"a tensor of {list(size)!r:.60} is larger than its {storage.numel} numbers")
         flat = torch.empty(storage.numel, dtype=storage.dtype)
         if storage.numel:
@@ -264,8 +265,7 @@ def _run(
                 stack.append(tuple(above_mark()))
             case pickle.TUPLE1 | pickle.TUPLE2 | pickle.TUPLE3:
                 count = 1 + (pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3).index(code)
-                items = tuple(stack[-count:])
-                stack[-count:] = [items]
+                stack[-count:] = [tuple(stack[-count:])]
             case pickle.APPEND | pickle.APPENDS:
                 items = [stack.pop()] if code == pickle.APPEND else above_mark()
                 _only(list, stack[-1]).extend(items)

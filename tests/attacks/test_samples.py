@@ -8,14 +8,18 @@ import torch
 
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
+from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.records import SampleError
+from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data import shards
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.evaluation.reference import PreparedFolder, choose
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
+from tests import tiny_run
 from tests.attacks.sample_files import CONTROLS, JSON, MARK, UNUSABLE, good_parts, spoil
 from tests.distributed.layouts import make_trainer
+from tests.processes import commands
 from workbench.browser import DatasetBrowser
 
 SETTINGS = ["model.in_channels=16", "model.text_dim=384", "model.num_layers=2", "dataset.task_encoder_seq_length=160"]
@@ -174,3 +178,21 @@ def test_sample_too_long_by_its_json_alone_does_not_end_a_run(trainer, tmp_path)
     (key,) = spoil(tmp_path / "data", 0, UNUSABLE["huge shape"])
     _, bad, _, _ = train(trainer, tmp_path / "data")
     assert re.search(rf"sample {key} .* where its .json says", next(iter(bad.found)))
+
+
+REAL = ["as it was", "NaN latent", "code in pth", "deep json", "list json"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_real_runs_end_well_and_their_log_names_it(tmp_path, name):
+    (key,) = spoil(tmp_path / "data", 0, (UNUSABLE | CONTROLS)[name])
+    argv = ["pretrain", "--recipe", "demo", "--dataset-path", tmp_path / "data", "--run-dir", tmp_path / "run"]
+    done = commands().run("dfm", *argv, *tiny_run.SIZE)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "Traceback" not in done.stdout + done.stderr
+    assert (f"sample {key}" in log) == (name != "as it was") and log.count("sample left out") <= 1
+    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [r["iteration"] for r in records] == [1, 2, 3] and all(r["loss"] > 0 for r in records)
+    assert len(checkpoint.whole_checkpoints(tmp_path / "run" / "checkpoints")) == 1
