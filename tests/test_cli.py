@@ -45,6 +45,12 @@ def test_config_faults_are_said_once_before_torchrun(capsys):
     assert error.count("error:") == 1 and "tensor_model_parallel_size" in error
 
 
+def test_overlong_path_is_one_sentence(capsys):
+    assert guard(cli.main, ["text", "inspect", "x" * 5000]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: a path must be shorter: xxx") and len(error) < 200
+
+
 def test_doctor_finds_what_is_needed(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out

@@ -399,6 +399,7 @@ def test_keys_are_stable_when_rows_are_added(tmp_path):
         ("t.csv", b"image,caption\na,b\nc,d,e\n", "line 3"),
         ("t.csv", b"image,caption\na,b,c\n", "more cells than the header"),
         ("t.jsonl", b'{"image": "a"}\n{oops\n', "line 2 is not JSON"),
+        ("t.jsonl", b'{"image": "a"}\n{"image": ' + b"[" * 100_000, "line 2 is nested too deep"),
         ("t.jsonl", b"[1]\n", "line 1 must be a JSON object"),
         ("t.jsonl", b"\n", "no rows"),
         ("t.jsonl", b'{"image": "\xff"}\n', "UTF-8"),
