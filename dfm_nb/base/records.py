@@ -27,9 +27,9 @@ class SampleError(ValueError):
     """
 
     def __init__(self, reason: str, detail: str):
-        super().__init__(detail)
         self.reason = reason
-        self.detail = detail
+        self.detail = detail.encode("utf-8", "backslashreplace").decode()  # a file's name may be no UTF-8
+        super().__init__(self.detail)
 
     def __reduce__(self):  # so that it survives a worker process
         return type(self), (self.reason, self.detail)
@@ -40,6 +40,7 @@ class Clip:
     """Pixels and a caption as a source delivers them.
 
     video : uint8 [T, H, W, 3], RGB; T = 1 for an image.
+    caption : text that UTF-8 can encode; otherwise a SampleError, as encoders and shards refuse it.
     fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
     attributes : what is known to be true of the picture (used to measure models on synthetic data).
     """
@@ -57,6 +58,11 @@ class Clip:
         v = self.video
         if v.dtype != np.uint8 or v.ndim != 4 or v.shape[-1] != 3:
             raise ValueError(f"Clip.video must be uint8 [T, H, W, 3]; got {v.dtype} {list(v.shape)} for {self.key}")
+        try:
+            self.caption.encode()
+        except UnicodeEncodeError as error:  # half of a pair in JSON, or a file's name in another encoding
+            said = f"the caption of {self.key} must be text in UTF-8; it is {self.caption[:80]!a} ({error.reason})"
+            raise SampleError("caption_not_utf8", f"{said}; write the caption beside it as UTF-8") from None
 
 
 @dataclass(slots=True)

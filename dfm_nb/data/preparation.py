@@ -369,7 +369,9 @@ class Preparation:
             "arguments": arguments,
             "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
         }
-        write_atomically(self.folder.manifest, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        # the name of a folder may be no UTF-8: JSON then has its bytes as \udcXX
+        write_atomically(self.folder.manifest, text.encode("utf-8", "backslashreplace"))
         report(manifest, self.folder)
 
     def _records(self) -> list[dict[str, Any]]:
