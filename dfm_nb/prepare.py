@@ -28,7 +28,10 @@ def parser() -> ArgumentParser:
     for kind in plugins.KINDS:
         group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}")
         for flag in plugins.flags(kind).values():
-            group.add_argument(flag.option, type=flag.type, help=flag.help)
+            if flag.type is bool:  # None where it is not given, so that it is not taken for a flag of another plugin
+                group.add_argument(flag.option, action="store_true", default=None, help=flag.help)
+            else:
+                group.add_argument(flag.option, type=flag.type, help=flag.help)
     return p
 
 

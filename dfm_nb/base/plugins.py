@@ -34,7 +34,7 @@ class Flag:
 
     name : the keyword of the plugin's `build`; `clip_frames` is `--clip-frames` on the command line. Plugins that share
         a name share the flag.
-    type : makes the value from the word on the command line.
+    type : makes the value from the word on the command line; bool is a flag without a word.
     """
 
     name: str

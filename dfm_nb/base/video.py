@@ -67,6 +67,14 @@ def picture(value: Any) -> Image.Image:
         raise SampleError("unreadable_image", f"an array is not a picture ({error}); give uint8 [H, W, 3]") from None
 
 
+def _check_regular(path: str | Path) -> None:
+    """SampleError unless it is a file: a FIFO waits for a writer that may never come, a device may have no end."""
+    if not Path(path).exists():
+        raise SampleError("missing_file", f"{path} does not exist: check the path")
+    if not Path(path).is_file():
+        raise SampleError("not_a_file", f"{path} must be a regular file; it is a folder, a device, a pipe or a socket")
+
+
 @contextmanager
 def _opened(source: Media) -> Iterator[Image.Image]:
     """A Pillow image; every way in which opening or decoding can fail becomes a SampleError."""
@@ -74,12 +82,12 @@ def _opened(source: Media) -> Iterator[Image.Image]:
         if isinstance(source, Image.Image):
             yield source
             return
+        if isinstance(source, (str, Path)):
+            _check_regular(source)
         with Image.open(io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source) as image:
             yield image
     except SampleError:
         raise
-    except FileNotFoundError:
-        raise SampleError("missing_file", f"{_named(source)} does not exist: check the path") from None
     except Image.DecompressionBombError as error:
         raise SampleError("too_large", f"{_named(source)} is too large to decode; make it smaller ({error})") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
@@ -122,7 +130,7 @@ def read_image(path_or_bytes: Media, background: RGB = WHITE) -> np.ndarray:
 
     Raises
     ------
-    SampleError : `missing_file` or `unreadable_image`.
+    SampleError : `missing_file`, `not_a_file` or `unreadable_image`.
     """
     with _opened(path_or_bytes) as image:
         return _rgb(ImageOps.exif_transpose(image), background)[None]
@@ -168,12 +176,11 @@ def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Ite
 
     Raises
     ------
-    SampleError : `missing_file` or `unreadable_video`, when opening and when going through `frames`.
+    SampleError : `missing_file`, `not_a_file` or `unreadable_video`, when opening and when going through `frames`.
     """
     if fps is not None and not (fps > 0 and math.isfinite(fps)):
         raise ValueError(f"fps must be a positive number; got {fps}")
-    if not Path(path).exists():
-        raise SampleError("missing_file", f"{path} does not exist: check the path")
+    _check_regular(path)
     if Path(path).suffix.lower() in ANIMATIONS:
         with _opened(path) as image:
             stills, rate = _animation(path, image, WHITE)

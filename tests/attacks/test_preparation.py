@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from PIL import Image
 
 from dfm_nb import prepare
 from dfm_nb.base.argv import guard
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.sources import folder, table
 
 LONE = "\ud83d x"  # half of a pair: JSON can hold it, UTF-8 cannot
 
@@ -32,11 +36,11 @@ def drops(manifest: dict) -> dict[str, str]:
 
 @pytest.fixture
 def photos(tmp_path):
-    folder = tmp_path / "photos"
-    folder.mkdir()
+    root = tmp_path / "photos"
+    root.mkdir()
     for name in ("good one.png", "good two.png"):
-        picture(folder / name)
-    return folder
+        picture(root / name)
+    return root
 
 
 def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path):
@@ -49,11 +53,11 @@ def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path
 
 
 def test_a_file_whose_name_is_not_utf8_is_used_with_a_caption_and_named_without_pixels(photos, tmp_path):
-    folder = os.fsencode(photos)
-    picture(os.fsdecode(folder + b"/caf\xe9.png"))
-    Path(os.fsdecode(folder + b"/caf\xe9.txt")).write_text("a café")
-    Path(os.fsdecode(folder + b"/b\xe9.png")).write_bytes(b"no picture")
-    Path(os.fsdecode(folder + b"/b\xe9.txt")).write_text("broken")
+    root = os.fsencode(photos)
+    picture(os.fsdecode(root + b"/caf\xe9.png"))
+    Path(os.fsdecode(root + b"/caf\xe9.txt")).write_text("a café")
+    Path(os.fsdecode(root + b"/b\xe9.png")).write_bytes(b"no picture")
+    Path(os.fsdecode(root + b"/b\xe9.txt")).write_text("broken")
     os.rename(photos, odd := Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9t\xe9")))
     manifest = prepared(f"folder:{odd}", tmp_path / "d")
     assert manifest["counts"]["samples"] == 3 and "b\\udce9.png" in drops(manifest)["unreadable_image"]
@@ -74,3 +78,67 @@ def test_a_table_that_json_cannot_read_is_one_sentence(line, tmp_path, capsys):
     source = ["--source", f"table:{tmp_path / 't.jsonl'}", "--output-dir", str(tmp_path / "d")]
     assert guard(prepare.main, source) == 2
     assert "line 1" in capsys.readouterr().err
+
+
+# ---- files that are none, and files elsewhere ---------------------------------------------------------------------
+
+
+def test_devices_pipes_and_sockets_are_refused_and_do_not_hang(photos, tmp_path, monkeypatch):
+    os.mkfifo(photos / "pipe.png")
+    os.mkfifo(photos / "pipe.mp4")
+    (photos / "zero.png").symlink_to("/dev/zero")
+    monkeypatch.chdir(photos)  # a socket's path is short
+    socket.socket(socket.AF_UNIX).bind("s.png")
+    names = ["good one.png", "good two.png", "pipe.png", "pipe.mp4", "zero.png", "s.png", "/dev/zero", "."]
+    (photos / "t.csv").write_text("image,caption\n" + "".join(f"{n},a caption\n" for n in names))
+    manifest = prepared(f"table:{photos / 't.csv'}", tmp_path / "d")
+    assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped_by_reason"] == {"not_a_file": 6}
+    (photos / "captions.csv").write_text("file,caption\npipe.png,a\npipe.mp4,b\n")
+    assert prepared(f"folder:{photos}", tmp_path / "e")["counts"]["dropped_by_reason"] == {"not_a_file": 2}
+
+
+def leaving(photos: Path, tmp_path: Path) -> None:
+    """Four ways out of the folder for a picture, and a caption file that is a link."""
+    picture(tmp_path / "secret.png")
+    (tmp_path / "secret.txt").write_text("a secret")
+    (photos / "link.png").symlink_to(tmp_path / "secret.png")
+    (photos / "up").symlink_to(tmp_path)
+    (photos / "good one.txt").symlink_to(tmp_path / "secret.txt")
+    out = ["../secret.png", tmp_path / "secret.png", "up/secret.png", "link.png", "up/photos/good two.png"]
+    rows = [f"{path},a caption" for path in out]
+    (photos / "captions.csv").write_text("file,caption\n" + "\n".join(rows))
+
+
+def test_paths_that_leave_a_folder_are_refused_unless_asked(photos, tmp_path):
+    leaving(photos, tmp_path)
+    manifest = prepared(f"folder:{photos}", tmp_path / "d")
+    assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped_by_reason"] == {"outside": 5}
+    assert "--allow-outside" in drops(manifest)["outside"]
+    asked = prepared(f"folder:{photos}", tmp_path / "e", "--allow-outside")
+    assert asked["counts"]["samples"] == 7 and asked["counts"]["dropped"] == 0
+    assert asked["plan"]["source"] != manifest["plan"]["source"]
+
+
+def test_captions_csv_that_is_a_link_out_of_the_folder_is_refused(photos, tmp_path):
+    (tmp_path / "elsewhere.csv").write_text("file,caption\ngood one.png,a\n")
+    (photos / "captions.csv").symlink_to(tmp_path / "elsewhere.csv")
+    with pytest.raises(ValueError, match="--allow-outside"):
+        folder.build(str(photos))
+    assert folder.build(str(photos), allow_outside=True).caption(0) == "a"
+
+
+def test_a_table_that_the_user_names_may_hold_any_path_and_a_fetched_one_may_not(photos, tmp_path, monkeypatch):
+    picture(tmp_path / "secret.png")
+    named = {"image": [str(tmp_path / "secret.png"), "../secret.png", "good one.png"], "caption": "a"}
+    pd.DataFrame(named).to_csv(photos / "t.csv", index=False)
+    assert [len(list(table.build(str(photos / "t.csv")).read(i))) for i in range(3)] == [1, 1, 1]
+    monkeypatch.chdir(photos)
+    assert len(list(table.build(pd.DataFrame(named)).read(0))) == 1
+    monkeypatch.setattr(table._fetch, "hub_file", lambda url: photos / "t.csv")
+    fetched = table.build("hf://datasets/a/b/t.csv")
+    assert len(list(fetched.read(2))) == 1
+    for index in (0, 1):
+        with pytest.raises(SampleError, match="--allow-outside") as caught:
+            list(fetched.read(index))
+        assert caught.value.reason == "outside"
+    assert len(list(table.build("hf://datasets/a/b/t.csv", allow_outside=True).read(0))) == 1

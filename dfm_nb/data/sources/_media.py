@@ -7,6 +7,7 @@ decoded, so memory holds one clip and not the video. Frames that `fps` skips are
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from dfm_nb.base.records import SampleError
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
 VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
 BACKGROUND_FLAG = Flag("background", "colour behind transparent images: a name or #rrggbb")
+OUTSIDE_FLAG = Flag("allow_outside", "also read files outside the folder, by a link or captions.csv", bool)
 CLIP_FLAGS = (
     Flag("clip_frames", "videos: frames per clip, 1 + 4k", int),
     Flag("fps", "videos: frames per second to sample", float),
@@ -59,6 +61,14 @@ def key_of(name: str) -> str:
     """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
     legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(name).with_suffix("")))[-60:].strip("_") or "item"
     return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """SampleError when a path leaves the folder, by `..`, as an absolute path or through a link."""
+    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+        raise SampleError(
+            "outside", f"{path} lies outside {folder}; move it there, or pass --allow-outside if you trust who wrote it"
+        )
 
 
 def read_clips(

@@ -4,7 +4,8 @@ Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp
 of `a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its
 "caption" or "text"), the file's name with - and _ as spaces.
 Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used,
-a missing file that `captions.csv` names included, is a `SampleError` that names it.
+a missing file that `captions.csv` names included, is a `SampleError` that names it. So is what lies outside the folder,
+unless `allow_outside`: who wrote the folder may not choose which other files of this machine go into the data.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from dfm_nb.data.sources._media import (
     BACKGROUND_FLAG,
     CLIP_FLAGS,
     IMAGE_SUFFIXES,
+    OUTSIDE_FLAG,
     VIDEO_SUFFIXES,
     ClipOptions,
+    check_inside,
     key_of,
     read_clips,
 )
 from dfm_nb.data.sources._rows import open_rows
 
-FLAGS = (BACKGROUND_FLAG, *CLIP_FLAGS)
+FLAGS = (BACKGROUND_FLAG, *CLIP_FLAGS, OUTSIDE_FLAG)
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
@@ -43,11 +46,11 @@ class Folder:
 
     name = "folder"
 
-    def __init__(self, root: Path, background: video.RGB, clips: ClipOptions):
-        self.root, self.background, self.clips = root, background, clips
+    def __init__(self, root: Path, background: video.RGB, clips: ClipOptions, allow_outside: bool = False):
+        self.root, self.background, self.clips, self.allow_outside = root, background, clips, allow_outside
         found = [p.relative_to(root) for p in root.rglob("*") if p.is_file()]
         visible = [p for p in found if not any(part.startswith(".") for part in p.parts)]
-        self.captions = _read_captions(root / CAPTIONS)
+        self.captions = _read_captions(self._inside(root / CAPTIONS))
         names = {p.as_posix() for p in visible if p.suffix.lower() in MEDIA_SUFFIXES}
         leaves = {n.rpartition("/")[2] for n in names}
         names |= {n for n in self.captions if n not in leaves}  # those that are missing are named when they are read
@@ -77,7 +80,15 @@ class Folder:
             "listing_sha256": listing.hexdigest(),
             "background": list(self.background),
             **asdict(self.clips),
+            **(
+                {"allow_outside": True} if self.allow_outside else {}
+            ),  # folders made before it existed have no such key
         }
+
+    def _inside(self, path: Path) -> Path:
+        if not self.allow_outside:
+            check_inside(path, self.root)
+        return path
 
     def caption(self, index: int) -> str:
         """The caption of a file; SampleError when what should hold it does not."""
@@ -89,14 +100,15 @@ class Folder:
         for suffix in CAPTION_SUFFIXES:
             beside = path.with_suffix(suffix)
             if beside.is_file():
-                return _caption_file(beside)
+                return _caption_file(self._inside(beside))
         words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not words:
             raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
         return words
 
     def read(self, index: int) -> Iterator[Clip]:
-        caption, path = self.caption(index), self.root / self.files[index]
+        path = self._inside(self.root / self.files[index])
+        caption = self.caption(index)
         if path.suffix.lower() not in MEDIA_SUFFIXES:
             raise SampleError("unknown_type", f"{path}, named in {CAPTIONS}, is neither an image nor a video")
         for key, frames, fps in read_clips(path, self.background, self.clips, self.item_key(index)):
@@ -143,6 +155,7 @@ def build(
     clip_frames: int | None = None,
     fps: float | None = None,
     stride: int | None = None,
+    allow_outside: bool = False,
 ) -> Folder:
     """The source of `folder:DIR`.
 
@@ -151,6 +164,7 @@ def build(
     spec : the folder.
     background : colour under transparent pixels, a CSS name or #rrggbb.
     clip_frames, fps, stride : how videos and animations are cut, see `ClipOptions`.
+    allow_outside : also files that a link or `captions.csv` names outside the folder.
 
     Raises
     ------
@@ -162,7 +176,7 @@ def build(
     if not root.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
     clips = ClipOptions(clip_frames, fps, stride)
-    source = Folder(root, video.parse_colour(background), clips)
+    source = Folder(root, video.parse_colour(background), clips, allow_outside)
     if not len(source):
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{root} has no images or videos ({kinds}); name a folder that has some")

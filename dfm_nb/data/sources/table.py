@@ -3,7 +3,8 @@
 The table is a local path, `hf://datasets/...` or an http(s) URL. The media column holds image bytes (raw, or the hub's
 struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL. Of several such
 columns (`image`, `image_url`, ...) each row uses the first that is not empty. Nothing that is fetched is kept on disk.
-From Python the table may be a DataFrame, whose media column may also hold PIL images and uint8 arrays.
+A table that you name may hold any path; one that is fetched only paths below the working directory, unless
+`allow_outside`. From Python the table may be a DataFrame, whose media column may also hold PIL images and uint8 arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from dfm_nb.base import video
 from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import BACKGROUND_FLAG, CLIP_FLAGS, VIDEO_SUFFIXES, ClipOptions, key_of, read_clips
+from dfm_nb.data.sources._media import (
+    BACKGROUND_FLAG,
+    CLIP_FLAGS,
+    OUTSIDE_FLAG,
+    VIDEO_SUFFIXES,
+    ClipOptions,
+    check_inside,
+    key_of,
+    read_clips,
+)
 from dfm_nb.data.sources._rows import ParquetRows, TextRows, frame_rows, open_rows
 
 if TYPE_CHECKING:
@@ -34,7 +44,7 @@ COLUMN_FLAGS = (
     Flag("image_column", "table: column with image bytes, paths or URLs"),
     Flag("caption_column", "table: column with captions"),
 )
-FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG, *CLIP_FLAGS)
+FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG, *CLIP_FLAGS, OUTSIDE_FLAG)
 MEDIA_COLUMNS = (
     "image",
     "video",
@@ -49,6 +59,7 @@ MEDIA_COLUMNS = (
     "url",
 )
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
+FETCHED = ("hf://", "http://", "https://")
 VIDEO_TYPES = {"video/webm": ".webm", "video/quicktime": ".mov", "video/x-matroska": ".mkv"}
 
 
@@ -59,6 +70,7 @@ class Table:
     label : the table's name in keys, messages and the identity.
     folder : what relative paths in the table refer to.
     media : columns with images or videos, in order of preference.
+    allow_outside : whether local paths may leave `folder`.
     """
 
     name: str
@@ -70,6 +82,7 @@ class Table:
     background: video.RGB
     clips: ClipOptions
     limits: _fetch.Limits
+    allow_outside: bool = True
 
     def __post_init__(self) -> None:
         self._captions = self.rows.column(self.caption_column)
@@ -144,11 +157,16 @@ class Table:
         if scheme in ("http", "https"):
             yield from self._fetched(text)
         elif scheme == "file":
-            yield Path(url2pathname(urlsplit(text).path))
+            yield self._inside(Path(url2pathname(urlsplit(text).path)))
         elif scheme:
             raise SampleError("bad_url", f"{text} must be a path or a file, http or https URL; got {scheme}")
         else:
-            yield self.folder / Path(text).expanduser()
+            yield self._inside(self.folder / Path(text).expanduser())
+
+    def _inside(self, path: Path) -> Path:
+        if not self.allow_outside:
+            check_inside(path, self.folder)
+        return path
 
     def _fetched(self, url: str) -> Iterator[Path]:
         suffix = Path(unquote(urlsplit(url).path)).suffix.lower()
@@ -203,7 +221,7 @@ def local_table(spec: str, limits: _fetch.Limits) -> tuple[TextRows | ParquetRow
     """Rows of a table by path or URL, and the folder that relative paths in it refer to."""
     if spec.startswith("hf://"):
         return open_rows(_fetch.hub_file(spec)), Path()
-    if spec.startswith(("http://", "https://")):
+    if spec.startswith(FETCHED):
         with _temporary(Path(unquote(urlsplit(spec).path)).suffix.lower()) as path:
             try:
                 _fetch.download(spec, path, limits, accept_text=True)
@@ -222,6 +240,7 @@ def build(
     clip_frames: int | None = None,
     fps: float | None = None,
     stride: int | None = None,
+    allow_outside: bool = False,
     limits: _fetch.Limits = _fetch.DEFAULT_LIMITS,
 ) -> Table:
     """The source of `table:FILE`.
@@ -233,6 +252,7 @@ def build(
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
     background : colour under transparent pixels, a CSS name or #rrggbb.
     clip_frames, fps, stride : see `ClipOptions`.
+    allow_outside : a table that is fetched may name paths outside the working directory; others always may.
     limits : of each download.
 
     Raises
@@ -249,4 +269,6 @@ def build(
     else:
         raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
     media, caption = pick_columns(rows, label, image_column, caption_column)
-    return Table("table", rows, label, folder, media, caption, colour, clips, limits)
+    fetched = isinstance(spec, str) and spec.startswith(FETCHED)
+    outside = allow_outside or not fetched
+    return Table("table", rows, label, folder, media, caption, colour, clips, limits, outside)
