@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tqdm import tqdm
 
 from dfm_nb import __version__
 from dfm_nb.base import plugins
-from dfm_nb.base.files import replacing, write_atomically
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -345,9 +345,8 @@ class Preparation:
             raise ValueError(
                 f"no sample of {self.config.source} could be used ({len(drops)} dropped); the first: {first}"
             )
-        with replacing(self.folder.path / "text_empty.safetensors") as temporary:
-            empty = self.text_encoder.encode([""])[0][None]
-            save_file({"text_emb": empty.contiguous()}, temporary)
+        empty = self.text_encoder.encode([""])[0][None]
+        write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OWN_FILES = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors", "contact_sheet.png")
 """What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
 
@@ -161,8 +163,8 @@ class PreparedFolder:
         """A full disk becomes one sentence."""
         try:
             yield
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        except (OSError, sqlite3.OperationalError) as error:  # Energon's index is a database
+            if getattr(error, "errno", None) not in DISK_FULL and "disk is full" not in str(error):
                 raise
             raise ValueError(
                 f"there is no space left for {self.path}; make room and give the command again, "

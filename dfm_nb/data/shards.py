@@ -256,7 +256,10 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        self._file.close()
+        try:
+            self._file.close()  # on a full disk it fails on what it still holds
+        except OSError:
+            pass
         self.temporary.unlink(missing_ok=True)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -142,3 +145,72 @@ def test_a_table_that_the_user_names_may_hold_any_path_and_a_fetched_one_may_not
             list(fetched.read(index))
         assert caught.value.reason == "outside"
     assert len(list(table.build("hf://datasets/a/b/t.csv", allow_outside=True).read(0))) == 1
+
+
+# ---- a full disk --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """`small_disk(kib)` is a folder on a file system of that size."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mounted(kib: int) -> Path:
+        if subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", place], capture_output=True
+        ).returncode:
+            pytest.skip("mounting a file system needs root")
+        return place / "d"
+
+    yield mounted
+    subprocess.run(["umount", "-l", place], capture_output=True)
+
+
+@pytest.mark.parametrize("kib, reached", [(32, "plan.json"), (96, "tokenizer"), (320, "rank0-000000"), (440, "000002")])
+def test_a_full_disk_is_one_sentence_and_leaves_no_temporary(kib, reached, small_disk, capfd):
+    out = small_disk(kib)
+    small = [
+        "--source",
+        "synthetic",
+        "--num-images",
+        "12",
+        "--num-clips",
+        "2",
+        "--short-side",
+        "32",
+        "--shard-size",
+        "8",
+    ]
+    assert guard(prepare.main, [*small, "--output-dir", str(out)]) == 2
+    said = capfd.readouterr().err
+    assert "no space left" in said and "Traceback" not in said
+    there = [p.name for p in out.rglob("*") if p.is_file()]
+    assert not [name for name in there if name.endswith(".tmp")] and any(reached in name for name in there)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.safetensors", "text_empty.safetensors", "manifest.json"])
+def test_a_disk_that_fills_at_a_small_file_is_one_sentence(name, photos, tmp_path, capfd, monkeypatch):
+    def full(self: Path, data: bytes) -> int:
+        if f".{name}." in self.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    write = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", full)
+    out = tmp_path / "d"
+    assert guard(prepare.main, ["--source", f"folder:{photos}", "--short-side", "16", "--output-dir", str(out)]) == 2
+    assert "no space left" in capfd.readouterr().err
+    assert not list(out.rglob("*.tmp")) and not (out / name).exists()
+    monkeypatch.undo()
+    assert prepared(f"folder:{photos}", out, "--resume")["counts"]["samples"] == 2
+
+
+def test_every_file_of_a_prepared_folder_has_the_umasks_mode(photos, tmp_path):
+    old = os.umask(0o027)
+    try:
+        prepared(f"folder:{photos}", tmp_path / "d")
+    finally:
+        os.umask(old)
+    files = [p for p in (tmp_path / "d").rglob("*") if p.is_file()]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in files} - {0o640} == set(), files

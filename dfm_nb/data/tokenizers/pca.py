@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 from einops import rearrange
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
 
 CARRIED = True
@@ -152,8 +152,7 @@ class PCATokenizer:
         """Write the tokenizer's file; `path` may be a folder."""
         path = Path(path)
         path = path / FILE_NAME if path.is_dir() else path
-        with replacing(path) as temporary:
-            save_file(self.tensors, temporary, metadata={"format": _FORMAT})
+        write_atomically(path, save(self.tensors, metadata={"format": _FORMAT}))
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""

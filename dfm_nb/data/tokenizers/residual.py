@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from einops import rearrange
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import check_latents
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, sha256_of
 
@@ -238,10 +238,8 @@ class ResidualTokenizer(nn.Module):
     def save(self, path: str | Path) -> None:
         """Write the file (float16 weights); it is whole or absent."""
         about = json.dumps({"format": _FORMAT, "shape": asdict(self.shape)})
-        with replacing(path) as temporary:
-            save_file(
-                self.tensors(), temporary, metadata={"dfm_nb": about}
-            )  # one entry: the order of several is random
+        # one entry: the order of several is random
+        write_atomically(path, save(self.tensors(), metadata={"dfm_nb": about}))
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""
