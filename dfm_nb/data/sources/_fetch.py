@@ -2,11 +2,14 @@
 
 An attempt ends within `total_s` + `timeout_s` whatever the server does. Faults that may pass (time-outs, 429, 5xx, a
 cut body) are tried again with growing pauses, others are not. What cannot be had is a `SampleError` that names the URL.
+A server of the internet cannot redirect to this machine or its network: a table chooses URLs, a server must not.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from pathlib import Path
 import requests
 from urllib3 import Retry
 from urllib3.exceptions import IncompleteRead, ProtocolError, ReadTimeoutError
+from urllib3.util import parse_url
 
 from dfm_nb import __version__
 from dfm_nb.base.records import SampleError
@@ -47,6 +51,35 @@ class _Passing(Exception):
         self.reason, self.pause_s = reason, pause_s
 
 
+def _is_public(url: str) -> bool:
+    """Whether all addresses of the URL's host are of the internet. True for a name that only a proxy can resolve."""
+    try:
+        found = socket.getaddrinfo((parse_url(url).host or "").strip("[]"), None)
+    except OSError:
+        return True
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return all((getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses)
+
+
+class _Session(requests.Session):
+    """Follows redirects to http(s), and from a public address to public ones only."""
+
+    from_public = False  # the first URL is the table's own
+
+    def get_adapter(self, url: str | bytes, **_: object) -> requests.adapters.BaseAdapter:  # asked at each hop
+        adapter, public = super().get_adapter(url), _is_public(str(url))
+        if self.from_public and not public:
+            raise SampleError("refused", f"{url} is an address of this machine or its network, to which a redirect led")
+        self.from_public = public
+        return adapter
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        target = super().get_redirect_target(resp)
+        if target is not None:
+            resp._content = b""  # requests would read the body of a redirect, however long
+        return target
+
+
 def download(url: str, path: Path, limits: Limits, accept_text: bool = False) -> str:
     """Fetch `url` into `path`; returns the content type (lower case, without parameters, "" when not told).
 
@@ -56,7 +89,7 @@ def download(url: str, path: Path, limits: Limits, accept_text: bool = False) ->
 
     Raises
     ------
-    SampleError : `not_found` (404, 410), `refused` (other 4xx), `wrong_type` (a page instead of media), `too_large`,
+    SampleError : `not_found` (404, 410), `refused` (other 4xx, redirects), `wrong_type` (a page), `too_large`,
         `bad_url`, `unreachable`, `timed_out`, `truncated`, `server_error`.
     """
     for attempt in range(limits.retries + 1):
@@ -78,7 +111,10 @@ def download(url: str, path: Path, limits: Limits, accept_text: bool = False) ->
 def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
     deadline = time.monotonic() + limits.total_s
     try:
-        with requests.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response:
+        with (
+            _Session() as session,
+            session.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response,
+        ):
             _check_status(url, response)
             kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
             if not accept_text and (kind.startswith("text/") or kind in PAGES):

@@ -147,8 +147,10 @@ def _records(lines: Iterable[str]) -> list[dict]:
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also an integer of thousands of digits, and deep nesting
+        except ValueError as error:  # also an integer of thousands of digits
             raise ValueError(f"line {number} is not JSON ({getattr(error, 'msg', error)})") from None
+        except RecursionError:
+            raise ValueError(f"line {number} is nested too deep") from None
         if not isinstance(record, dict):
             raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
         records.append(record)

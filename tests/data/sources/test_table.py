@@ -151,6 +151,22 @@ class Handler(BaseHTTPRequestHandler):
     def loop(self):
         self.answer(status=302, Location="/loop")
 
+    def inside(self):
+        self.answer(status=302, Location=f"http://127.0.0.1:{self.server.server_port}/good.png")
+
+    def inside_later(self):
+        self.answer(status=302, Location="/inside")
+
+    def ftp(self):
+        self.answer(status=302, Location="ftp://127.0.0.1/good.png")
+
+    def long(self):
+        """A redirect whose body does not end."""
+        self.send_response(302)
+        self.send_header("Location", "/good.png")
+        self.end_headers()
+        self.server.released.wait(10)
+
     def clip(self):
         self.answer(self.server.clip, kind="video/mp4")
 
@@ -189,6 +205,41 @@ def test_urls_are_fetched(tmp_path, server):
 def test_a_url_with_spaces_and_letters_beyond_ascii_is_quoted(tmp_path, server):
     source = served(tmp_path, server, "good näme.png")
     assert colour_of(read(source)[0]) == (0, 255, 0) and "good%20n%C3%A4me.png" in server.seen
+
+
+@pytest.mark.parametrize("name", ["inside", "inside_later"])
+def test_a_public_server_cannot_redirect_to_this_machine(name, tmp_path, server, monkeypatch):
+    assert colour_of(read(served(tmp_path, server, name))[0]) == (0, 255, 0)  # the table's own URL is there
+    server.seen.clear()
+    server.url = server.url.replace("127.0.0.1", "localhost")  # stands for a host of the internet
+    is_public = _fetch._is_public
+    monkeypatch.setattr(_fetch, "_is_public", lambda url: "//localhost" in url or is_public(url))
+    error = fault(served(tmp_path, server, name))
+    assert error.reason == "refused" and "127.0.0.1" in error.detail and "good.png" not in server.seen
+
+
+def test_redirects_are_followed_to_http_only_and_their_bodies_are_not_read(tmp_path, server):
+    assert fault(served(tmp_path, server, "ftp")).reason == "bad_url" and server.seen["ftp"] == 1
+    assert colour_of(read(served(tmp_path, server, "long", limits={"timeout_s": 2}))[0]) == (0, 255, 0)
+
+
+@pytest.mark.parametrize(
+    "host, public",
+    [
+        ("127.0.0.1", False),
+        ("2130706433", False),
+        ("0.0.0.0", False),
+        ("10.1.2.3", False),
+        ("169.254.169.254", False),
+        ("[::1]", False),
+        ("[::ffff:127.0.0.1]", False),
+        ("[fe80::1]", False),
+        ("8.8.8.8", True),
+        ("[2606:4700::1111]", True),
+    ],
+)
+def test_addresses_of_this_machine_and_its_network_are_not_public(host, public):
+    assert _fetch._is_public(f"http://user@{host}:8080/x") is public
 
 
 @pytest.mark.parametrize(
