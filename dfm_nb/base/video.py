@@ -2,7 +2,7 @@
 
 Anything that Pillow or FFmpeg reads comes in as RGB: upright (EXIF and display rotation applied), opaque (transparency
 composited on `background`), with frames per second when it moves. What cannot be read raises `SampleError` with one
-sentence, and nothing decodes to more than `MAX_BYTES`.
+sentence, and nothing decodes to more than `MAX_BYTES`. Threads that decode at the same time share that bound too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import html
 import io
 import math
+import threading
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, Iterable, Iterator, Sequence
 
 import av
 import numpy as np
-from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import SIDE_MULTIPLE
@@ -29,6 +30,7 @@ from dfm_nb.base.records import Clip, SampleError
 MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
 """Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
+BAND_PIXELS = 1 << 22
 ANIMATIONS = (".gif", ".webp", ".apng")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 WHITE = (255, 255, 255)
@@ -96,23 +98,52 @@ def _opened(source: Media) -> Iterator[Image.Image]:
         raise SampleError("unreadable_image", f"{_named(source)} is not a readable image ({said})") from None
 
 
+_decoding, _turn = 0, threading.Condition()  # bytes that all threads now use to decode and resize
+
+
+@contextmanager
+def _share(nbytes: int) -> Iterator[None]:
+    """Wait until all threads together need at most `MAX_BYTES`; who needs more goes alone."""
+    global _decoding
+    with _turn:
+        _turn.wait_for(lambda: not _decoding or _decoding + nbytes <= MAX_BYTES)
+        _decoding += nbytes
+    try:
+        yield
+    finally:
+        with _turn:
+            _decoding -= nbytes
+            _turn.notify_all()
+
+
 def _rgb(image: Image.Image, background: RGB) -> np.ndarray:
-    """Any Pillow mode -> uint8 [H, W, 3], transparency composited on `background`."""
-    if image.mode.startswith("I") or image.mode == "F":  # 16-bit, 32-bit and float greys: Pillow would clip them
-        image = Image.fromarray(_grey8(image))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image)
-    return np.asarray(image.convert("RGB"), dtype=np.uint8).copy()
+    """Any Pillow mode -> upright uint8 [H, W, 3], transparency composited on `background`.
+
+    Converted in bands of rows, as each step of Pillow copies the picture: the peak is 4 bytes a pixel in Pillow and 3
+    in the result, twice the 4 where EXIF turns the picture.
+    """
+    with _share(7 * image.width * image.height):
+        image.load()
+        if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+            image = ImageOps.exif_transpose(image)
+        # floats up to 1 are in [0, 1]: one rule for the whole picture
+        scale = 255 if image.mode == "F" and np.nanmax(np.asarray(image), initial=0) <= 1 else 1
+        rgb, rows = np.empty((image.height, image.width, 3), np.uint8), max(1, BAND_PIXELS // max(1, image.width))
+        for top in range(0, image.height, rows):
+            band = image.crop((0, top, image.width, min(image.height, top + rows)))
+            if image.mode.startswith("I") or image.mode == "F":  # wide greys: Pillow would clip them
+                band = Image.fromarray(_grey8(band, scale))
+            if band.has_transparency_data:
+                band = band.convert("RGBA")
+                band = Image.alpha_composite(Image.new("RGBA", band.size, (*background, 255)), band)
+            rgb[top : top + rows] = np.asarray(band.convert("RGB"))
+        return rgb
 
 
-def _grey8(image: Image.Image) -> np.ndarray:
-    """Wide greys to uint8: 16-bit integers by 257, floats in [0, 1] by 255, floats above 1 as they are."""
+def _grey8(image: Image.Image, scale: int) -> np.ndarray:
+    """Wide greys to uint8: 16-bit integers by 257, floats times `scale`."""
     values = np.asarray(image).astype(np.float64)
-    if image.mode == "F":
-        values = values * 255 if np.nanmax(values, initial=0) <= 1 else values
-    else:
-        values = values / 257
+    values = values * scale if image.mode == "F" else values / 257
     return np.nan_to_num(values).round().clip(0, 255).astype(np.uint8)
 
 
@@ -133,7 +164,7 @@ def read_image(path_or_bytes: Media, background: RGB = WHITE) -> np.ndarray:
     SampleError : `missing_file`, `not_a_file` or `unreadable_image`.
     """
     with _opened(path_or_bytes) as image:
-        return _rgb(ImageOps.exif_transpose(image), background)[None]
+        return _rgb(image, background)[None]
 
 
 def _animation(path: Media, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
@@ -143,7 +174,7 @@ def _animation(path: Media, image: Image.Image, background: RGB) -> tuple[np.nda
     """
     frames, seconds = [], []
     for frame in ImageSequence.Iterator(image):
-        frames.append(_rgb(ImageOps.exif_transpose(frame), background))
+        frames.append(_rgb(frame, background))
         seconds.append((frame.info.get("duration") or 100) / 1000)
         if len(frames) * frames[0].nbytes > MAX_BYTES:
             raise SampleError("too_long", f"{_named(path)} decodes to more than {MAX_BYTES >> 20} MiB; shorten it")
@@ -158,7 +189,7 @@ def read_still_or_animation(path_or_bytes: Media, background: RGB = WHITE) -> tu
     with _opened(path_or_bytes) as image:
         if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
             return _animation(path_or_bytes, image, background)
-        return _rgb(ImageOps.exif_transpose(image), background)[None], 1.0
+        return _rgb(image, background)[None], 1.0
 
 
 @contextmanager
@@ -280,8 +311,12 @@ def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
     crop_h, crop_w = height * scale, width * scale
     top, left = (h - crop_h) / 2, (w - crop_w) / 2
     box = (max(0.0, left), max(0.0, top), min(float(w), left + crop_w), min(float(h), top + crop_h))
-    resized = [Image.fromarray(f).resize((width, height), Image.Resampling.LANCZOS, box=box) for f in video]
-    return np.stack([np.asarray(f) for f in resized])
+    resized = np.empty((len(video), height, width, 3), np.uint8)
+    for i, frame in enumerate(video):
+        with _share(4 * h * w):  # Pillow's copy of the frame
+            small = Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS, box=box)
+            resized[i] = np.asarray(small)
+    return resized
 
 
 def _check(video: np.ndarray) -> None:

@@ -8,16 +8,20 @@ import os
 import socket
 import stat
 import subprocess
+import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from dfm_nb import prepare
+from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import folder, table
+from tests.processes import commands
 
 LONE = "\ud83d x"  # half of a pair: JSON can hold it, UTF-8 cannot
 
@@ -214,3 +218,33 @@ def test_every_file_of_a_prepared_folder_has_the_umasks_mode(photos, tmp_path):
         os.umask(old)
     files = [p for p in (tmp_path / "d").rglob("*") if p.is_file()]
     assert {stat.S_IMODE(p.stat().st_mode) for p in files} - {0o640} == set(), files
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------
+
+PEAK = """
+import resource, sys, threading
+from dfm_nb.base import video
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+before = peak()
+def read():
+    frames, _ = video.read_still_or_animation(sys.argv[1])
+    assert frames[0, -1, -1].tolist() == [255, 0, 0]
+    video.resize(frames, 64, 64)
+threads = [threading.Thread(target=read) for _ in range(4)]
+[t.start() for t in threads], [t.join() for t in threads]
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_four_threads_that_read_a_bomb_share_the_bound_on_decoded_pixels(tmp_path):
+    Image.new("RGB", (8000, 8000), "red").save(tmp_path / "bomb.png")  # 200 kB, 183 MiB decoded
+    said = commands().run("python", "-W", "ignore", "-c", PEAK, str(tmp_path / "bomb.png"))
+    assert int(said.stdout) < 4 * 183 + 1024 + 64  # MiB: a decoded picture a thread, and the share; it was 4 x 1,100
+
+
+def test_a_caption_of_100_kb_without_spaces_is_wrapped_at_once():
+    started = time.monotonic()
+    video.contact_sheet([np.zeros((1, 64, 64, 3), np.uint8)], ["x" * 100_000])
+    assert time.monotonic() - started < 5  # over 60 s when each cut measured the whole word

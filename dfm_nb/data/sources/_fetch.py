@@ -66,8 +66,8 @@ class _Session(requests.Session):
 
     from_public = False  # the first URL is the table's own
 
-    def get_adapter(self, url: str | bytes, **_: object) -> requests.adapters.BaseAdapter:  # asked at each hop
-        adapter, public = super().get_adapter(url), _is_public(str(url))
+    def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:  # asked at each hop
+        adapter, public = super().get_adapter(url), _is_public(url)
         if self.from_public and not public:
             raise SampleError("refused", f"{url} is an address of this machine or its network, to which a redirect led")
         self.from_public = public
