@@ -138,7 +138,7 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     monitor.scroll_into_view_if_needed()
     shot(page, "tour_trained")
 
-    clips = page.locator("video[aria-label*='eyespotted' i][style*='256px']")
+    clips = page.locator("video[aria-label*='eyespotted' i][style*='width:192px']")
     clips.last.wait_for(timeout=PATIENCE_S * 1000)
     lab.wait_idle(PATIENCE_S)
     assert lab.errors() == []
