@@ -99,6 +99,7 @@ def test_owner_tells_a_reused_pid_apart(tmp_path):
     assert run.owner() is None
 
 
+@pytest.mark.slow
 def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
     """Each looks at a clock and claims at the same instant; the file of a look-then-write claim let several in."""
     Run.create(tmp_path)
