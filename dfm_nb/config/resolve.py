@@ -124,12 +124,12 @@ class Resolved:
 
         A run goes on with what it began with; what the user sets, or set then, does not count.
         """
+        packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
 
         def source(origin: str) -> str:
             """`default`, `recipe NAME` or `size NAME`; empty for what a user has set or what is derived."""
             name = origin.partition(" (")[0]
-            ours = name == DEFAULT or name.startswith("size ") or name in {f"recipe {r}" for r in recipes()}
-            return name if ours else ""
+            return name if name in packaged or name.startswith("size ") else ""
 
         kept = {
             key: stored.get(key)

@@ -145,7 +145,9 @@ class EnergonStore:
     def _index(self, progress: bool) -> None:
         """Keys and latent sizes: as `dfm adopt` measured them, else from the .json parts, else from the latents."""
         reader, start = self._open(lambda part: part == "json"), 0
-        adopted = (Path(self.path) / "manifest.json").is_file()
+        # only `dfm adopt` measures samples into its records; a prepared folder's need not be opened
+        manifest = read_json(Path(self.path) / "manifest.json") or {}
+        adopted = manifest.get("source") == {"name": "adopted"}
         hidden = not progress or len(reader) < 5000
         with tqdm(total=len(reader), desc=f"index {self.split}", disable=hidden) as bar:
             for shard in self._shards:
