@@ -12,7 +12,6 @@ number.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 RECOMPUTE = ("none", "selective", "full")
 SHOWN = 12
-"""Layouts that are shown when nothing else is asked for."""
+"""Layouts in the table."""
 
 
 @dataclass(frozen=True)
@@ -304,20 +303,56 @@ class Layouts(list[Candidate]):
     """Layouts, the shortest step first."""
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits."""
+        """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits.
+
+        `recompute_time`, `communication` and `bubble` are the parts of that time that are no computation of the model.
+        """
         import pandas as pd
 
         best = next((c for c in self if c.fits), self[0]).time.total
-        table = pd.json_normalize([_described(c, best) for c in self])
-        return table.rename(columns=lambda name: name.removeprefix("reasons.").replace("gib.", "gib_"))
+        return pd.DataFrame([_row(c, best) for c in self])
 
-    def __repr__(self) -> str:
-        return report(self, SHOWN)
+    def table(self) -> pd.DataFrame:
+        """What is worth reading of the shortest that fit; where none does, of those that need least memory."""
+        frame = self.to_frame()
+        best = frame[frame.fits] if frame.fits.any() else frame.sort_values("gib_total")
+        unread = [*(f.name for f in fields(Plan)), "fullest_stage", "fits", "overrides"]
+        return best.drop(columns=unread).head(SHOWN)
+
+    def __str__(self) -> str:
+        """How many fit, the table, and the settings of its first row."""
+        table = self.table()
+        settings = "The first one's settings: " + " ".join(self[table.index[0]].plan.overrides())
+        return "\n".join([self._count(), table.to_string(index=False, float_format="%.2f"), settings])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        fitting = sum(c.fits for c in self)
-        head = self.to_frame().drop(columns="overrides").head(SHOWN).to_html(index=False, float_format="%.2f")
-        return f"{fitting} of {len(self)} layouts fit; the first {min(SHOWN, len(self))}:{head}"
+        return self._count() + self.table().to_html(index=False, float_format="%.2f")
+
+    def _count(self) -> str:
+        least = min(c.memory.total for c in self) / GIB
+        return f"{sum(c.fits for c in self)} of {len(self)} layouts fit; the smallest takes {least:.1f} GiB a GPU."
+
+
+def _row(c: Candidate, best: float) -> dict[str, Any]:
+    m = c.memory
+    return {
+        "layout": str(c.plan),
+        **asdict(c.plan),
+        "gib_parameters": m.parameters / GIB,
+        "gib_gradients": m.gradients / GIB,
+        "gib_optimizer": m.optimizer / GIB,  # with the averages of the weights
+        "gib_activations": m.activations / GIB,
+        "gib_total": m.total / GIB,
+        "fullest_stage": m.stage,
+        "fits": c.fits,
+        "relative_time": c.time.total / best,
+        "recompute_time": c.time.recompute / best,
+        "communication": c.time.communication / best,
+        "bubble": c.time.bubble / best,
+        "overrides": c.plan.overrides(),
+    }
 
 
 def layouts(gpus: int) -> Iterator[Plan]:
@@ -428,26 +463,6 @@ def _workload(
     return config, Load(tokens, samples, text_tokens, packs, number, len(config.ema.sigma_rels))
 
 
-def distance(a: Plan, b: Plan) -> int:
-    """How many settings differ (data parallelism follows from the others)."""
-    return sum(getattr(a, f.name) != getattr(b, f.name) for f in fields(Plan) if f.name != "dp")
-
-
-def misfits(found: list[Candidate]) -> list[tuple[Candidate, int, Candidate | None]]:
-    """What does not fit, a row per (TP, CP, PP, DP): the layout that needs least, how many, the nearest that fits."""
-    fitting = [c for c in found if c.fits]
-    groups: dict[tuple[int, ...], list[Candidate]] = {}
-    for c in found:
-        if not c.fits:
-            groups.setdefault((c.plan.tp, c.plan.cp, c.plan.pp, c.plan.dp), []).append(c)
-    out = []
-    for group in groups.values():
-        least = min(group, key=lambda c: c.memory.total)
-        near = min(fitting, key=lambda c: (distance(c.plan, least.plan), c.time.total), default=None)
-        out.append((least, len(group), near))
-    return sorted(out, key=lambda row: row[0].memory.total)
-
-
 # ---- command ------------------------------------------------------------------------------------------------------
 
 
@@ -466,8 +481,7 @@ def parse(argv: list[str] | None):
     p.add_argument("--margin", type=float, help="percent that has to be left beside the estimate")
     p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of one GPU")
     p.add_argument("--link-gb-s", type=float, help="10^9 bytes a second from a GPU to its peers")
-    p.add_argument("--top", type=int, default=SHOWN, help="layouts shown")
-    p.add_argument("--json", action="store_true", help="everything as JSON")
+    p.add_argument("--json", action="store_true", help="every layout as JSON")
     p.add_argument(
         "overrides", nargs="*", metavar="group.key=value", help="as for dfm pretrain, for example model.text_dim=1024"
     )
@@ -475,97 +489,20 @@ def parse(argv: list[str] | None):
     return p.parse_intermixed_args(argv)
 
 
-def _described(c: Candidate, best: float) -> dict:
-    """One layout as plain values: settings, GiB per GPU, time relative to the best and each cause's share of that."""
-    m = c.memory
-    parts = ("parameters", "gradients", "optimizer", "activations", "total")
-    return {
-        "layout": str(c.plan),
-        **asdict(c.plan),
-        "gib": {name: getattr(m, name) / GIB for name in parts},
-        "fullest_stage": m.stage,
-        "fits": c.fits,
-        "relative_time": c.time.total / best,
-        "reasons": {name: part / best for name, part in asdict(c.time).items()},
-        "overrides": c.plan.overrides(),
-    }
-
-
-def _table(fitting: list[Candidate], top: int) -> list[str]:
-    """The layouts that fit, best first, and the settings of the first."""
-    rows = [_described(c, fitting[0].time.total) for c in fitting[:top]]
-    width = max(len(row["layout"]) for row in rows)
-    lines = [
-        "GiB per GPU (optim: with the averages of the weights); time relative to the first, and what it is made of",
-        "",
-        f"{'layout':<{width}}   param   grad  optim  activ  total   time = compute recomp commun bubble",
-    ]
-    for row in rows:
-        gib = " ".join(f"{part:6.2f}" for part in row["gib"].values())
-        compute, *others = row["reasons"].values()
-        shares = " ".join(f"{part:6.2f}" for part in others)
-        lines.append(f"{row['layout']:<{width}}  {gib}  {row['relative_time']:5.2f} = {compute:7.2f} {shares}")
-    if len(fitting) > top:
-        lines.append(f"... and {len(fitting) - top} more that fit (--top {len(fitting)})")
-    return [*lines, "", "The first one's settings: " + " ".join(rows[0]["overrides"])]
-
-
-def report(found: list[Candidate], top: int) -> str:
-    """A table of the layouts that fit, and a line for each split that has layouts that do not."""
-    fitting = [c for c in found if c.fits]
-    lines = [f"{len(fitting)} of {len(found)} layouts fit."]
-    if fitting:
-        lines += _table(fitting, top)
-    if len(fitting) < len(found):
-        lines += ["", "Do not fit:"]
-    for least, count, near in misfits(found):
-        split = f"TP{least.plan.tp} CP{least.plan.cp} PP{least.plan.pp} DP{least.plan.dp}"
-        fix = f"nearest that fits: {near.plan} ({near.memory.total / GIB:.1f} GiB)" if near else "none fits"
-        lines.append(f"  {split}: {count} layouts, from {least.memory.total / GIB:.1f} GiB ({least.plan}); {fix}")
-    return "\n".join(lines)
-
-
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    _check_positive(top=args.top)
     asked = {name: getattr(args, name) for name in SETTINGS}
     found = plan_layouts(args.model, **asked)
-    fitting = [c for c in found if c.fits]
-
-    config, load = _workload(args.model, **asked)
-    parameters = counts.parameter_count(config.model)
     if args.json:
-        best = (fitting or found)[0].time.total
-        answer = {
-            "model": config.model.size,
-            "parameters": parameters,
-            "load": asdict(load),
-            "gpus": args.gpus,
-            "gpu_memory_gib": args.gpu_memory_gib,
-            "margin_percent": args.margin,
-            "machine": asdict(Machine(args.gpu_tflops * 1e12, args.link_gb_s * 1e9)),
-            "layouts": [_described(c, best) for c in fitting],
-            "misfits": [
-                _described(least, best) | {"count": count, "nearest": str(near.plan) if near else None}
-                for least, count, near in misfits(found)
-            ],
-        }
-        print(json.dumps(answer, indent=1))
+        print(found.to_frame().to_json(orient="records", indent=1))
         return 0
-
-    gpus = f"{args.gpus} GPU{'s' if args.gpus > 1 else ''} of {args.gpu_memory_gib:g} GiB ({args.margin:g} % left free)"
+    config, load = _workload(args.model, **asked)
     print(
-        f"{config.model.size}, {parameters / 1e6:,.0f} M parameters, packs of {load.tokens} tokens, {load.packs} a "
-        f"step, {config.mixed_precision}, on {gpus}"
+        f"{config.model.size}, {counts.parameter_count(config.model) / 1e6:,.0f} M parameters, packs of {load.tokens} "
+        f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {args.gpu_memory_gib:g} GiB "
+        f"({args.margin:g} % left free)"
     )
-    others = sum(1 for _ in layouts(args.gpus)) - len(found)
-    if others:
-        print(f"{others} other layouts do not divide the model's heads or layers, the tokens or the packs of a step.")
-    print(report(found, args.top))
-    if not fitting:
-        least = min(found, key=lambda c: c.memory.total)
-        need = least.memory.total * (1 + args.margin / 100) / GIB
-        print(f"The nearest: {least.plan} on GPUs of {need:.0f} GiB.")
+    print(found)
     return 0
 
 
