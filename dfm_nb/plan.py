@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, guard, settings_words, unknown_keyword
 from dfm_nb.config import counts, sizes
-from dfm_nb.config.checks import divisors
+from dfm_nb.config.checks import divisors, layout_faults
 from dfm_nb.config.schema import ModelConfig
 
 if TYPE_CHECKING:
@@ -367,12 +367,12 @@ def layouts(gpus: int) -> Iterator[Plan]:
                     yield Plan(tp, cp, pp, dp, *flags)
 
 
-def _faults(config: cfg.Config, plan: Plan) -> list[str]:
+def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
     """Why a layout is not legal. The degrees of `config` itself are overwritten; nothing else reads them."""
     m = config.model
     m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
     m.sequence_parallel = plan.sp
-    return cfg.check_layout(config, plan.tp * plan.cp * plan.pp * plan.dp)
+    return layout_faults(config, plan.tp * plan.cp * plan.pp * plan.dp)
 
 
 def plan_layouts(
@@ -450,7 +450,7 @@ def _workload(
     **_others: object,
 ) -> tuple[cfg.Config, Load]:
     asked = [
-        f"model.size={sizes.find_size(model).name}",
+        f"model.size={model}",
         f"mixed_precision={mixed_precision}",
         f"dataset.task_encoder_seq_length={seq_length}",
         f"train.global_batch_size={global_batch_size}",

@@ -57,7 +57,7 @@ def resolve(args: argparse.Namespace, world_size: int) -> cfg.Resolved:
 
 def show(resolved: cfg.Resolved) -> int:
     """Print every value and the layer it came from."""
-    print(cfg.print_config(resolved, explain=True))
+    print(cfg.print_config(resolved))
     return 0
 
 

@@ -162,7 +162,7 @@ def test_nothing_fits_says_what_would(capsys):
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["--model", "DiT-XXL"], ["did you mean 'DiT-XL'"]),
+        (["--model", "DiT-XXL"], ["did you mean DiT-XL?"]),
         (["--model", "DiT-XL", "--gpus", "0"], ["--gpus", "positive"]),
         (["--model", "DiT-XL", "--gpu-memory-gib", "nan"], ["--gpu-memory-gib", "positive"]),
         (["--model", "DiT-XL", "--seq-length", "8", "--samples", "9"], ["--samples"]),

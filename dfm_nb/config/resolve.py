@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from dfm_nb.base.nearest import nearest
 from dfm_nb.config import notation, sizes
-from dfm_nb.config.checks import Fault, faults_of, layout_faults, shown, value_faults
+from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, Config, Field, ModelConfig
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "Field",
     "ModelConfig",
     "Resolved",
-    "check_layout",
     "describe_limits",
     "fields",
     "from_yaml",
@@ -53,37 +52,14 @@ IMPLIED: dict[str, tuple[Any, str]] = {
 EXCLUSIVE = (("dataset.mock", "dataset.path"), ("checkpoint.load", "checkpoint.load_checkpoint"))
 """Pairs of which a run has one: a layer that sets one of them puts aside what lower layers say of the other."""
 
-REMOVED = {
-    "model.kv_channels": "it is hidden_size / num_attention_heads; remove the key",
-    "model.position_embedding_type": "it is always sine-cosine; remove it, and set model.rope=true to add RoPE",
-}
-"""Keys of the reference implementation that have no counterpart, with what to do instead."""
-
-OTHER_NAMES = {
-    "learning_rate": "optimizer.lr",
-    "batch_size": "train.global_batch_size",
-    "max_steps": "train.train_iters",
-    "num_steps": "train.train_iters",
-    "num_heads": "model.num_attention_heads",
-    "depth": "model.num_layers",
-    "tp": "model.tensor_model_parallel_size",
-    "pp": "model.pipeline_model_parallel_size",
-    "cp": "model.context_parallel_size",
-    "precision": "mixed_precision",
-    "warmup_steps": "scheduler.lr_warmup_iters",
-    "dataset_path": "dataset.path",
-}
-"""What people call a key elsewhere, when spelling alone would lead astray."""
-
 
 class ConfigError(ValueError):
-    """One or more faults in the settings; `faults` holds them, the message has one line for each."""
+    """One or more faults in the settings; `faults` holds them, the message has a line for each."""
 
     def __init__(self, faults: Iterable[Fault]):
         self.faults = list(faults)
-        count = len(self.faults)
-        head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
-        super().__init__(head + "".join(f"\n  {fault}" for fault in self.faults))
+        lines = [f"{len(self.faults)} faults in the configuration", *map(str, self.faults)]
+        super().__init__(lines[1] if len(self.faults) == 1 else "\n  ".join(lines))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Fault]]]:
         return type(self), (self.faults,)
@@ -249,36 +225,13 @@ def _read_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[Faul
 
 
 def _fix_of_unknown(key: str) -> str:
-    """What to do about a key that does not exist: the key that was meant, or the keys there are."""
-    if key in REMOVED:
-        return REMOVED[key]
-    near = _nearest_key(key)
+    """What to do about a key that does not exist: the key that was meant, or the groups there are."""
+    name = key.rpartition(".")[2]
+    same_name = [k for k in (*FIELDS, *_ALIASES) if k.rpartition(".")[2] == name]
+    near = same_name[0] if same_name else nearest(key, (*FIELDS, *_ALIASES))
     if near:
         return f"did you mean {near}?"
-    group = key.rpartition(".")[0]
-    if group in _GROUPS:
-        return f"keys of {group}: {', '.join(k.rpartition('.')[2] for k in FIELDS if k.rpartition('.')[0] == group)}"
-    return f"groups: {', '.join(sorted(g for g in _GROUPS if '.' not in g))}, mixed_precision"
-
-
-def _nearest_key(key: str) -> str | None:
-    """The key that was meant; group and name are compared apart, so that a slip in one does not hide the other."""
-    group, _, name = key.rpartition(".")
-    same_name = [k for k in FIELDS if k.rpartition(".")[2] == name]
-    if same_name:
-        return same_name[0]
-    if name in OTHER_NAMES:
-        return OTHER_NAMES[name]
-    known = {k: k.rpartition(".") for k in (*FIELDS, *_ALIASES)}
-    near_group = nearest(group, _GROUPS)
-    in_group = {n: k for k, (g, _, n) in known.items() if g == near_group}
-    in_group |= {n.removeprefix(f"{near_group}_"): k for n, k in in_group.items()}  # iters is short for train_iters
-    near = nearest(name, in_group)
-    if near:
-        return in_group[near]
-    by_name = {n: k for k, (_, _, n) in known.items()}
-    near = nearest(name, by_name, cutoff=0.75)
-    return by_name[near] if near else None
+    return f"dfm pretrain --print-config lists the keys; groups: {', '.join(sorted(_GROUPS))}"
 
 
 def _implied(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
@@ -315,34 +268,29 @@ def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list
     return out, faults
 
 
-def _expand_variant(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """`model.variant` sets keys of the network in its own layer, below what that layer sets itself."""
-    name = leaves.get("model.variant")
-    keys = sizes.VARIANTS.get(name, {}) if isinstance(name, str) else {}
-    return {f"model.{k}": v for k, v in keys.items()}, {f"model.{k}": f"variant {name} ({layer})" for k in keys}
-
-
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
-    """`model.size` sets layers, width and heads in its own layer, below what that layer sets itself."""
-    variant, origin = _expand_variant(leaves, layer)
-    leaves, origin = variant | leaves, origin | dict.fromkeys(leaves, layer)
-    name = leaves.get("model.size")
-    if not isinstance(name, str):
-        return leaves, origin, []
-    try:
+    """`model.size` and `model.variant` set keys of the network in their own layer, below what it sets itself."""
+    found, origin = dict(leaves), dict.fromkeys(leaves, layer)
+    name, variant = leaves.get("model.size"), leaves.get("model.variant")
+    implied: dict[str, Mapping[str, Any]] = {}
+    if isinstance(variant, str):
+        implied[f"variant {variant} ({layer})"] = sizes.VARIANTS.get(variant, {})
+    if isinstance(name, str):
         row = sizes.find_size(name)
-    except ValueError:
-        near = nearest(name, sizes.SIZES)
-        fix = f"did you mean {near}?" if near else "choose a row of sizes.py"
-        must = f"must be one of {', '.join(sizes.SIZES)}"
-        rest = {k: v for k, v in leaves.items() if k != "model.size"}
-        return rest, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
-    from_row = {f"model.{k}": v for k, v in row.settings().items()}
-    return (
-        from_row | leaves | {"model.size": row.name},
-        dict.fromkeys(from_row, f"size {row.name} ({layer})") | origin,
-        [],
-    )
+        if row is None:
+            del found["model.size"]
+            near = nearest(name, sizes.SIZES)
+            fix = f"did you mean {near}?" if near else "choose a row of sizes.py"
+            must = f"must be one of {', '.join(sizes.SIZES)}"
+            return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
+        found["model.size"] = row.name
+        implied[f"size {row.name} ({layer})"] = row.settings()
+    for source, keys in implied.items():
+        for short, value in keys.items():
+            key = f"model.{short}"
+            if key not in found:
+                found[key], origin[key] = value, source
+    return found, origin, []
 
 
 # ---- settling -----------------------------------------------------------------------------------------------------
@@ -364,7 +312,7 @@ def resolve(
     config_file : a YAML file of groups and keys; a saved `config.yaml` of a run is one.
     overrides : strings `group.key=value`, the value in YAML notation; the last one wins.
     training : also require what a training run needs (a data set that exists, or `dataset.mock=true`).
-    world_size : also require that the parallel layout fits this number of processes (`check_layout`).
+    world_size : also require that the parallel layout fits this number of processes.
 
     Raises
     ------
@@ -443,14 +391,6 @@ def _derive(resolved: Resolved) -> Resolved:
     return resolved
 
 
-def check_layout(config: Config, world_size: int) -> list[str]:
-    """Every reason why the parallel layout does not fit the model, the batch or the number of processes.
-
-    Each reason is one line that names the nearest legal values; [] means it fits.
-    """
-    return [str(fault) for fault in layout_faults(config, world_size)]
-
-
 # ---- writing and showing ------------------------------------------------------------------------------------------
 
 
@@ -479,30 +419,19 @@ def from_yaml(source: str | Path) -> Resolved:
     return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
 
 
-def print_config(resolved: Resolved, explain: bool = False) -> str:
-    """A table of every key, its value and the layer it came from; with `explain`, its type and help text too."""
-    rows = []
+def print_config(resolved: Resolved) -> str:
+    """A table of every key, its value, the layer it came from, its help text and limits."""
+    rows = [("key", "value", "from", "meaning")]
     for key, f in FIELDS.items():
         value = resolved.get(key)
         text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        row = [key, text, resolved.provenance[key]]
-        rows.append(row + [f"{f.help} ({describe_limits(f)})"] if explain else row)
-    head = ["key", "value", "from"] + (["meaning"] if explain else [])
-    widths = [min(60, max(len(r[i]) for r in [head, *rows])) for i in range(len(head) - 1)]
-    lines = ["  ".join([*(c.ljust(w) for c, w in zip(r, widths)), r[-1]]).rstrip() for r in [head, *rows]]
-    rule = "  ".join(["-" * w for w in widths] + ["-" * len(head[-1])])
-    return "\n".join([lines[0], rule, *lines[1:]])
+        rows.append((key, text, resolved.provenance[key], f"{f.help} ({describe_limits(f)})"))
+    widths = [min(60, max(len(row[i]) for row in rows)) for i in range(3)]
+    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]) for row in rows)
 
 
 def describe_limits(f: Field) -> str:
-    """The type and limits of a key in words: `int, >= 1, packs`."""
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    parts = [f.type_name]
-    parts += [f"{signs[k]} {f.limits[k]}" for k in signs if k in f.limits]
-    if "choices" in f.limits:
-        parts.append(" | ".join(f.limits["choices"]))
-    if "multiple_of" in f.limits:
-        parts.append(f"a multiple of {f.limits['multiple_of']}")
-    if "unit" in f.limits:
-        parts.append(f.limits["unit"])
-    return ", ".join(parts)
+    """The type and limits of a key in words: `int, >= 1`."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "a multiple of"}
+    parts = [f.type_name, *(f"{sign} {f.limits[name]}" for name, sign in signs.items() if name in f.limits)]
+    return ", ".join([*parts, " | ".join(f.limits.get("choices", ()))]).removesuffix(", ")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic import Field as PydanticField
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 INT_LIMIT = 2**31
 """Whole numbers lie below this: larger ones are slips, and the rules between keys factor these numbers."""
@@ -21,19 +21,18 @@ INT_LIMIT = 2**31
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length")
 
 
-def option(default: Any, help: str, *, unit: str = "", aliases: tuple[str, ...] = (), **limits: Any) -> Any:
+def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), **limits: Any) -> Any:
     """A setting with its help text and limits.
 
     Parameters
     ----------
     default : the value when no layer sets the key.
     help : one line for `--print-config` and for the tooltip of a form.
-    unit : what the number counts, for the help page.
     aliases : full dotted names that mean this key too.
     **limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length` of pydantic.
     """
-    extra: dict[str, Any] = {"unit": unit, "aliases": aliases}
-    return PydanticField(default, description=help, json_schema_extra={k: v for k, v in extra.items() if v}, **limits)
+    extra: Any = {"aliases": aliases} if aliases else {}
+    return PydanticField(default, description=help, json_schema_extra=extra, **limits)
 
 
 def _whole(value: Any) -> Any:
@@ -41,28 +40,25 @@ def _whole(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and value >= INT_LIMIT:
-        raise PydanticCustomError("less_than", "too large", {"lt": INT_LIMIT})
+        raise PydanticKnownError("less_than", {"lt": INT_LIMIT})
     return value
 
 
 def _text(value: Any) -> Any:
     """A name may look like a number; `${...}` and `???` are placeholders of other tools, and nothing fills them in."""
     if isinstance(value, str) and ("${" in value or value == "???"):
-        raise PydanticCustomError("placeholder", "placeholder")
+        raise PydanticCustomError("placeholder", "Input should be the value itself: ${...} and ??? are not filled in")
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-
-
-def _synonyms(table: Mapping[Any, str]) -> BeforeValidator:
-    """Other spellings of a choice, as YAML reads them."""
-    return BeforeValidator(lambda value: table.get(value, value) if isinstance(value, (str, int)) else value)
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, BeforeValidator(_text)]
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
-Precision = Annotated[Literal["fp32", "bf16"], _synonyms({"bf16_mixed": "bf16", 32: "fp32", "32": "fp32"})]
-WandbMode = Annotated[Literal["online", "offline", "disabled"], _synonyms({False: "disabled"})]
+Precision = Annotated[
+    Literal["fp32", "bf16"], BeforeValidator(lambda value: "bf16" if value == "bf16_mixed" else value)
+]
+"""`bf16_mixed` is Megatron-Bridge's name."""
 
 
 class Group(BaseModel):
@@ -124,7 +120,7 @@ class ModelConfig(Group):
 
 class TrainConfig(Group):
     train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
-    global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1, unit="packs")
+    global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1)
     micro_batch_size: Int = option(
         1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens", ge=1
     )
@@ -137,7 +133,7 @@ class TrainConfig(Group):
     exit_on_signal: bool = option(
         True, "on SIGTERM or SIGUSR1, save a checkpoint and exit cleanly", aliases=("train.exit_signal_handler",)
     )
-    exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0, unit="s")
+    exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)
 
 
 class OptimizerConfig(Group):
@@ -174,9 +170,9 @@ class SchedulerConfig(Group):
 class DatasetConfig(Group):
     path: Text | None = option(None, "folder with the shards that `dfm prepare` wrote")
     task_encoder_seq_length: Int = option(
-        8192, "tokens in a pack; no sample may be longer", ge=1, unit="tokens", aliases=("dataset.seq_length",)
+        8192, "tokens in a pack; no sample may be longer", ge=1, aliases=("dataset.seq_length",)
     )
-    packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1, unit="samples")
+    packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     max_bad_fraction: float = option(
         0.01,
@@ -225,7 +221,7 @@ class LoggerConfig(Group):
     tensorboard: bool = option(True, "write TensorBoard events under tensorboard/ in the run folder")
     wandb_project: Text | None = option(None, "Weights & Biases project; null does not log there")
     wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null means the run folder's name")
-    wandb_mode: WandbMode = option("online", "online, offline (files only) or disabled")
+    wandb_mode: Literal["online", "offline", "disabled"] = option("online", "online, offline (files only) or disabled")
 
 
 class RngConfig(Group):
@@ -238,21 +234,20 @@ class ValidationConfig(Group):
     num_steps: Int = option(18, "sampler steps", ge=1)
     guidance: float = option(3.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
     height: Int | None = option(
-        None, "height of the samples; null means the validation sample's", ge=16, multiple_of=16, unit="px"
+        None, "height of the samples; null means the validation sample's", ge=16, multiple_of=16
     )
-    width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16, unit="px")
-    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1, unit="frames")
+    width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
+    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
     fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
     num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
 
 
 class DistConfig(Group):
-    timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0, unit="s")
+    timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0)
     hang_timeout_s: float = option(
         30.0,
         "end the job and name the rank when a step takes longer, and five times longer than any before; 0 means never",
         ge=0,
-        unit="s",
     )
 
 
@@ -276,7 +271,7 @@ class Field:
     """What a form, a help page or an error needs to know about one key.
 
     type : the type without null and without limits.
-    limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `choices`, `unit`, `aliases`; those that are set.
+    limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `choices`, `aliases`; those that are set.
     """
 
     key: str

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dfm_nb.base.nearest import nearest
-
 LATENT_CHANNELS, TEXT_DIM = 16, 384
 """What a model is taken to be fed where no data set says it: 16-channel tokenizers and MiniLM."""
 
@@ -84,17 +82,7 @@ VARIANTS: dict[str, dict[str, int | float | bool]] = {
 """The keys of `model` that a variant of the network sets."""
 
 
-def find_size(name: str) -> Size:
-    """The row of that name, in any case and with or without a patch suffix (`dit-xl/2`).
-
-    Raises
-    ------
-    ValueError : there is none; the message lists the rows and the nearest name.
-    """
-    known = {row.lower(): row for row in SIZES}
-    wanted = name.strip().lower().removesuffix("/2")
-    if wanted in known:
-        return SIZES[known[wanted]]
-    near = nearest(wanted, SIZES, 0.5)
-    hint = f"; did you mean {near!r}?" if near else ""
-    raise ValueError(f"model.size must be one of {', '.join(SIZES)}; got {name!r}{hint}")
+def find_size(name: str) -> Size | None:
+    """The row of that name, in any case and with or without a patch suffix (`dit-xl/2`)."""
+    by_lower = {row.lower(): size for row, size in SIZES.items()}
+    return by_lower.get(name.strip().lower().removesuffix("/2"))

@@ -94,10 +94,10 @@ def test_fault_stands_beside_its_control_and_goes_away():
     form = ConfigForm(["train", "optimizer"], recipe="demo")
     form["train.train_iters"] = 0
     control = form.controls["train.train_iters"]
-    assert not form.valid and "must be at least 1; got 0; the nearest legal value is 1" in control.fault
+    assert not form.valid and "must be greater than or equal to 1; got 0; the default is" in control.fault
     assert 'role="alert"' in control._fault.value and form.controls["optimizer.lr"].fault == ""
     assert "1 to correct" in form._summary.value
-    with pytest.raises(cfg.ConfigError, match="train.train_iters must be at least 1"):
+    with pytest.raises(cfg.ConfigError, match="train.train_iters must be greater than or equal to 1"):
         form.check()
     form["train.train_iters"] = 10
     assert form.valid and control.fault == "" and control._fault.value == "" and form.check() is form
@@ -106,7 +106,7 @@ def test_fault_stands_beside_its_control_and_goes_away():
 def test_fault_of_the_wrong_type_is_told_in_words():
     form = ConfigForm(["optimizer.lr"])
     form.controls["optimizer.lr"].widget.value = "fast"
-    assert "must be a number; got 'fast'" in form.controls["optimizer.lr"].fault
+    assert "must be a valid number; got 'fast'" in form.controls["optimizer.lr"].fault
     form.controls["optimizer.lr"].widget.value = "3e-4"
     assert form.overrides() == ["optimizer.lr=0.0003"]
 

@@ -129,7 +129,7 @@ def test_displayed_widgets_are_text_without_a_front_end(place):
     )
     shown = [c["outputs"][-1]["data"] for c in notebook.cells]
     assert all(list(d) == ["text/plain"] for d in shown)
-    assert "train.train_iters must be at least 1" in shown[0]["text/plain"]
+    assert "train.train_iters must be greater than or equal to 1" in shown[0]["text/plain"]
     assert shown[1]["text/plain"] == "PrepareForm: dfm prepare --output-dir out --limit 3"
     assert "state='not started'" in shown[2]["text/plain"]
 
