@@ -12,6 +12,7 @@ import functools
 import html
 import io
 import math
+import textwrap
 import threading
 from contextlib import contextmanager
 from fractions import Fraction
@@ -39,7 +40,6 @@ LIMITED_RANGE = 1
 
 RGB = tuple[int, int, int]
 Media = str | Path | bytes | Image.Image
-_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -375,11 +375,11 @@ def write_png(path: str | Path, image: np.ndarray) -> None:
 # ---- showing ------------------------------------------------------------------------------------------------------
 
 PAPER, INK = (250, 249, 246), (52, 50, 48)
-CAPTION_LINES = 5
+GAP_PX, LINE_PX, CAPTION_LINES = 12, 16, 5
 
 
 def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8) -> np.ndarray:
-    """A page of pictures with their captions beneath; of a clip, four frames in reading order and its length.
+    """A page of pictures with their captions beneath; of a clip, four frames in reading order.
 
     Parameters
     ----------
@@ -390,85 +390,37 @@ def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns
     -------
     uint8 [H, W, 3].
     """
-    if not len(videos) or len(videos) != len(captions) or columns < 1:
-        raise ValueError(
-            "a contact sheet needs at least one picture, as many captions as pictures and at least one column; "
-            f"got {len(videos)}, {len(captions)} and {columns}"
-        )
     for video in videos:
         _check(video)
     cell = min(256, max(128, *(max(v.shape[1:3]) for v in videos)))  # px, the longest side of a picture on the page
-    font = ImageFont.load_default(size=max(12, min(14, cell // 12)))
-    assert isinstance(font, ImageFont.FreeTypeFont), "Pillow is built without FreeType"
-    line_px, gap = math.ceil(font.size * 1.3), max(8, cell // 12)
-    cells = [(_thumbnail(v, cell, font), _wrap(c, font, cell)) for v, c in zip(videos, captions)]
-    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-    heights = [max(p.height for p, _ in r) + max(len(t) for _, t in r) * line_px + gap // 2 for r in rows]
-    width = gap + len(rows[0]) * (cell + gap)
-    sheet = Image.new("RGB", (width, gap + sum(heights) + gap * len(rows)), PAPER)
-    draw, top = ImageDraw.Draw(sheet), gap
-    for row, height in zip(rows, heights):
-        tallest = max(p.height for p, _ in row)
-        for column, (picture, lines) in enumerate(row):
-            left = gap + column * (cell + gap)
-            sheet.paste(picture, (left + (cell - picture.width) // 2, top + tallest - picture.height))
-            for i, line in enumerate(lines):
-                draw.text((left, top + tallest + gap // 3 + i * line_px), line, font=font, fill=INK)
-        top += height + gap
+    font = ImageFont.load_default(size=12)
+    letters = int(cell / font.getlength("n"))
+    texts = [textwrap.wrap(c, letters, max_lines=CAPTION_LINES, placeholder="…") for c in captions]
+    height, columns = cell + LINE_PX * (1 + max(map(len, texts))), min(columns, len(videos))
+    rows = math.ceil(len(videos) / columns)
+    size = GAP_PX + columns * (cell + GAP_PX), GAP_PX + rows * (height + GAP_PX)
+    sheet = Image.new("RGB", size, PAPER)
+    for i, (video, lines) in enumerate(zip(videos, texts, strict=True)):
+        page, picture = Image.new("RGB", (cell, height), PAPER), _thumbnail(video, cell)
+        page.paste(picture, ((cell - picture.width) // 2, cell - picture.height))
+        for k, line in enumerate(lines):
+            ImageDraw.Draw(page).text((0, cell + 4 + k * LINE_PX), line, font=font, fill=INK)
+        sheet.paste(page, (GAP_PX + i % columns * (cell + GAP_PX), GAP_PX + i // columns * (height + GAP_PX)))
     return np.asarray(sheet)
 
 
-def _scaled(frame: np.ndarray, box_px: int) -> Image.Image:
-    scale = box_px / max(frame.shape[:2])
-    size = (max(1, round(frame.shape[1] * scale)), max(1, round(frame.shape[0] * scale)))
-    return Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC)
-
-
-def _thumbnail(video: np.ndarray, cell: int, font: ImageFont.FreeTypeFont) -> Image.Image:
-    """A picture; or a 2 x 2 filmstrip with the number of frames in its corner."""
-    t = len(video)
-    if t == 1:
-        return _scaled(video[0], cell)
-    gap = 2
-    frames = [_scaled(video[i], (cell - gap) // 2) for i in np.linspace(0, t - 1, min(4, t)).round().astype(int)]
+def _thumbnail(video: np.ndarray, cell: int) -> Image.Image:
+    """A picture; or a 2 x 2 filmstrip, evenly over a clip."""
+    if len(video) == 1:
+        return ImageOps.contain(Image.fromarray(video[0]), (cell, cell))
+    half = cell // 2 - 1
+    instants = np.linspace(0, len(video) - 1, 4).round().astype(int)
+    frames = [ImageOps.contain(Image.fromarray(video[i]), (half, half)) for i in instants]
     w, h = frames[0].size
-    page = Image.new("RGB", (2 * w + gap, (h + gap) * math.ceil(len(frames) / 2) - gap), PAPER)
+    page = Image.new("RGB", (2 * w + 2, 2 * h + 2), PAPER)
     for i, frame in enumerate(frames):
-        page.paste(frame, (i % 2 * (w + gap), i // 2 * (h + gap)))
-    draw, text = ImageDraw.Draw(page), f"{t} frames"
-    length, pad = draw.textlength(text, font=font), 4
-    x1, y1 = page.width - 4, page.height - 4
-    badge = (x1 - length - 2 * pad, y1 - font.size - pad - 2, x1, y1)
-    draw.rounded_rectangle(badge, radius=4, fill=INK)
-    draw.text((badge[0] + pad, (badge[1] + y1) / 2), text, font=font, fill=PAPER, anchor="lm")
+        page.paste(frame, (i % 2 * (w + 2), i // 2 * (h + 2)))
     return page
-
-
-def _wrap(text: str, font: _Font, width_px: int) -> list[str]:
-    """Lines that fit the width; what goes beyond `CAPTION_LINES` becomes an ellipsis. Linear in the text's length."""
-    lines = [""]
-    for piece in (piece for word in text.split() for piece in _pieces(word, font, width_px)):
-        joined = f"{lines[-1]} {piece}".lstrip()
-        if font.getlength(joined) <= width_px:
-            lines[-1] = joined
-        elif len(lines) < CAPTION_LINES:
-            lines.append(piece)
-        else:
-            last = lines[-1]
-            while last and font.getlength(last + "…") > width_px:
-                last = last[:-1]
-            return [*lines[:-1], last.rstrip(" ,.") + "…"]
-    return lines if lines[0] else lines[1:]
-
-
-def _pieces(word: str, font: _Font, width_px: int) -> Iterator[str]:
-    """A word broken where it would not fit the width; mostly it is one piece."""
-    start = 0
-    for end in range(2, len(word) + 1):
-        if font.getlength(word[start:end]) > width_px and end - start > 1:
-            yield word[start : end - 1]
-            start = end - 1
-    yield word[start:]
 
 
 @functools.cache

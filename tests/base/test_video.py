@@ -282,11 +282,13 @@ def test_contact_sheet_shows_every_picture():
         assert (sheet == c).all(-1).sum() > 64 * 64
 
 
-def test_contact_sheet_wraps_captions_within_the_cell():
-    font = video.ImageFont.load_default(size=12)
-    lines = video._wrap("one two three " * 30 + "y" * 90, font, 100)
-    assert len(lines) == 5 and lines[-1].endswith("…") and all(font.getlength(line) <= 100 for line in lines)
-    assert " ".join(video._wrap("a blue butterfly over sand", font, 100)) == "a blue butterfly over sand"
+def test_contact_sheet_keeps_a_caption_in_its_cell():
+    white = [np.full((1, 128, 128, 3), 255, np.uint8)] * 2
+    sheet = video.contact_sheet(white, ["W" * 999, ""])
+    cell = video.GAP_PX + 128
+    below = (sheet[cell:] == video.INK).all(-1)
+    assert below[:, :cell].any() and not below[:, cell:].any()
+    assert len(sheet) == cell + video.LINE_PX * (1 + video.CAPTION_LINES) + video.GAP_PX
 
 
 def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
