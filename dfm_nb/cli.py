@@ -7,21 +7,21 @@ import sys
 
 from dfm_nb.base.argv import guard, pop_nproc, run_under_torchrun
 
-VERBS: dict[str, tuple[str, str, str]] = {
-    # verb: (module, function, one line of help)
-    "prepare": ("dfm_nb.prepare", "main", "captioned images and clips -> WebDataset shards"),
-    "inspect": ("dfm_nb.inspect", "main", "what a shard folder holds: table, checks, contact sheet"),
-    "adopt": ("dfm_nb.adopt", "main", "shards of another writer -> a whole data set, the tars unchanged"),
-    "pretrain": ("dfm_nb.train", "main", "train a DiT on shards"),
-    "generate": ("dfm_nb.generate", "main", "prompts -> mp4"),
-    "evaluate": ("dfm_nb.evaluate", "main", "measure a checkpoint against its captions"),
-    "export": ("dfm_nb.export", "main", "consolidated weights from a run or checkpoint"),
-    "import": ("dfm_nb.import_", "main", "weights of NeMo DFM's DiT -> a file as dfm export writes"),
-    "text": ("dfm_nb.text.cli", "main", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
-    "notebook": ("workbench.notebook_cli", "main", "run a notebook with parameters, or a grid of them"),
-    "lab": ("workbench.lab", "main", "JupyterLab at the first notebook, on loopback, with a token"),
-    "plan": ("dfm_nb.plan", "main", "layouts of a model that fit a number of GPUs, with memory and relative time"),
-    "doctor": ("dfm_nb.doctor", "main", "what this machine has, and what is missing"),
+VERBS: dict[str, tuple[str, str]] = {
+    # verb: (module with `main`, one line of help)
+    "prepare": ("dfm_nb.prepare", "captioned images and clips -> WebDataset shards"),
+    "inspect": ("dfm_nb.inspect", "what a shard folder holds: table, checks, contact sheet"),
+    "adopt": ("dfm_nb.adopt", "shards of another writer -> a whole data set, the tars unchanged"),
+    "pretrain": ("dfm_nb.train", "train a DiT on shards"),
+    "generate": ("dfm_nb.generate", "prompts -> mp4"),
+    "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),
+    "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),
+    "import": ("dfm_nb.import_", "weights of NeMo DFM's DiT -> a file as dfm export writes"),
+    "text": ("dfm_nb.text.cli", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
+    "notebook": ("workbench.notebook_cli", "run a notebook with parameters, or a grid of them"),
+    "lab": ("workbench.lab", "JupyterLab at the first notebook, on loopback, with a token"),
+    "plan": ("dfm_nb.plan", "layouts of a model that fit a number of GPUs, with memory and relative time"),
+    "doctor": ("dfm_nb.doctor", "what this machine has, and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
 PREFLIGHT = {"prepare", "pretrain"}
@@ -30,7 +30,7 @@ PREFLIGHT = {"prepare", "pretrain"}
 
 def usage() -> str:
     width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {text}" for verb, (_, _, text) in VERBS.items()]
+    lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
     return "usage: dfm VERB ...   (dfm VERB --help for its flags)\n\n" + "\n".join(lines)
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
         near = nearest(verb, VERBS)
         raise ValueError(f"there is no verb {verb!r}" + (f"; did you mean {near!r}?" if near else "; see dfm --help"))
-    module, function, _ = VERBS[verb]
+    module = VERBS[verb][0]
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)
         if nproc is not None:
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
                 if settled is not None:
                     return settled
             return run_under_torchrun(module, rest, nproc)
-    return getattr(importlib.import_module(module), function)(rest)
+    return importlib.import_module(module).main(rest)
 
 
 def entry() -> None:

@@ -6,7 +6,6 @@ updates are added to their weights, or left apart in `model.lora.safetensors` be
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -44,10 +43,6 @@ def parser() -> ArgumentParser:
         help="low-rank updates: added to their weights, or in a file of their own beside the base's",
     )
     return p
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    return parser().parse_args(argv)
 
 
 def averaged(source: checkpoint.Weights, chunks: Sequence[nn.Module], sigma_rel: float) -> None:
@@ -115,7 +110,7 @@ def assets_of(folder: Path) -> dict[str, bytes]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    args = parser().parse_args(argv)
     output = Path(args.output)
     if output.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")

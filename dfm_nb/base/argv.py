@@ -54,10 +54,12 @@ class ArgumentParser(argparse.ArgumentParser):
         ------
         ValueError : a keyword that is no flag; the message has the nearest.
         """
-        flags = {
-            flag.lstrip("-").replace("-", "_"): action for action in self._actions for flag in action.option_strings
+        # what comes without a flag is known by its destination
+        known = {
+            flag.lstrip("-").replace("-", "_"): action
+            for action in self._actions
+            for flag in action.option_strings or [action.dest]
         }
-        known = flags | {action.dest: action for action in self._actions if not action.option_strings}
         words = []
         for name, value in settings.items():
             if name not in known or name in ("h", "help"):
@@ -195,20 +197,13 @@ def torchrun_argv(module: str, argv: list[str], nproc_per_node: int) -> list[str
 
 def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
     """Take `--nproc-per-node N` (either spelling, with or without `=`) out of argv."""
-    rest, n, i = [], None, 0
-    while i < len(argv):
-        flag, eq, value = _dashed(argv[i]).partition("=")
-        if flag == "--nproc-per-node":
-            if not eq:
-                i += 1
-                value = argv[i] if i < len(argv) else ""
-            if not value.isdigit() or int(value) < 1:
-                raise ValueError(f"--nproc-per-node needs a positive whole number; got {value!r}")
-            n = int(value)
-        else:
-            rest.append(argv[i])
-        i += 1
-    return n, rest
+    p = ArgumentParser(add_help=False)
+    p.add_argument("--nproc-per-node", nargs="?", const="")
+    known, rest = p.parse_known_args(argv)
+    n = known.nproc_per_node
+    if n is not None and (not n.isdigit() or int(n) < 1):
+        raise ValueError(f"--nproc-per-node needs a positive whole number; got {n!r}")
+    return None if n is None else int(n), rest
 
 
 def run_under_torchrun(module: str, argv: list[str], nproc_per_node: int) -> int:

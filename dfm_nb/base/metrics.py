@@ -143,10 +143,6 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
     """Centred running mean over `window` values, narrower at both ends."""
-    half = max(0, window // 2)
-    sums = [0.0]
-    for v in values:
-        sums.append(sums[-1] + v)
-    n = len(values)
-    spans = ((max(0, i - half), min(n, i + half + 1)) for i in range(n))
-    return [(sums[b] - sums[a]) / (b - a) for a, b in spans]
+    import pandas as pd
+
+    return pd.Series(values, dtype=float).rolling(window // 2 * 2 + 1, center=True, min_periods=1).mean().tolist()

@@ -21,8 +21,8 @@ Denoiser = Callable[[Tensor, Tensor], Tensor]
 Callback = Callable[[int, int, Tensor, Tensor], None]
 """callback(step, num_steps, x, D_x) after step 1 ... num_steps, with the new state and the newest denoised estimate."""
 
-Noise = Callable[[int], Tensor] | Sequence[torch.Generator] | None
-"""noise(step) -> unit normal like x; or one generator per sample of the batch."""
+Noise = Sequence[torch.Generator] | None
+"""One generator per sample of the batch, so that a sample's noise depends on no other."""
 
 
 # ---- registry -----------------------------------------------------------------------------------------------------
@@ -226,21 +226,14 @@ class _Run:
             raise ValueError(f"denoise must keep the shape {list(x.shape)}; it gave {list(D_x.shape)}")
         return D_x.to(torch.float64)
 
-    def eps(self, step: int, x: Tensor) -> Tensor:
-        if self._noise is None:
-            raise ValueError(
-                "a stochastic sampler needs noise=: a function of the step, or a torch.Generator per sample"
-            )
-        if callable(self._noise):
-            drawn = self._noise(step)
-        else:
-            if len(self._noise) != len(x):
-                raise ValueError(f"one generator per sample is needed; got {len(self._noise)} for a batch of {len(x)}")
-            shape = x.shape[1:]
-            drawn = torch.stack(
-                [torch.randn(shape, generator=g, device=g.device, dtype=torch.float32) for g in self._noise]
-            )
-        return drawn.to(x)
+    def eps(self, x: Tensor) -> Tensor:
+        """Unit normal noise like x."""
+        if self._noise is None or len(self._noise) != len(x):
+            given = "none" if self._noise is None else len(self._noise)
+            raise ValueError(f"a stochastic sampler needs noise=, one generator per sample; got {given} for {len(x)}")
+        shape = x.shape[1:]
+        drawn = [torch.randn(shape, generator=g, device=g.device, dtype=torch.float32) for g in self._noise]
+        return torch.stack(drawn).to(x)
 
     def report(self, step: int, D_x: Tensor) -> None:
         if self._callback is not None:
@@ -282,7 +275,7 @@ def sample_heun(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback
 
     The correction is evaluated at (x_next, sigma_next). Arguments as in `sample_euler`.
     """
-    return _heun(_Run(denoise, x, sigmas, callback), 0.0, 0.0, math.inf, 1.0)
+    return sample_heun_stochastic(denoise, x, sigmas, callback, S_churn=0)
 
 
 @sampler("heun_stochastic", order=2, evaluations_per_step=2, stochastic=True)
@@ -301,23 +294,20 @@ def sample_heun_stochastic(
 
     Parameters
     ----------
-    noise : unit normal noise by step, or a generator per sample, see `Noise`.
+    noise : see `Noise`.
     S_churn : how much noise in all; 0 gives `sample_heun` exactly.
     S_tmin, S_tmax : levels between which noise is added.
     S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5).
     """
     if S_churn < 0 or S_noise < 0:
         raise ValueError(f"S_churn and S_noise must not be negative; got {S_churn} and {S_noise}")
-    return _heun(_Run(denoise, x, sigmas, callback, noise), S_churn, S_tmin, S_tmax, S_noise)
-
-
-def _heun(run: _Run, S_churn: float, S_tmin: float, S_tmax: float, S_noise: float) -> Tensor:
+    run = _Run(denoise, x, sigmas, callback, noise)
     for i, s, s_next in run.steps():
         x = run.x
         gamma = min(S_churn / run.num_steps, math.sqrt(2) - 1) if S_tmin <= s <= S_tmax else 0.0
         s_hat = s * (1 + gamma)
         if gamma > 0:
-            x = x + math.sqrt(s_hat**2 - s**2) * S_noise * run.eps(i, x)
+            x = x + math.sqrt(s_hat**2 - s**2) * S_noise * run.eps(x)
         D_x = run.D(x, s_hat)
         d = (x - D_x) / s_hat
         x_next = x + (s_next - s_hat) * d if s_next > 0 else D_x
@@ -337,7 +327,7 @@ def sample_dpmpp_2m(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Call
     Two-step exponential integrator in lambda = -ln(sigma) on the denoised estimate; the first step and the step to 0
     are first order. Arguments as in `sample_euler`.
     """
-    return _dpmpp_2m(_Run(denoise, x, sigmas, callback), 0.0, 1.0)
+    return sample_dpmpp_2m_sde(denoise, x, sigmas, callback, eta=0)
 
 
 @sampler("dpmpp_2m_sde", order=2, stochastic=True)
@@ -354,16 +344,13 @@ def sample_dpmpp_2m_sde(
 
     Parameters
     ----------
-    noise : unit normal noise by step, or a generator per sample, see `Noise`.
+    noise : see `Noise`.
     eta : 1 the reverse SDE, 0 the ODE (`sample_dpmpp_2m` exactly), between the two an interpolation.
     S_noise : standard deviation of the added noise.
     """
     if eta < 0 or S_noise < 0:
         raise ValueError(f"eta and S_noise must not be negative; got {eta} and {S_noise}")
-    return _dpmpp_2m(_Run(denoise, x, sigmas, callback, noise), eta, S_noise)
-
-
-def _dpmpp_2m(run: _Run, eta: float, S_noise: float) -> Tensor:
+    run = _Run(denoise, x, sigmas, callback, noise)
     D_old, h_old = None, 0.0
     for i, s, s_next in run.steps():
         D_x = run.D(run.x, s)
@@ -375,7 +362,7 @@ def _dpmpp_2m(run: _Run, eta: float, S_noise: float) -> Tensor:
             decay = math.exp(-(1 + eta) * h)
             run.x = decay * run.x + (1 - decay) * D_mid
             if eta > 0 and S_noise > 0:
-                run.x = run.x + s_next * math.sqrt(-math.expm1(-2 * eta * h)) * S_noise * run.eps(i, run.x)
+                run.x = run.x + s_next * math.sqrt(-math.expm1(-2 * eta * h)) * S_noise * run.eps(run.x)
             D_old, h_old = D_x, h
         run.report(i, D_x)
     return run.result()
