@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import sys
@@ -29,6 +30,7 @@ def _child(rank, world, store_path, function, args, environment, results):
 
     from dfm_nb import parallel
 
+    gc.freeze()  # as `tests.processes` does
     os.environ.update(
         environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world)
     )

@@ -8,6 +8,7 @@ as `sys.executable`, so that torchrun's workers are forks too. Tests about killi
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -33,9 +34,13 @@ PRELOAD = (
     "torch._dynamo",
     "torch.distributed.run",
     "torch.utils.tensorboard",
+    "matplotlib.backends.backend_agg",
     "matplotlib.pyplot",
+    "megatron.energon",
     "pandas",
     "transformers.models.auto.modeling_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.t5.modeling_t5",
     "workbench.form",
     "workbench.notebook_run",
 )
@@ -140,6 +145,11 @@ def _become(connection: socket.socket) -> None:
     import atexit
     import traceback
 
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    gc.freeze()  # a collection would copy the pages of all that was imported before the fork
+    # torchrun's own asks `inspect` for the whole stack, which goes through all modules: 2 s with ours
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
     connection.close()
     ask = json.loads(message)
