@@ -101,7 +101,7 @@ def parser() -> ArgumentParser:
         default=64,
         help="side in px of samples without --dataset; short side of a source's samples",
     )
-    add_flags(p, SHARED, num_steps=18, guidance=2.0)
+    add_flags(p, SHARED)
     p.add_argument("--autoguidance-checkpoint", help="a weaker model for guidance to lead away from")
     p.add_argument("--seed", type=int, default=1, help="of the starting noise, and of the choice of real samples")
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
@@ -249,6 +249,8 @@ def measure(args: argparse.Namespace) -> Measured:
         guide=args.autoguidance_checkpoint,
         mixed_precision=args.mixed_precision,
     )
+    for name, value in pipe.recommended.items():
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
     run = Evaluation(args, pipe)
     if network is None:
         run.unseen()

@@ -59,9 +59,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return p.parse_args(argv)
 
 
-def requests_of(args: argparse.Namespace) -> list[Request]:
-    """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`."""
-    common = flags_of(args)
+def requests_of(args: argparse.Namespace, recommended: dict[str, Any] | None = None) -> list[Request]:
+    """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`.
+
+    recommended : what the checkpoint recommends, for what neither sets.
+    """
+    common = {**(recommended or {}), **flags_of(args)}
     lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in args.prompt]
     if args.prompts_file:
         lines += read_prompts(Path(args.prompts_file))
@@ -101,10 +104,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if args.overwrite and args.skip_existing:
         raise ValueError("give --overwrite or --skip-existing, not both")
-    requests = requests_of(args)
+    requests_of(args)  # a wrong flag is said before the checkpoint is looked at, which takes time if it is large
+    weights = checkpoint.find_weights(args.checkpoint_path)  # and a wrong path before anything starts
+    requests = requests_of(args, weights.config.generation.model_dump())
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
-    weights = checkpoint.find_weights(args.checkpoint_path)  # a wrong path is said before anything starts
     weaker = checkpoint.find_weights(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None
     digest, guide = checkpoint.identity(weights), checkpoint.identity(weaker) if weaker else None
     check_replay(args, requests, digest, ema, guide)

@@ -101,8 +101,6 @@ class Demo:
                 "--overwrite",
                 checkpoint_path=self.train,
                 prompt=prompt,
-                num_steps=18,
-                guidance=2,
                 fps=12,
                 num_video_frames=9,
                 seed=1,

@@ -20,6 +20,17 @@ def test_pipeline_returns_frames_that_play(tiny_pipe):
 
 
 @pytest.mark.slow
+def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe):
+    assert tiny_pipe.recommended == {"num_steps": 18, "guidance": 2.0, "sampler": "heun"}  # the demo recipe's
+    ((request,), (other,)) = (
+        [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
+        for given in ({}, {"num_inference_steps": 2, "sampler": "euler"})
+    )
+    assert (request.num_steps, request.guidance, request.sampler) == (18, 2.0, "heun")
+    assert (other.num_steps, other.guidance, other.sampler) == (2, 2.0, "euler")
+
+
+@pytest.mark.slow
 def test_latents_do_not_depend_on_the_batch(tiny_pipe):
     requests = [Request(p, index=i, **FAST) for i, p in enumerate(PROMPTS)]
     together = tiny_pipe.sample_latents(requests)

@@ -57,8 +57,7 @@ class SamplerPreview:
             self.prompt = self.prompt if prompt is None else prompt
             self.frames, self.clips, self._last_s = [], None, 0.0
             self._stop.clear()
-            wanted = {"guidance": 2.0, "num_steps": 18, **self.settings, **settings}
-            self.clips = self.pipe([self.prompt], callback=self._on_step, **wanted)
+            self.clips = self.pipe([self.prompt], callback=self._on_step, **{**self.settings, **settings})
             return self.clips
         finally:
             self._busy.release()
@@ -122,7 +121,7 @@ class SamplerPreview:
     def _build(self) -> None:
         import ipywidgets as w
 
-        start = {"num_steps": 18, "guidance": 2.0, "seed": 1, "sampler": "heun", **self.settings}
+        start = {**self.pipe.recommended, "seed": 1, **self.settings}
         wide, label = w.Layout(width="100%"), {"description_width": "6em"}
         self._prompt = w.Text(value=self.prompt, description="prompt", layout=wide, style=label)
         self._inputs = {

@@ -228,11 +228,19 @@ class RngConfig(Group):
     seed: Int = option(1234, "seed of weights, data order, noise levels and noise", ge=0)
 
 
+class GenerationConfig(Group):
+    """What a checkpoint recommends: `dfm generate`, `dfm evaluate`, validation and `Pipeline` take these by default."""
+
+    num_steps: Int = option(35, "sampler steps that this model is best generated with", ge=1)
+    guidance: float = option(7.0, "its guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
+    sampler: Text = option("heun", "its sampler, one of `dfm generate --sampler`")
+
+
 class ValidationConfig(Group):
     samples: bool = option(True, "generate a sample per GPU (model replica) at each validation")
     prompts: list[Text] = option([], "what to sample; [] means captions of validation samples, with stored embeddings")
-    num_steps: Int = option(18, "sampler steps", ge=1)
-    guidance: float = option(3.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
+    num_steps: Int | None = option(None, "sampler steps; null means generation.num_steps", ge=1)
+    guidance: float | None = option(None, "guidance strength; null means generation.guidance", ge=0)
     height: Int | None = option(
         None, "height of the samples; null means the validation sample's", ge=16, multiple_of=16
     )
@@ -262,6 +270,7 @@ class Config(Group):
     ema: EmaConfig = EmaConfig()
     logger: LoggerConfig = LoggerConfig()
     rng: RngConfig = RngConfig()
+    generation: GenerationConfig = GenerationConfig()
     validation: ValidationConfig = ValidationConfig()
     dist: DistConfig = DistConfig()
 

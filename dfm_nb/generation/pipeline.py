@@ -125,6 +125,11 @@ class Pipeline:
         guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe, source, ema)
 
+    @property
+    def recommended(self) -> dict[str, Any]:
+        """The `num_steps`, `guidance` and `sampler` that generation uses where a call names none."""
+        return self.config.generation.model_dump()
+
     @functools.cached_property
     def made_by(self) -> dict[str, Any]:
         """What the sidecars of its clips say of weights, arithmetic and versions; {} without a checkpoint."""
@@ -237,7 +242,8 @@ class Pipeline:
         """
         prompts = settings.pop("prompt", prompts)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts or [])
-        done = dict(self.run(requests_of_keywords(prompts, settings), batch_size, callback, progress, preview_every))
+        requests = requests_of_keywords(prompts, settings, self.recommended)
+        done = dict(self.run(requests, batch_size, callback, progress, preview_every))
         return Clips(done[i] for i in range(len(prompts)))
 
     def run(

@@ -22,6 +22,7 @@ from dfm_nb import parallel
 from dfm_nb.base import geometry
 from dfm_nb.base.argv import plain, unknown_keyword
 from dfm_nb.base.log import log
+from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 
 
@@ -53,6 +54,11 @@ def _side() -> Any:
     return setting(64, "px, divisible by 16", "be divisible by 16", geometry.is_side, geometry.nearest_sides)
 
 
+_USUAL = GenerationConfig()
+RECOMMENDED = tuple(GenerationConfig.model_fields)
+"""Settings that a checkpoint recommends (`generation` in its configuration) where no flag or keyword sets them."""
+
+
 @cache  # so that it is said once
 def _codable(frames: int) -> int:
     rounded = geometry.round_frames(frames)
@@ -82,9 +88,9 @@ class Request:
         "be positive",
         lambda fps: 0 < fps < math.inf,
     )
-    num_steps: int = setting(35, "steps; each is one evaluation, with heun two")
+    num_steps: int = setting(_USUAL.num_steps, "steps; each is one evaluation, with heun two")
     guidance: float = setting(
-        7.0,
+        _USUAL.guidance,
         "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt",
         "be a number",
         math.isfinite,
@@ -102,7 +108,7 @@ class Request:
         math.isfinite,
         metavar="W",
     )
-    sampler: str = _one_of("heun", "how noise is removed", samplers.SAMPLERS)
+    sampler: str = _one_of(_USUAL.sampler, "how noise is removed", samplers.SAMPLERS)
     schedule: str = _one_of("karras", "how steps are spread", samplers.SCHEDULES)
     sigma_min: float = setting(0.002, "last noise level before 0")
     sigma_max: float = setting(80.0, "first noise level")
@@ -199,8 +205,8 @@ def _kind(name: str) -> tuple[type, int | str | None, bool]:
     return entries[0], "+" if Ellipsis in entries else len(entries), bool(options)
 
 
-def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS, **defaults: Any) -> None:
-    """Add the flags of these fields to a command line. `defaults` replace those of `Request`."""
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
+    """Add the flags of these fields to a command line."""
     for f in fields(Request):
         if f.name in names:
             kind, count, _ = _kind(f.name)
@@ -209,15 +215,16 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS, **d
                 dest=f.name,
                 type=kind,
                 nargs=count,
-                default=defaults.get(f.name, f.default),
+                default=None if f.name in RECOMMENDED else f.default,
                 metavar=f.metadata["metavar"],
-                help=f.metadata["help"],
+                help=f.metadata["help"] + "; by default as the checkpoint recommends" * (f.name in RECOMMENDED),
             )
 
 
 def flags_of(args: argparse.Namespace, names: Iterable[str] = FLAGS) -> dict[str, Any]:
-    """The fields that a command line has set, as `Request` takes them."""
+    """The fields that a command line has set, as `Request` takes them; without what is left to the checkpoint."""
     values = {name: getattr(args, name) for name in names}
+    values = {name: v for name, v in values.items() if v is not None or name not in RECOMMENDED}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
@@ -234,10 +241,13 @@ DIFFUSERS = {"num_inference_steps": "num_steps", "num_frames": "num_video_frames
 """Settings as diffusers' pipelines call them; their `generator` is a seed."""
 
 
-def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> list[Request]:
+def requests_of_keywords(
+    prompts: Sequence[str], settings: dict[str, Any], recommended: dict[str, Any] | None = None
+) -> list[Request]:
     """A `Request` for each prompt from a call in Python; ValueError has the name that is nearest to an unknown one.
 
     settings : fields of `Request` or names of `DIFFUSERS`; `generator`, or a list of one per prompt, gives the seed.
+    recommended : what the checkpoint recommends, for what `settings` leave out.
     """
     own = [f.name for f in fields(Request) if f.name not in ("prompt", "index")]
     known = [*own, *DIFFUSERS, "prompt", "generator"]
@@ -248,6 +258,7 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> li
         if (field_name := DIFFUSERS.get(name, "seed" if name == "generator" else name)) in values:
             raise ValueError(f"{name} is another name of {field_name}; give one of the two")
         values[field_name] = _plain(value)
+    values = {**(recommended or {}), **values}
     seeds = values.pop("seed", Request.seed)
     seeds = list(map(_plain, seeds)) if isinstance(seeds, list) else [seeds] * len(prompts)
     if len(seeds) != len(prompts):

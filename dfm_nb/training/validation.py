@@ -84,7 +84,12 @@ class Samples:
         return bool(reasons)
 
     def _prepare(self) -> None:
-        v, folder, index = self.config.validation, self.config.dataset.path, self.trainer.dp_rank
+        g, v, folder, index = (
+            self.config.generation,
+            self.config.validation,
+            self.config.dataset.path,
+            self.trainer.dp_rank,
+        )
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder
@@ -104,8 +109,9 @@ class Samples:
             width=v.width or width,
             num_video_frames=v.frames or frames,
             fps=v.fps or float(sample.meta.get("fps") or 24),
-            num_steps=v.num_steps,
-            guidance=v.guidance,
+            num_steps=v.num_steps or g.num_steps,
+            guidance=g.guidance if v.guidance is None else v.guidance,
+            sampler=g.sampler,
             seed=self.config.rng.seed,
         )
         self.request.check()

@@ -127,6 +127,14 @@ def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, 
 
 
 @pytest.mark.slow
+def test_flags_replace_what_the_checkpoint_recommends(tiny_checkpoint, tmp_path):
+    flags = ["--height", "32", "--width", "32", "--guidance", "1.5", "--video-save-path", str(tmp_path / "a.png")]
+    assert main(["--checkpoint-path", str(tiny_checkpoint), "--prompt", "a bee", *flags]) == 0
+    said = json.loads((tmp_path / "a.png.json").read_text())
+    assert (said["num_steps"], said["guidance"], said["sampler"]) == (18, 1.5, "heun")
+
+
+@pytest.mark.slow
 def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint, tmp_path):
     assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "a bee", "--save-latents") == 0
     record = json.loads((tmp_path / "a.png.json").read_text())
