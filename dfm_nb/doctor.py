@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from dfm_nb.base.argv import ArgumentParser, guard
 
@@ -33,26 +33,16 @@ OPTIONAL = {
 }
 
 
-@dataclass
-class Finding:
-    """One line of the report. level : ok, note or missing."""
-
-    level: str
-    text: str
-
-
-def packages() -> list[Finding]:
-    absent = {
-        name: Finding("missing", f"{name} is not installed; pip install -c constraints.txt -e .") for name in NEEDED
-    }
-    absent |= {name: Finding("note", f"{name} is not installed: {use}") for name, use in OPTIONAL.items()}
-    out = []
-    for name, finding in absent.items():
+def packages() -> Iterator[tuple[str, str]]:
+    """(ok, note or MISSING, a sentence) of each package."""
+    for name in (*NEEDED, *OPTIONAL):
         try:
-            out.append(Finding("ok", f"{name} {importlib.metadata.version(name)}"))
+            yield "ok", f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:
-            out.append(finding)
-    return out
+            if name in OPTIONAL:
+                yield "note", f"{name} is not installed: {OPTIONAL[name]}"
+            else:
+                yield "MISSING", f"{name} is not installed; pip install -c constraints.txt -e ."
 
 
 def fast_bf16() -> bool:
@@ -62,53 +52,50 @@ def fast_bf16() -> bool:
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
-def devices() -> list[Finding]:
+def machine() -> Iterator[tuple[str, str]]:
+    """The same of processors, disk and memory."""
+    import psutil
     import torch
 
-    if torch.cuda.is_available():
-        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [Finding("ok", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB") for gpu in gpus]
-    slow = "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
-    bf16 = "bf16 is fast here" if fast_bf16() else slow
-    return [Finding("note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}")]
+    yield "ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+    for i in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        yield "ok", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
+    if not torch.cuda.is_available():
+        slow = "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
+        bf16 = "bf16 is fast here" if fast_bf16() else slow
+        yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}"
+    disk, memory = shutil.disk_usage("."), psutil.virtual_memory()
+    free = f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available"
+    yield "ok" if disk.free > 5 * 2**30 else "note", free
 
 
-def megatron() -> list[Finding]:
+def parts() -> Iterator[tuple[str, str]]:
+    """The same of what has to fit together: megatron-core on this device, and the weights of the text encoder."""
     import torch
 
-    try:
-        from dfm_nb import parallel  # noqa: F401
-    except ImportError as error:
-        return [Finding("missing", str(error))]
-    return [Finding("ok", "megatron-core imports" + ("" if torch.cuda.is_available() else " with CPU support"))]
-
-
-def encoders() -> list[Finding]:
     from dfm_nb.data.text_encoders import minilm
 
     try:
+        from dfm_nb import parallel  # noqa: F401
+
+        yield "ok", "megatron-core imports" + ("" if torch.cuda.is_available() else " with CPU support")
+    except ImportError as error:
+        yield "MISSING", str(error)
+    try:
         minilm.find_weights()
-        return [Finding("ok", "text encoder minilm: weights found and checked")]
+        yield "ok", "text encoder minilm: weights found and checked"
     except (FileNotFoundError, ValueError) as error:
-        return [Finding("missing", str(error))]
-
-
-def room() -> list[Finding]:
-    import psutil
-
-    disk, memory = shutil.disk_usage("."), psutil.virtual_memory()
-    said = f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available"
-    return [Finding("ok" if disk.free > 5 * 2**30 else "note", said)]
+        yield "MISSING", str(error)
 
 
 def main(argv: list[str] | None = None) -> int:
     ArgumentParser(prog="dfm doctor", description="What this machine has, and what is missing.").parse_args(argv)
-    findings = [Finding("ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")]
-    for check in (packages, devices, megatron, encoders, room):
-        findings += check()
-    for f in findings:
-        print(f"{ {'ok': 'ok     ', 'note': 'note   ', 'missing': 'MISSING'}[f.level] } {f.text}")
-    missing = sum(f.level == "missing" for f in findings)
+    missing = 0
+    for check in (packages, machine, parts):
+        for level, text in check():
+            print(f"{level:<7} {text}")
+            missing += level == "MISSING"
     print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
     return int(bool(missing))
 

@@ -170,19 +170,14 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, A
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """A YAML file as dotted keys, with the provenance that a saved configuration has; ConfigError if it is none."""
-
-    def refuse(must: str, given: str, fix: str) -> ConfigError:
-        return ConfigError([Fault("", must, given, fix, origin=str(path))])
-
-    if not path.is_file():
-        state = "a folder" if path.is_dir() else "nothing there"
-        raise refuse("must be a YAML file", state, "give the file's path")
     try:
         tree = notation.read(path.read_text()) or {}
+        if not isinstance(tree, dict):
+            raise ValueError(f"{shown(tree)} in it")
     except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
-        raise refuse("must be readable YAML with each key once", str(error), "correct the file there") from None
-    if not isinstance(tree, dict):
-        raise refuse("must hold groups of keys", shown(tree), "write `group:` and `  key: value`")
+        must = "must be a YAML file of groups and keys, with each key once"
+        fault = Fault("", must, str(error), "correct the file, or its path", origin=str(path))
+        raise ConfigError([fault]) from None
     provenance = tree.pop("provenance", None)
     if not isinstance(provenance, dict):
         provenance = {}
