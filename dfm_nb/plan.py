@@ -11,13 +11,14 @@ number.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterator
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import ArgumentParser, guard, settings_words, unknown_keyword
+from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import divisors, layout_faults
 from dfm_nb.config.schema import ModelConfig
@@ -375,128 +376,100 @@ def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
     return layout_faults(config, plan.tp * plan.cp * plan.pp * plan.dp)
 
 
-def plan_layouts(
-    model: str,
-    *,
-    seq_length: int = 8192,
-    gpus: int = 8,
-    gpu_memory_gib: float = 80.0,
-    mixed_precision: str = "bf16",
-    global_batch_size: int = 32,
-    samples: int = 1,
-    text_tokens: int = 512,
-    margin: float = 15.0,
-    gpu_tflops: float = Machine.flops / 1e12,
-    link_gb_s: float = Machine.bytes_per_s / 1e9,
-    overrides: Iterable[str] | Mapping[str, Any] = (),
-    **unknown: Any,
-) -> Layouts:
-    """Every legal layout of a model on `gpus` GPUs: the shortest step first, and of equal ones the one of least memory.
+def plan_layouts(model: str, **flags: Any) -> Layouts:
+    """Every legal layout of a model on some GPUs: the shortest step first, and of equal ones the one of least memory.
 
     Parameters
     ----------
-    model : a size, for example "DiT-XL". overrides : more settings as ["group.key=value"] or {"group.key": value}.
-    seq_length : tokens of a pack, from `samples` samples with `text_tokens` caption tokens each.
-    global_batch_size : packs per optimizer step over all processes.
-    margin : percent; a layout `fits` when its estimate, plus so much of it, is within `gpu_memory_gib`.
-    gpu_tflops, link_gb_s : 10^12 operations a second of one GPU, and 10^9 bytes a second from it to its peers.
+    model : a size, for example "DiT-XL".
+    **flags : those of `dfm plan` with underscores (`gpus`, `gpu_memory_gib`, `seq_length`, ...), and
+        `overrides`, more settings as ["group.key=value"] or {"group.key": value}.
 
     Raises
     ------
     ValueError : a number is not positive, a setting is wrong, or no layout is legal (with the faults of plain DP).
+
+    >>> plan_layouts("DiT-S", gpus=2, overrides={"model.num_layers": 4}).to_frame()  # doctest: +SKIP
     """
-    for name in unknown:
-        raise unknown_keyword("plan_layouts", name, [*SETTINGS, "model"])
-    overrides = settings_words(overrides)
-    _check_positive(seq_length=seq_length, gpus=gpus, gpu_memory_gib=gpu_memory_gib)
-    _check_positive(global_batch_size=global_batch_size, samples=samples, text_tokens=text_tokens)
-    _check_positive(gpu_tflops=gpu_tflops, link_gb_s=link_gb_s)
-    if not 0 <= margin < math.inf:
-        raise ValueError(f"--margin must be 0 percent or more; got {margin:g}")
-    if samples > seq_length:
-        raise ValueError(f"--samples must be at most --seq-length = {seq_length}, a token each; got {samples}")
-    config, load = _workload(model, seq_length, mixed_precision, global_batch_size, overrides, samples, text_tokens)
-    machine = Machine(gpu_tflops * 1e12, link_gb_s * 1e9)
+    p = parser()
+    return search(p.read(p.words({"model": model, **flags})))
+
+
+def search(args: argparse.Namespace) -> Layouts:
+    """What the command line asks for."""
+    config, load = workload(args)
+    machine = Machine(args.gpu_tflops * 1e12, args.link_gb_s * 1e9)
     found = []
-    for plan in layouts(gpus):
+    for plan in layouts(args.gpus):
         if not _faults(config, plan):
             needed = memory(config.model, plan, load)
-            fits = needed.total * (1 + margin / 100) <= gpu_memory_gib * GIB
+            fits = needed.total * (1 + args.margin / 100) <= args.gpu_memory_gib * GIB
             found.append(Candidate(plan, needed, step_time(config.model, plan, load, machine), fits))
     if not found:
-        fault = _faults(config, Plan(dp=gpus))[0]
-        raise ValueError(f"no layout of {gpus} GPUs is legal for this model and batch: {fault}")
+        fault = _faults(config, Plan(dp=args.gpus))[0]
+        raise ValueError(f"no layout of {args.gpus} GPUs is legal for this model and batch: {fault}")
     return Layouts(sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total)))
 
 
-SETTINGS = dict(plan_layouts.__kwdefaults__ or {})
-"""What `plan_layouts` can be asked beside the model, with the defaults; the flags of the command are the same."""
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {value:g}")
-
-
-def _workload(
-    model: str,
-    seq_length: int,
-    mixed_precision: str,
-    global_batch_size: int,
-    overrides: Sequence[str],
-    samples: int,
-    text_tokens: int,
-    **_others: object,
-) -> tuple[cfg.Config, Load]:
+def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:
+    """The settings, and the packs of a step."""
+    for name in ("seq_length", "gpus", "gpu_memory_gib", "samples", "text_tokens", "gpu_tflops", "link_gb_s"):
+        if not 0 < getattr(args, name) < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {getattr(args, name):g}")
+    if not 0 <= args.margin < math.inf:
+        raise ValueError(f"--margin must be 0 percent or more; got {args.margin:g}")
+    if args.samples > args.seq_length:
+        raise ValueError(
+            f"--samples must be at most --seq-length = {args.seq_length}, a token each; got {args.samples}"
+        )
     asked = [
-        f"model.size={model}",
-        f"mixed_precision={mixed_precision}",
-        f"dataset.task_encoder_seq_length={seq_length}",
-        f"train.global_batch_size={global_batch_size}",
+        f"model.size={args.model}",
+        f"mixed_precision={args.mixed_precision}",
+        f"dataset.task_encoder_seq_length={args.seq_length}",
+        f"train.global_batch_size={args.global_batch_size}",
     ]
     fed = {"model.in_channels": sizes.LATENT_CHANNELS, "model.text_dim": sizes.TEXT_DIM}
-    config = cfg.resolve(None, overrides=[*asked, *overrides]).with_derived(fed, "assumed").config
+    config = cfg.resolve(None, overrides=[*asked, *args.overrides]).with_derived(fed, "assumed").config
     tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
     packs = config.train.global_batch_size // config.train.micro_batch_size
     number = 4 if config.mixed_precision == "fp32" else 2
-    return config, Load(tokens, samples, text_tokens, packs, number, len(config.ema.sigma_rels))
+    return config, Load(tokens, args.samples, args.text_tokens, packs, number, len(config.ema.sigma_rels))
 
 
 # ---- command ------------------------------------------------------------------------------------------------------
 
 
-def parse(argv: list[str] | None):
+def parser() -> ArgumentParser:
     p = ArgumentParser(
         prog="dfm plan", description="Layouts of a model on a number of GPUs: memory per GPU and relative step time."
     )
     p.add_argument("--model", required=True, help=f"a size: {', '.join(sizes.SIZES)}")
-    p.add_argument("--seq-length", type=int, help="tokens of a pack (dataset.task_encoder_seq_length)")
-    p.add_argument("--gpus", type=int, help="processes, one per GPU")
-    p.add_argument("--gpu-memory-gib", type=float, help="memory of one GPU")
-    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic of the network")
-    p.add_argument("--global-batch-size", type=int, help="packs per optimizer step over all processes")
-    p.add_argument("--samples", type=int, help="samples in a pack")
-    p.add_argument("--text-tokens", type=int, help="caption tokens of a sample")
-    p.add_argument("--margin", type=float, help="percent that has to be left beside the estimate")
-    p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of one GPU")
-    p.add_argument("--link-gb-s", type=float, help="10^9 bytes a second from a GPU to its peers")
+    p.add_argument("--seq-length", type=int, default=8192, help="tokens of a pack (dataset.task_encoder_seq_length)")
+    p.add_argument("--gpus", type=int, default=8, help="processes, one per GPU")
+    p.add_argument("--gpu-memory-gib", type=float, default=80, help="memory of one GPU")
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default="bf16", help="arithmetic of the network")
+    p.add_argument("--global-batch-size", type=int, default=32, help="packs per optimizer step over all processes")
+    p.add_argument("--samples", type=int, default=1, help="samples in a pack")
+    p.add_argument("--text-tokens", type=int, default=512, help="caption tokens of a sample")
+    p.add_argument("--margin", type=float, default=15, help="percent that has to be left beside the estimate")
+    p.add_argument("--gpu-tflops", type=float, default=Machine.flops / 1e12, help="10^12 operations a second of a GPU")
+    p.add_argument(
+        "--link-gb-s", type=float, default=Machine.bytes_per_s / 1e9, help="10^9 bytes a second from a GPU to its peers"
+    )
     p.add_argument("--json", action="store_true", help="every layout as JSON")
     p.add_argument(
         "overrides", nargs="*", metavar="group.key=value", help="as for dfm pretrain, for example model.text_dim=1024"
     )
-    p.set_defaults(**SETTINGS)
-    return p.parse_intermixed_args(argv)
+    return p
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    asked = {name: getattr(args, name) for name in SETTINGS}
-    found = plan_layouts(args.model, **asked)
+    args = parser().parse_intermixed_args(argv)
+    found = search(args)
     if args.json:
         print(found.to_frame().to_json(orient="records", indent=1))
         return 0
-    config, load = _workload(args.model, **asked)
+    config, load = workload(args)
     print(
         f"{config.model.size}, {counts.parameter_count(config.model) / 1e6:,.0f} M parameters, packs of {load.tokens} "
         f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {args.gpu_memory_gib:g} GiB "

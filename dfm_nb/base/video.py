@@ -32,7 +32,6 @@ MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
 """Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
 BAND_PIXELS = 1 << 22
-ANIMATIONS = (".gif", ".webp", ".apng")
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
@@ -212,12 +211,6 @@ def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Ite
     if fps is not None and not (fps > 0 and math.isfinite(fps)):
         raise ValueError(f"fps must be a positive number; got {fps}")
     _check_regular(path)
-    if Path(path).suffix.lower() in ANIMATIONS:
-        with _opened(path) as image:
-            stills, rate = _animation(path, image, WHITE)
-        timed: Iterator = ((i / rate, frame) for i, frame in enumerate(stills))
-        yield _even(path, timed, rate, fps), float(fps or rate)
-        return
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 LATENT_CHANNELS, TEXT_DIM = 16, 384
 """What a model is taken to be fed where no data set says it: 16-channel tokenizers and MiniLM."""
@@ -42,13 +42,7 @@ class Size:
 
     def settings(self) -> dict[str, int | None]:
         """The keys of `model` that this size sets; a null `ffn_hidden_size` means four times the width."""
-        return {
-            "num_layers": self.num_layers,
-            "hidden_size": self.hidden_size,
-            "num_attention_heads": self.num_attention_heads,
-            "ffn_hidden_size": self.ffn_hidden_size,
-            "adaln_lora_dim": self.adaln_lora_dim,
-        }
+        return {key: value for key, value in asdict(self).items() if key not in ("name", "source")}
 
 
 _DIT = "Peebles & Xie 2023, Scalable Diffusion Models with Transformers, Table 1"

@@ -163,12 +163,8 @@ def is_last_pipeline_stage() -> bool:
 
 def is_first_of_model() -> bool:
     """Whether this is the first of the processes that hold one replica of the model."""
-    ranks = (
-        mpu.get_tensor_model_parallel_rank(),
-        mpu.get_context_parallel_rank(),
-        mpu.get_pipeline_model_parallel_rank(),
-    )
-    return ranks == (0, 0, 0)
+    first_of_stage = mpu.get_tensor_model_parallel_rank() == mpu.get_context_parallel_rank() == 0
+    return first_of_stage and mpu.get_pipeline_model_parallel_rank() == 0
 
 
 def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
