@@ -1,12 +1,10 @@
-"""What ends a run from outside: processes that die or hang, and disks that fill up. Two real processes each."""
+"""What ends a run from outside: processes that die or hang, and disks that fill up. Two processes each."""
 
 import contextlib
 import os
 import re
-import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import psutil
 import pytest
 
 from dfm_nb.checkpoints import weights as checkpoint
-from tests.processes import wait_until
+from tests.processes import commands, wait_until
 from tests.test_train import SMALL, command, losses, pretrain
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -48,6 +46,13 @@ def workers(process):
     return found
 
 
+def torchrun_script(name, *words, **environment):
+    """A run under torchrun by one of the scripts in tests/distributed, in forks."""
+    script = Path(__file__).parent / "distributed" / name
+    env = commands().environment(**environment)
+    return commands().run("torchrun", "--standalone", "--nproc-per-node=2", script, *SMALL, *words, env=env)
+
+
 def wait_for_steps(run, process, count=8):
     def enough():
         assert process.poll() is None
@@ -71,14 +76,12 @@ def test_stopped_rank_is_named_and_the_job_ends(tmp_path, start):
 
 
 @pytest.mark.slow
-def test_rank_that_hangs_is_named_with_its_line_of_code(tmp_path, start):
-    script = str(Path(__file__).parent / "distributed" / "hanging_run.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
-    process = start([*launch, *SMALL, "--run-dir", str(tmp_path / "run"), *LONG])
-    output = process.communicate(timeout=120)[0]
+def test_rank_that_hangs_is_named_with_its_line_of_code(tmp_path):
+    done = torchrun_script("hanging_run.py", "--run-dir", tmp_path / "run", *LONG)
+    output = done.stdout + done.stderr
     line = next(x for x in output.splitlines() if "the run hangs" in x)
     assert "rank 1 (" in line and "rank 0 (" not in line and "loading data" in line and "hanging_run.py" in line
-    assert process.returncode and max(losses(tmp_path / "run")) == 4
+    assert done.returncode and max(losses(tmp_path / "run")) == 4
 
 
 @pytest.mark.slow
@@ -100,18 +103,8 @@ def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path, 
     pretrain(run, "train.train_iters=4", mode)
     good = checkpoint.whole_checkpoints(run / "checkpoints")
     largest = max(f.stat().st_size for f in good[-1].rglob("*") if f.is_file())
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, resource.RLIM_INFINITY))
-
-    done = subprocess.run(
-        command(run, "train.train_iters=8", mode),
-        env=ENV,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        preexec_fn=limit,
-    )
+    words = ("--run-dir", run, "train.train_iters=8", mode)
+    done = torchrun_script("full_disk_run.py", *words, FILE_BYTES=str(largest // 2))
     output = done.stdout + done.stderr
     assert done.returncode and output.count("error: the checkpoint") == 1, output[-3000:]
     line = next(x for x in output.splitlines() if x.startswith("error: the checkpoint"))

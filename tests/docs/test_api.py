@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from scripts import api_reference
 from tests.docs.docs_pages import ROOT
+from tests.processes import commands
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     place = tmp_path_factory.mktemp("api")
-    command = [sys.executable, str(ROOT / "scripts" / "api_reference.py"), str(place)]
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=400)
+    done = commands().run("python", ROOT / "scripts" / "api_reference.py", place)
     assert done.returncode == 0 and "Warn" not in done.stderr, done.stdout + done.stderr
     return place
 
