@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from tqdm import tqdm
@@ -27,25 +26,6 @@ from dfm_nb.packs.packs import LatentStatistics
 NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token stands for the empty caption
 EMPTY_TEXT = "text_empty.safetensors"
 FIRST_SAMPLES = 256  # whose statistics stand for a data set without a manifest
-
-
-class SampleStore(Protocol):
-    """Random access to the samples of a split."""
-
-    fingerprint: str
-    statistics: LatentStatistics
-    empty_text: torch.Tensor  # [L, D]
-    channels: int
-    text_dim: int
-    dropped: list[tuple[str, str]]
-    """(reason, detail) of samples that the index leaves out."""
-
-    def __len__(self) -> int: ...
-    def grid(self, index: int) -> tuple[int, int, int]:
-        """Latent T, H, W."""
-        ...
-
-    def read(self, index: int) -> EncodedClip: ...
 
 
 def how_to_adopt(path: str | Path) -> str:
@@ -321,3 +301,7 @@ class MockStore:
         latent = torch.randn(1, self.channels, *self.grid(index), generator=g).bfloat16()
         text = torch.randn(1, self.text_tokens, self.text_dim, generator=g).bfloat16()
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
+
+
+SampleStore = EnergonStore | MockStore
+"""Random access to the samples of a split: `len`, `grid(i)` (latent T, H, W), `read(i)`, statistics and empty text."""

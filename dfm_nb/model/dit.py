@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn as nn
@@ -447,30 +447,17 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
     """megatron-core's configuration of a resolved `config.model` group (`in_channels` and `text_dim` set)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
     vpp = model.virtual_pipeline_model_parallel_size
-    settings = dict(
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        ffn_hidden_size=model.ffn_hidden_size,
+    # what both name alike: sizes, degrees of parallelism, `qk_layernorm` (which also sums its gradients over tp), ...
+    own = {f.name for f in fields(DiTConfig)} - {"attention_backend"}
+    settings = {name: value for name, value in dict(model).items() if name in own} | dict(
         patch_dim=patch_dim(model),
-        text_dim=model.text_dim,
-        adaln_lora_dim=model.adaln_lora_dim,
-        pooled_text=model.pooled_text,
-        rope=model.rope,
         lora_rank=model.lora.rank,
         lora_alpha=model.lora.alpha,
         packed_attention_backend=backend,
-        tensor_model_parallel_size=model.tensor_model_parallel_size,
-        pipeline_model_parallel_size=model.pipeline_model_parallel_size,
-        virtual_pipeline_model_parallel_size=vpp,
-        context_parallel_size=model.context_parallel_size,
-        sequence_parallel=model.sequence_parallel,
         # batched point-to-point calls are silently wrong for interleaved stages on gloo
         overlap_p2p_comm=vpp is not None,
         batch_p2p_comm=vpp is None,
-        layernorm_epsilon=model.layernorm_epsilon,
         normalization="RMSNorm",
-        qk_layernorm=model.qk_layernorm,  # also makes megatron-core sum the q/k norms' gradients over tp
         add_bias_linear=model.variant != "dfm",
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -479,20 +466,11 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         bf16=mixed_precision == "bf16",
         calculate_per_token_loss=True,
         use_cpu_initialization=not torch.cuda.is_available(),
-        perform_initialization=True,  # marks the sharded weights; the values come from `init_weights`
-        init_method=_leave,
+        init_method=_leave,  # the values come from `init_weights`
         output_layer_init_method=_leave,
-        gradient_accumulation_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        persist_layer_norm=False,
-        apply_rope_fusion=False,
-        recompute_granularity=model.recompute_granularity,
         recompute_method="uniform" if model.recompute_granularity == "full" else None,
         recompute_num_layers=1 if model.recompute_granularity == "full" else None,
         recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,
-        activation_func=torch.nn.functional.gelu,
     )
     return DiTConfig(**(settings | overrides))
 

@@ -7,7 +7,7 @@ if its first frames are given clean.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
@@ -60,19 +60,14 @@ class PackSettings:
     @classmethod
     def of(cls, config: Config, **changes: Any) -> PackSettings:
         """Those of a configuration; `changes` are fields that differ from it."""
-        m = config.model
-        settings = cls(
-            seed=config.rng.seed,
-            patch_spatial=m.patch_spatial,
-            patch_temporal=m.patch_temporal,
-            sigma_data=m.sigma_data,
-            P_mean=m.P_mean,
-            P_std=m.P_std,
-            caption_dropout=config.train.caption_dropout,
-            condition_frames_prob=config.dataset.condition_frames_prob,
-            variant=m.variant,
-        )
-        return replace(settings, **changes)
+        names = ("patch_spatial", "patch_temporal", "sigma_data", "P_mean", "P_std", "variant")
+        settings = {
+            "seed": config.rng.seed,
+            "caption_dropout": config.train.caption_dropout,
+            "condition_frames_prob": config.dataset.condition_frames_prob,
+            **{name: getattr(config.model, name) for name in names},
+        }
+        return cls(**(settings | changes))
 
 
 @dataclass(frozen=True)

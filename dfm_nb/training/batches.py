@@ -8,7 +8,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader, PackPlan
-from dfm_nb.data.stores import EnergonStore, MockStore, check_split
+from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, check_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -28,7 +28,7 @@ def pack_settings(config: cfg.Config) -> PackSettings:
     )
 
 
-def open_store(config: cfg.Config, split: str = "train") -> EnergonStore | MockStore:
+def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     """The samples of `dataset.path`, or random ones with `dataset.mock`."""
     d = config.dataset
     if d.mock:
@@ -51,7 +51,7 @@ def pack_capacity(config: cfg.Config) -> int:
     return config.train.micro_batch_size * config.dataset.task_encoder_seq_length
 
 
-def packed_loader(config: cfg.Config, store: EnergonStore | MockStore, dp_rank: int, dp_size: int) -> PackedLoader:
+def packed_loader(config: cfg.Config, store: SampleStore, dp_rank: int, dp_size: int) -> PackedLoader:
     """This data-parallel rank's packs of each global batch."""
     plan = PackPlan(store, pack_settings(config), pack_capacity(config), config.dataset.packing_buffer_size)
     packs_per_step = config.train.global_batch_size // config.train.micro_batch_size

@@ -21,7 +21,7 @@ from dfm_nb.base.run import Run, written_path
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
-from dfm_nb.data.stores import EnergonStore, MockStore
+from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training import forecast
@@ -48,12 +48,15 @@ class StopRequest:
             for number in (signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, lambda number, _frame: received.append(number))
 
-    def agreed(self, out_of_time: bool) -> int:
-        """What stops the run: a signal that some rank received, `OUT_OF_TIME`, or 0; the same on every rank."""
+    def agreed(self, out_of_time: bool, news: bool) -> tuple[int, int]:
+        """What stops the run (a signal that some rank received, `OUT_OF_TIME`, or 0), and whether some rank has news.
+
+        The same on every rank.
+        """
         reason = max(self._received, default=OUT_OF_TIME if out_of_time else 0)
-        flag = torch.tensor([reason])
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
-        return int(flag)
+        flags = torch.tensor([reason, news])
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
+        return int(flags[0]), int(flags[1])
 
 
 class BadSamples:
@@ -62,20 +65,21 @@ class BadSamples:
     share : `dataset.max_bad_fraction`. total : samples of the data set.
     """
 
-    def __init__(self, store: EnergonStore | MockStore, share: float, group: dist.ProcessGroup | None = None) -> None:
-        self.total, self.share, self._group = len(store) + len(store.dropped), share, group
+    def __init__(self, store: SampleStore, share: float, group: dist.ProcessGroup | None = None) -> None:
+        self.total, self.limit, self._group = len(store) + len(store.dropped), share, group
         self.found: set[str] = set()
+        self.new: list[tuple[str, str]] = []  # of this rank's last step
         self._add(store.dropped)
 
     def see(self, packs: Sequence[Pack]) -> None:
-        """Those of a step. ValueError when they are too many."""
-        new = [d for p in packs for d in p.dropped if d[1] not in self.found]
-        flag = torch.tensor([len(new)])
-        dist.all_reduce(flag, group=self._group)
-        if flag:
-            everyone: list = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, new, group=self._group)
-            self._add(bad for found in everyone for bad in found)
+        """Those of a step."""
+        self.new = [d for p in packs for d in p.dropped if d[1] not in self.found]
+
+    def share(self) -> None:
+        """Tell every rank. ValueError when they are too many."""
+        everyone: list = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, self.new, group=self._group)
+        self._add(bad for found in everyone for bad in found)
 
     def _add(self, new: Iterable[tuple[str, str]]) -> None:
         for reason, detail in dict.fromkeys(new):
@@ -83,10 +87,10 @@ class BadSamples:
                 if parallel.rank() == 0:
                     log.warning("sample left out (%s): %s", reason, detail)
                 self.found.add(detail)
-        if len(self.found) > max(self.share * self.total, self.share > 0):  # one sample ends no run
+        if len(self.found) > max(self.limit * self.total, self.limit > 0):  # one sample ends no run
             raise ValueError(
                 f"{len(self.found)} of {self.total} samples cannot be used, and dataset.max_bad_fraction="
-                f"{self.share:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify names all"
+                f"{self.limit:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify names all"
             )
 
 
@@ -99,7 +103,7 @@ class Training:
     run : the run folder. store : samples of the training split.
     """
 
-    def __init__(self, resolved: cfg.Resolved, run: Run, store: EnergonStore | MockStore):
+    def __init__(self, resolved: cfg.Resolved, run: Run, store: SampleStore):
         self.config, self.folder = resolved.config, run
         self.config_yaml = cfg.to_yaml(resolved)
         c, d = self.config.checkpoint, self.config.dist
@@ -184,7 +188,10 @@ class Training:
                 if train.eval_interval and self.iteration % train.eval_interval == 0:
                     self.validate()
                 limit_s = train.exit_duration_s
-                stop = self.stop.agreed(limit_s is not None and time.monotonic() - begun > limit_s)
+                out_of_time = limit_s is not None and time.monotonic() - begun > limit_s
+                stop, bad = self.stop.agreed(out_of_time, bool(self.bad.new))
+                if bad:
+                    self.bad.share()
                 if save_interval and self.iteration % save_interval == 0 and not stop:
                     self.save()
                 self.writer.poll()  # an asynchronous save may be whole by now

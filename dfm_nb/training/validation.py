@@ -15,7 +15,7 @@ from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
 from dfm_nb.data.loader import PackBuilder, PackPlan
-from dfm_nb.data.stores import EnergonStore, MockStore
+from dfm_nb.data.stores import SampleStore
 from dfm_nb.diffusion import edm
 from dfm_nb.generation.clip_files import output_path
 from dfm_nb.generation.pipeline import Pipeline
@@ -28,7 +28,7 @@ from dfm_nb.training.trainer import Trainer
 class Validation:
     """Fixed held-out packs at stratified fixed noise levels with fixed noise, the same in every round and layout."""
 
-    def __init__(self, config: cfg.Config, trainer: Trainer, store: EnergonStore | MockStore):
+    def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore):
         self.trainer, self.store, self.num_sigmas = trainer, store, config.validation.num_sigmas
         settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
         plan = PackPlan(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
@@ -66,7 +66,7 @@ class Samples:
     that no text encoder is loaded. Sample i is of caption i. What keeps a rank from it is said once, and ends no run.
     """
 
-    def __init__(self, config: cfg.Config, trainer: Trainer, run: Run, store: EnergonStore | MockStore):
+    def __init__(self, config: cfg.Config, trainer: Trainer, run: Run, store: SampleStore):
         self.config, self.trainer, self.run, self.store = config, trainer, run, store
         self.off = self._agree(self._prepare)
 

@@ -54,6 +54,7 @@ def train(trainer, folder):
         packs = loader.next_step()
         losses.append(trainer.step(packs).loss)
         bad.see(packs)
+        bad.share()
         seen |= {key for pack in packs for key in pack.keys}
     return store, bad, losses, seen
 

@@ -20,10 +20,10 @@ def handlers():
 
 def test_signal_or_the_end_of_the_time_stops_a_run(one_rank, handlers):
     stop = StopRequest(on_signal=True)
-    assert stop.agreed(out_of_time=False) == 0
-    assert stop.agreed(out_of_time=True) == OUT_OF_TIME
+    assert stop.agreed(out_of_time=False, news=False) == (0, 0)
+    assert stop.agreed(out_of_time=True, news=True) == (OUT_OF_TIME, 1)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop.agreed(out_of_time=True) == signal.SIGUSR1
+    assert stop.agreed(out_of_time=True, news=False) == (signal.SIGUSR1, 0)
 
 
 def test_signal_handlers_keep_no_process_group_alive(one_rank, handlers):
