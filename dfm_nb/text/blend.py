@@ -18,7 +18,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dfm_nb.text.check import verify_same_tokenizer
+from dfm_nb.text.check import require_same_tokenizer
 from dfm_nb.text.index import Index, bin_path, idx_path, read_meta
 from dfm_nb.text.weights import SPLITS, Blend, Source, apply_strategy, token_counts
 
@@ -44,9 +44,7 @@ class TokenizerIds:
         ------
         ValueError : nothing is recorded, the tokenizers differ, or there is no EOD token
         """
-        same = verify_same_tokenizer(blend.prefixes())
-        if same.passed is False:
-            raise ValueError(f"a blend needs one tokenizer; {same.detail}")
+        require_same_tokenizer(blend.prefixes())
         meta = next((m for m in map(read_meta, blend.prefixes()) if m), None)
         if meta is None:
             raise ValueError("no .meta.json lies beside the corpora; give tokenizer=TokenizerIds(vocab_size, eod)")

@@ -260,3 +260,11 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
         detail = f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared"
         return Check(name, None, detail)
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")
+
+
+def require_same_tokenizer(prefixes: list[str]) -> Check:
+    """The same; ValueError where it fails."""
+    same = verify_same_tokenizer(prefixes)
+    if same.passed is False:
+        raise ValueError(f"the corpora need one tokenizer and one dtype; {same.detail}; preprocess them alike")
+    return same

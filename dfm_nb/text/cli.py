@@ -182,9 +182,7 @@ def _blend(argv: list[str]) -> int:
     counts = weights.token_counts(blend)
     if args.strategy or blend.train[0].weight is None:
         blend = weights.apply_strategy(blend, args.strategy or "proportional", counts)
-    same = check.verify_same_tokenizer(blend.prefixes())
-    if same.passed is False:
-        raise ValueError(f"a blend needs one tokenizer; {same.detail}; preprocess them with the same one")
+    same = check.require_same_tokenizer(blend.prefixes())
     budget = args.token_budget or float(sum(counts[s.prefix] for s in blend.train))
     rows = weights.exposures(blend, counts, budget)
     warnings = list(blend.warnings)

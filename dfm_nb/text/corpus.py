@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from dfm_nb.base.files import fsync_replace
 from dfm_nb.text import tokenizer as text_tokenizer
+from dfm_nb.text.check import require_same_tokenizer
 from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, encode_in_worker, part_prefix, start_worker
 from dfm_nb.text.index import Index, bin_path, idx_path, meta_path, optimal_dtype, read_meta, write_index
 from dfm_nb.text.input import (
@@ -247,15 +248,8 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     if Path(output).absolute() in {Path(p).absolute() for p in prefixes}:
         raise ValueError(f"the output must have a name of its own; {output} is one of the inputs")
     indices = [Index.open(p) for p in prefixes]
-    kinds = {i.dtype.name for i in indices}
-    if len(kinds) > 1:
-        raise ValueError(
-            f"corpora to merge must have one dtype; got {', '.join(sorted(kinds))}; preprocess with --dtype"
-        )
+    require_same_tokenizer(prefixes)
     metas = [read_meta(p) for p in prefixes]
-    hashes = {m["tokenizer_sha256"]: p for m, p in zip(metas, prefixes) if "tokenizer_sha256" in m}
-    if len(hashes) > 1:
-        raise ValueError(f"corpora to merge must have one tokenizer; {' and '.join(hashes.values())} differ")
     for index in indices:
         index.require_whole_bin()
     parts = {name: Path(f"{output}.{name}.part") for name in ("bin", "lengths", "counts", "idx")}

@@ -264,9 +264,9 @@ def test_merge_refuses_a_missing_part_and_mixed_corpora(folders, tmp_path):
     preprocess(config(source, tmp_path / "b", folders["gpt2"], dtype="int32"))
     preprocess(config(source, tmp_path / "c", folders["bpe"]))
     a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
-    with pytest.raises(ValueError, match="one dtype"):
+    with pytest.raises(ValueError, match="dtypes int32, uint16; preprocess them alike"):
         merge([a, b], str(tmp_path / "m"), progress=False)
-    with pytest.raises(ValueError, match="one tokenizer"):
+    with pytest.raises(ValueError, match="a_text_document and .*c_text_document were made with different tokenizers"):
         merge([a, c], str(tmp_path / "m"), progress=False)
     with pytest.raises(ValueError, match="name of its own"):
         merge([a], a, progress=False)
