@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Callable, Iterable
@@ -54,7 +55,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
     ask = dict(words=words, executable={executable!r}, cwd=os.getcwd(), env=dict(os.environ))
     socket.send_fds(s, [json.dumps(ask).encode()], [0, 1, 2])
     pid = int(s.recv(16))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: os.kill(pid, number))
     code = int(s.recv(16) or -9)
 if code < 0:
@@ -103,8 +104,8 @@ class Commands:
         return subprocess.run([str(self.path / name), *rest], **settings)
 
     def start(self, *words: object, **settings) -> subprocess.Popen[str]:
-        """The same without waiting, with both outputs in one; a SIGTERM or SIGINT is passed
-        on, and a SIGKILL ends the fork too.
+        """The same without waiting, with both outputs in one; a SIGTERM, SIGINT or SIGUSR1 is
+        passed on, and a SIGKILL ends the fork too.
         """
         name, *rest = map(str, words)
         settings = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **settings}
@@ -120,6 +121,11 @@ class Commands:
 def commands() -> Commands:
     """The ones of this process."""
     return Commands()
+
+
+def forks() -> list[psutil.Process]:
+    """Those that run now; nothing but their parent tells them from other processes."""
+    return psutil.Process(forkserver._forkserver._forkserver_pid).children()
 
 
 def _attend(connection: socket.socket) -> None:

@@ -3,16 +3,13 @@
 import os
 import pty
 import re
-import subprocess
 import termios
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from dfm_nb.base.argv import torchrun_argv
-from tests.processes import commands
+from tests.processes import commands, forks
 
 YAML = str(Path(__file__).parent / "config" / "dit_pretrain.yaml")
 SMALL = ["model.num_layers=1", "model.hidden_size=64", "dataset.task_encoder_seq_length=160"]
@@ -49,14 +46,8 @@ def on_a_terminal(folder, argv, wanted, timeout_s=400):
     """What two processes write to a terminal until all of `wanted` has been seen; then they are killed."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (40, 160))  # tqdm shows nothing on a terminal without columns
-    process = subprocess.Popen(
-        torchrun_argv("dfm_nb.train", argv, 2),
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
+    launch = ("torchrun", "--standalone", "--nproc-per-node=2", "-m", "dfm_nb.train", *argv)
+    process = commands().start(*launch, cwd=folder, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said, deadline = "", time.monotonic() + timeout_s
     try:
@@ -65,7 +56,7 @@ def on_a_terminal(folder, argv, wanted, timeout_s=400):
     except OSError:  # nobody writes any more: they ended
         pass
     finally:
-        for p in (*psutil.Process(process.pid).children(recursive=True), process):
+        for p in (*forks(), process):
             p.kill()
         process.wait()
         os.close(ours)

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from dfm_nb import cli, train
+from tests.processes import commands
 from tests.text.text_tokenizers import build, save
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -158,9 +159,9 @@ def desk(tmp_path: Path, **more: str) -> dict[str, str]:
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL), ("activate", "")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
     job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": str(os.getpid())}
-    return {**os.environ, "PATH": path, "SCONTROL_LOG": str(tmp_path / "scontrol.log"), **job, **more}
+    env = commands().environment(SCONTROL_LOG=str(tmp_path / "scontrol.log"), **job, **more)
+    return {**env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
 
 
 def started(tmp_path: Path, script: str, *arguments: str, **more: str) -> list[str]:
