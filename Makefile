@@ -10,7 +10,9 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 SOURCES := dfm_nb workbench tests scripts benchmarks examples
 # a worker takes whole modules, those with long tests first (tests/conftest.py)
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder --durations=25
+# make test WORKERS=3: a third has work while two wait
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=25
 
 .PHONY: demo lab check test lint setup notebooks browser chaos parallel-check docs bench bench-gpu clean
 

@@ -79,12 +79,16 @@ def test_what_other_writers_make_is_taken(change):
 @pytest.mark.slow
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 @pytest.mark.parametrize("change", UNUSABLE.values(), ids=UNUSABLE)
-def test_training_leaves_it_out_by_name(trainer, tmp_path, caplog, change, position):
+def test_training_leaves_it_out_and_verify_names_it(trainer, tmp_path, caplog, capsys, change, position):
     (key,) = spoil(tmp_path / "data", position, change)
     _, bad, losses, seen = train(trainer, tmp_path / "data")
     assert len(bad.found) == 1 and key in next(iter(bad.found)) and f"sample {key}" in caplog.text
     assert torch.tensor(losses).isfinite().all()
     assert len(seen) == 10 and key not in seen
+    capsys.readouterr()
+    assert guard(inspect.main, [str(tmp_path / "data"), "--verify", "--json", "--samples", "4"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["faults"]) == 1 and f"sample {key}" in found["faults"][0], found["faults"]
 
 
 @pytest.mark.slow
@@ -93,16 +97,6 @@ def test_training_takes_what_other_writers_make(trainer, tmp_path, change):
     (key,) = spoil(tmp_path / "data", 0, change)
     _, bad, losses, seen = train(trainer, tmp_path / "data")
     assert not bad.found and torch.tensor(losses).isfinite().all() and len(seen) == 11 and key in seen
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
-@pytest.mark.parametrize("change", UNUSABLE.values(), ids=UNUSABLE)
-def test_verify_names_it(tmp_path, capsys, change, position):
-    (key,) = spoil(tmp_path / "data", position, change)
-    assert guard(inspect.main, [str(tmp_path / "data"), "--verify", "--json", "--samples", "4"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["faults"]) == 1 and f"sample {key}" in found["faults"][0], found["faults"]
 
 
 @pytest.mark.parametrize("change", JSON.values(), ids=JSON)

@@ -113,6 +113,7 @@ def test_parallel_notebook_finds_equal_losses(ran):
 # ---- what is in git ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_notebooks_are_stripped_of_outputs():
     command = [sys.executable, "-m", "nbstripout", "--verify", "--extra-keys", STRIP]
     checked = subprocess.run([*command, *map(str, FOLDER.glob("*.ipynb"))], capture_output=True, text=True)
@@ -120,6 +121,7 @@ def test_notebooks_are_stripped_of_outputs():
     assert STRIP in (FOLDER.parent / ".pre-commit-config.yaml").read_text(), "the hook strips the same"
 
 
+@pytest.mark.slow
 def test_strip_check_notices_an_output(tmp_path):
     nb = nbformat.read(FOLDER / "00_tour.ipynb", as_version=4)
     cell = next(c for c in nb.cells if c.cell_type == "code")
