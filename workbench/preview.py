@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import threading
 import time
 from typing import Any, Sequence
 
 import numpy as np
 
+from dfm_nb.base import video
 from dfm_nb.diffusion import samplers
 
 SHOW_S = 0.25
@@ -101,13 +101,9 @@ class SamplerPreview:
         if not self.frames:
             return "<i>nothing was generated yet</i>"
         shown = [s for s, _ in self.frames if s in strip_steps(self.num_steps)]
-        said = html.escape(
-            f"{self.prompt.rstrip('.')}: estimates after steps {', '.join(map(str, shown))} of {self.num_steps}",
-            quote=True,
-        )
-        data = base64.b64encode(_png(self.filmstrip())).decode()
-        image = f'<img src="data:image/png;base64,{data}" alt="{said}" style="max-width:100%">'
-        return f'<figure style="margin:0">{image}<figcaption>{said}</figcaption></figure>'
+        said = f"{self.prompt.rstrip('.')}: estimates after steps {', '.join(map(str, shown))} of {self.num_steps}"
+        image = _img(self.filmstrip(), said, "max-width:100%")
+        return f'<figure style="margin:0">{image}<figcaption>{html.escape(said)}</figcaption></figure>'
 
     # ---- the widget -----------------------------------------------------------------------------------------------
 
@@ -203,14 +199,8 @@ def strip_steps(num_steps: int, count: int = STRIP) -> Sequence[int]:
     return [1 + round(i * (num_steps - 1) / max(1, count - 1)) for i in range(count)]
 
 
-def _img(frame: np.ndarray, alt: str) -> str:
-    data = base64.b64encode(_png(frame)).decode()
-    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}" style="width:{SIDE_PX}px">'
-
-
-def _png(frame: np.ndarray) -> bytes:
-    from PIL import Image
-
-    out = io.BytesIO()
-    Image.fromarray(frame).save(out, "png")
-    return out.getvalue()
+def _img(frame: np.ndarray, alt: str, style: str = f"width:{SIDE_PX}px") -> str:
+    """HTML of uint8 [H, W, 3]; `alt` is escaped here."""
+    media_type, data = video.compressed(frame[None], 1)
+    source = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+    return f'<img src="{source}" alt="{html.escape(alt, quote=True)}" style="{style}">'

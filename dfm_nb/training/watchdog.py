@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 PERIOD_S = 1.0
@@ -30,11 +31,8 @@ def main_thread_stack() -> list[tuple[str, int, str]]:
     """(file, line, function) of the main thread, innermost first."""
     ident = threading.main_thread().ident
     assert ident is not None  # it has started
-    frame, out = sys._current_frames().get(ident), []
-    while frame is not None:
-        out.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return out
+    frames = traceback.walk_stack(sys._current_frames()[ident])
+    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
 
 
 class Watchdog:
@@ -70,27 +68,20 @@ class Watchdog:
             self._longest_s = max(self._longest_s, now - self._since)
         self._phase, self._iteration, self._since, self._watched = phase, iteration, now, watched
 
-    def _allowed_s(self) -> float:
-        return max(self.limit_s, 5 * self._longest_s)
-
     def _send_heartbeat(self) -> None:
         stack = main_thread_stack()
         where = next((f"{Path(f).name}:{line} in {name}" for f, line, name in stack if "threading.py" not in f), "?")
         self._beats += 1
-        self.store.set(
-            f"watchdog/{self.rank}",
-            json.dumps(
-                {
-                    "beats": self._beats,
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                    "phase": self._phase,
-                    "iteration": self._iteration,
-                    "waits": any(f.endswith(_COLLECTIVES) for f, _, _ in stack),
-                    "where": where,
-                }
-            ),
-        )
+        beat = {
+            "beats": self._beats,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "phase": self._phase,
+            "iteration": self._iteration,
+            "waits": any(f.endswith(_COLLECTIVES) for f, _, _ in stack),
+            "where": where,
+        }
+        self.store.set(f"watchdog/{self.rank}", json.dumps(beat))
 
     def _watch(self) -> None:
         woke = heard = time.monotonic()  # this thread's last turn; the neighbour's last new heartbeat
@@ -112,7 +103,7 @@ class Watchdog:
                     return
 
     def _overdue(self) -> bool:
-        return self._watched and time.monotonic() - self._since > self._allowed_s()
+        return self._watched and time.monotonic() - self._since > max(self.limit_s, 5 * self._longest_s)
 
     def _read(self, rank: int) -> dict:
         return json.loads(self.store.get(f"watchdog/{rank}"))
