@@ -1,8 +1,8 @@
-"""Processes for tests, forked from one server that has done the imports: ranks, `dfm`, `python` and `torchrun`.
+"""Processes for tests, forked from one server that has done the imports: ranks, `dfm`, `python`, `torchrun`, `energon`.
 
 A command costs about ten seconds of imports when Python starts it, and 0.1 s when it is forked. `Commands.path` is a
-folder for the PATH whose `dfm`, `python` and `torchrun` ask this process for a fork. What is forked has that `python`
-as `sys.executable`, so that torchrun's workers are forks too. Tests about killing processes start real ones.
+folder for the PATH whose commands ask this process for a fork. What is forked has that `python` as `sys.executable`,
+so that torchrun's workers are forks too. Tests about killing processes start real ones.
 """
 
 from __future__ import annotations
@@ -75,13 +75,14 @@ def fork_context() -> ForkServerContext:
 
 
 class Commands:
-    """Serves `dfm`, `python` and `torchrun` from forks while this process lives."""
+    """Serves `dfm`, `python`, `torchrun` and `energon` from forks while this process lives."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dfm-tests-")
         self.path = Path(self._folder.name)
         address, python = str(self.path / "socket"), str(self.path / "python")
-        for name, words in {"python": [], "dfm": ["-m", "dfm_nb"], "torchrun": ["-m", "torch.distributed.run"]}.items():
+        modules = {"dfm": "dfm_nb", "torchrun": "torch.distributed.run", "energon": "megatron.energon.cli.main"}
+        for name, words in {"python": [], **{name: ["-m", module] for name, module in modules.items()}}.items():
             place = self.path / name
             place.write_text(
                 CLIENT.format(python=sys.executable, words=words, address=address, executable=python), encoding="utf-8"

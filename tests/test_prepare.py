@@ -1,6 +1,5 @@
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,11 +84,11 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
     clip = train.read(3)
     assert clip.key == train.keys[3] and tuple(clip.latent.shape[-3:]) == train.grid(3)
     assert train.empty_text.shape == (2, 384)
-    done = subprocess.run(
-        [Path(sys.executable).parent / "energon", "info", str(prepared), "--dataset-config", "info.yaml"],
-        capture_output=True,
-        text=True,
-    )
+
+
+@pytest.mark.slow
+def test_energons_own_command_reads_the_folder(prepared):
+    done = commands().run("energon", "info", prepared, "--dataset-config", "info.yaml")
     assert done.returncode == 0 and "CrudeSample" in done.stdout
 
 
