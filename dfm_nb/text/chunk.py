@@ -140,7 +140,7 @@ class ChunkEncoder:
         return rows
 
     def _row(self, line: bytes) -> Row:
-        row = _loads(line)
+        row = _loads(line, self.config.json_keys)
         if not isinstance(row, dict):
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
         for key in self.config.json_keys:
@@ -170,7 +170,8 @@ class ChunkEncoder:
             out.files[f"{key}.counts"] = counts.tobytes()
 
 
-def _loads(line: bytes) -> object:
+def _loads(line: bytes, keys: Sequence[str]) -> object:
+    """The JSON of a line, as Python writes it. Of what is not under `keys`, only the form must be right."""
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -180,8 +181,10 @@ def _loads(line: bytes) -> object:
             byte = f"byte 0x{line[bad.start]:02x} at {bad.start}"
             raise ValueError(f"a line must be valid UTF-8; {byte} is not; convert the file to UTF-8") from None
         try:
-            row = json.loads(text)  # NaN and Infinity, which Python's json writes and orjson refuses
-            json.dumps(row, ensure_ascii=False).encode("utf-8")
+            # what Python's json writes and orjson refuses: NaN, Infinity, integers of any length
+            row = json.loads(text, parse_int=float)
+            wanted = {key: row.get(key) for key in keys} if isinstance(row, dict) else row
+            json.dumps(wanted, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise ValueError("a string holds half of a surrogate pair, which is no character") from None
         except (ValueError, RecursionError):

@@ -418,6 +418,19 @@ def test_lines_that_are_unusual_but_right(folders, tmp_path):
     assert pair(tmp_path / "out") == want
 
 
+def test_values_of_other_keys_need_not_be_usable(folders, tmp_path):
+    """Integers beyond what Python converts, half of a surrogate pair; nesting that no parser follows is named."""
+    good = [b'{"id": ' + b"9" * n + b', "text": "a fox"}' for n in (30, 5000)]
+    good.append(b'{"title": "\\ud83d", "text": "a fox"}')
+    deep = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a fox"}'
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join([*good, deep]))
+    with pytest.raises(ValueError, match="line 4: a line must be JSON; .*depth"):
+        preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
+    result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"], on_error="skip"))
+    assert (result.documents, result.skipped) == (3, 1)
+    assert pair(tmp_path / "out") == megatron_pair(["a fox"] * 3, folders["gpt2"], tmp_path / "reference")
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n"])
 def test_empty_input_is_refused_and_writes_nothing(folders, tmp_path, content):
     (tmp_path / "in.jsonl").write_bytes(content)
