@@ -27,7 +27,7 @@ from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
 from dfm_nb.data.preparation import FORMAT_VERSION, merged_statistics, warn_of_drops
-from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.stores import NO_CAPTION_TOKENS, shards_of
 
@@ -118,8 +118,7 @@ def _adopt(place: PreparedFolder, tars: list[Path], wanted: dict, encoders: dict
             {"split": splits[r["name"]], **{k: r[k] for k in ("name", "samples", "bytes", "sha256")}} for r in records
         ],
     }
-    if held != json.loads(json.dumps(manifest)):
-        write_atomically(place.manifest, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+    write_manifest(place.path, manifest)
     _report(manifest, place.path, {kind: plugin is not None for kind, plugin in encoders.items()})
     return manifest
 

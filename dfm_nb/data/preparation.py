@@ -32,7 +32,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
-from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.shard_plan import SPLITS, balanced_ranges, evenly, plan_all, splits_of
 
@@ -368,9 +368,7 @@ class Preparation:
             "arguments": arguments,
             "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
         }
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        # the name of a folder may be no UTF-8: JSON then has its bytes as \udcXX
-        write_atomically(self.folder.manifest, text.encode("utf-8", "backslashreplace"))
+        write_manifest(self.folder.path, manifest)
         report(manifest, self.folder)
 
     def _records(self) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ A folder that holds anything else is never written into, and two preparations of
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.files import DISK_FULL, read_json, sha256, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OWN_FILES = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors", "contact_sheet.png")
 """What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
 
@@ -39,9 +38,51 @@ MANIFEST: dict[str, Any] = {
 }
 """What is read of a manifest, by its types."""
 
+BESIDE = ("tokenizer.safetensors", "text_empty.safetensors", "*.tar.idx", ".nv-meta/.info.json", ".nv-meta/split.yaml")
+"""Small files beside the shards that training reads; the manifest has their checksums and its own."""
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """`manifest.json` with checksums of the files `BESIDE`, which must be there, and of itself."""
+    found = sorted(path for pattern in BESIDE for path in folder.glob(pattern))
+    manifest = manifest | {"files": {path.relative_to(folder).as_posix(): sha256(path) for path in found}}
+    # the name of a folder may be no UTF-8: JSON then has its bytes as \udcXX
+    text = json.dumps(_sealed(manifest), indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
+    path = folder / "manifest.json"
+    if not path.is_file() or path.read_bytes() != text:
+        write_atomically(path, text)
+
+
+def _sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """With its checksum among those of the files."""
+    files = {name: digest for name, digest in manifest["files"].items() if name != "manifest.json"}
+    manifest = manifest | {"files": files}
+    own = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return manifest | {"files": files | {"manifest.json": own}}
+
+
+def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
+    """ValueError when one has changed since it was written; manifests of before 0.3 list none."""
+    for name, digest in manifest["files"].items():
+        path = folder / name
+        if name == "manifest.json":
+            same = manifest == _sealed(manifest)
+        else:
+            same = path.is_file() and sha256(path) == digest
+        if not same:
+            raise ValueError(
+                f"{path} is missing or has changed since it was written, says {folder / 'manifest.json'}; restore it, "
+                'or, where the change is meant, take "files" out of that manifest'
+            )
+
 
 def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST) -> dict[str, Any] | None:
-    """`manifest.json`, None when there is none; ValueError when it has not what is wanted, or no finite statistics."""
+    """`manifest.json`, None when there is none.
+
+    Raises
+    ------
+    ValueError : it has not what is wanted, no finite statistics, or a file that it lists has changed.
+    """
     path = folder / "manifest.json"
     if not path.is_file():
         return None
@@ -56,6 +97,8 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST) -> dict[str, 
             f"{path} is damaged ({', '.join(missing[:3])}); restore it or run dfm prepare with --resume after removing "
             "it (for shards of another writer: dfm adopt)"
         )
+    if isinstance(manifest.get("files"), dict):
+        _check_files(folder, manifest)
     return manifest
 
 
@@ -116,7 +159,8 @@ class PreparedFolder:
             return True
         if overwrite:
             self._clear()
-        for leftover in self.path.glob("rank*.tmp"):  # of a process that was killed
+        # of a process that was killed
+        for leftover in [*self.path.glob("rank*.tmp"), *self.path.glob(".*.tmp"), *self.records.glob(".*.tmp")]:
             leftover.unlink(missing_ok=True)
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False

@@ -16,11 +16,14 @@ import contextlib
 import io
 import itertools
 import json
+import logging
+import multiprocessing
 import os
 import pickle
 import shutil
 import tarfile
 import types
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -35,6 +38,8 @@ from dfm_nb.data import tensor_bytes
 
 PARTS = ("pth", "pickle", "json")
 RECORDS = ".dfm"
+CHECKSUM = "crc32"
+"""Of all parts, in the .json; samples of other writers and of before 0.3 have none."""
 
 
 # ---- parts --------------------------------------------------------------------------------------------------------
@@ -73,13 +78,18 @@ def _pickled(tensor: torch.Tensor) -> bytes:
 
 def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     """The bytes of a sample's members, by extension."""
-    latent = io.BytesIO()
-    torch.save(clip.latent.bfloat16().contiguous().clone(), latent)
-    return {
-        "pth": latent.getvalue(),
-        "pickle": _pickled(clip.text_emb.bfloat16().contiguous().clone()),
-        "json": json.dumps(clip.meta, ensure_ascii=False, sort_keys=True).encode(),
-    }
+    buffer = io.BytesIO()
+    torch.save(clip.latent.bfloat16().contiguous().clone(), buffer)
+    latent, text = buffer.getvalue(), _pickled(clip.text_emb.bfloat16().contiguous().clone())
+    meta = clip.meta | {CHECKSUM: _crc32(latent, text, clip.meta)}
+    return {"pth": latent, "pickle": text, "json": json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()}
+
+
+def _crc32(latent: bytes, text: bytes, meta: dict) -> int:
+    """Of a sample's parts; of the .json without the checksum itself."""
+    rest = {name: value for name, value in meta.items() if name != CHECKSUM}
+    said = json.dumps(rest, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
+    return zlib.crc32(said, zlib.crc32(text, zlib.crc32(latent)))
 
 
 def decode_pth(data: bytes, key: str = "?") -> torch.Tensor:
@@ -117,6 +127,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     if missing:
         raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
     meta = decode_meta(parts.get("json"), key)
+    checksum = meta.pop(CHECKSUM, None)
     latent, text = decode_pth(parts["pth"], key), decode_pickle(parts["pickle"], key)
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
@@ -133,6 +144,8 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
         raise SampleError("wrong_text", f"sample {key} has {text.shape[1]} text tokens and says {tokens} in its .json")
     clip = EncodedClip(key, latent, text[:, :tokens].bfloat16(), meta)
     _check(clip, fits or Fits())
+    if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], meta):
+        raise SampleError("damaged", f"sample {key} has changed since it was written: its checksum does not match")
     return clip
 
 
@@ -159,6 +172,7 @@ META_TYPES: dict[str, tuple[type, ...]] = {
     "image_width": (int,),
     "latent_shape": (list,),
     "attributes": (dict,),
+    CHECKSUM: (int,),
 }
 """What a .json may say and is read; each may also be missing or null."""
 
@@ -275,6 +289,10 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         from megatron.energon.flavors import BaseWebdatasetFactory
 
         every = sorted(name for names in splits.values() for name in names)
+        # a shard whose index it cannot write Energon skips, with a traceback to its log
+        logger = logging.getLogger("megatron.energon.flavors.webdataset.prepare")
+        logger.disabled = True
+        others = multiprocessing.active_children()
         try:
             BaseWebdatasetFactory.prepare_dataset(
                 EPath(str(folder.absolute())),
@@ -285,6 +303,20 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         except SystemExit:  # Energon's way to report, after printing why
             why = " ".join(said.getvalue().split())
             raise ValueError(f"Energon refuses the shards in {folder}: {why[:300]}") from None
+        finally:
+            logger.disabled = False
+            for child in multiprocessing.active_children():  # its own, which write on when it has failed
+                if child not in others:
+                    child.kill()
+                    child.join()
+            for leftover in [*folder.glob(".*.tar.idx.tmp*"), *folder.glob("*.tar.idx.tmp*")]:
+                leftover.unlink(missing_ok=True)
+        if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
+            free_mib = shutil.disk_usage(folder).free >> 20
+            raise ValueError(
+                f"Energon wrote no index of {lacking[0]} and {len(lacking) - 1} other shards of {folder}, most often "
+                f"as there is no space left ({free_mib} MiB free); make room and give the command again"
+            )
     meta = folder / ".nv-meta"
     # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
     # energon info DIR --dataset-config info.yaml

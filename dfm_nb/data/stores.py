@@ -99,6 +99,7 @@ class EnergonStore:
                 f"{path}/.nv-meta/sample_loader.py is code, and reading data must run none: remove it "
                 "(its parts are read as .pth, .pickle and .json)"
             )
+        self._manifest = read_manifest(Path(path), STATISTICS)
         self._shards = check_split(path, split)
         self._local = threading.local()
         self._open = lambda parts=None: ShardInfosITarReader(root, self._shards, part_filter=parts)
@@ -126,8 +127,7 @@ class EnergonStore:
         """Keys and latent sizes: as `dfm adopt` measured them, else from the .json parts, else from the latents."""
         reader, start = self._open(lambda part: part == "json"), 0
         # only `dfm adopt` measures samples into its records; a prepared folder's need not be opened
-        manifest = read_json(Path(self.path) / "manifest.json") or {}
-        adopted = manifest.get("source") == {"name": "adopted"}
+        adopted = (self._manifest or {}).get("source") == {"name": "adopted"}
         hidden = not progress or len(reader) < 5000
         with tqdm(total=len(reader), desc=f"index {self.split}", disable=hidden) as bar:
             for shard in self._shards:
@@ -172,7 +172,7 @@ class EnergonStore:
 
     def _read_statistics(self, progress: bool) -> None:
         root = Path(self.path)
-        manifest, empty = read_manifest(root, STATISTICS), _stored_empty_text(root)
+        manifest, empty = self._manifest, _stored_empty_text(root)
         votes = widths(self._readable())
         if not votes:
             first = self._first_bad or (self.dropped[0][1] if self.dropped else "there is none")

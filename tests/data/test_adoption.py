@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from dfm_nb import adopt
 from dfm_nb.base.argv import guard
 from dfm_nb.base.files import sha256
-from dfm_nb.data import adoption, shards
+from dfm_nb.data import adoption, prepared_folder, shards
 from dfm_nb.data.stores import EnergonStore, shards_of
 from tests.data import dfm_shards
 
@@ -120,7 +120,7 @@ def test_killed_adoption_goes_on_to_the_same_end(folder, theirs, tmp_path, monke
             raise Killed
         write(path, data)
 
-    for module in (adoption, shards):
+    for module in (adoption, shards, prepared_folder):
         write = module.write_atomically
         monkeypatch.setattr(module, "write_atomically", until)
     with pytest.raises(Killed):

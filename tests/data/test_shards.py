@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import pickle
 import sys
@@ -148,3 +149,17 @@ def test_sample_loader_code_in_a_data_set_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"sample_loader.py is code"):
         EnergonStore(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("part, at", [("pth", -500), ("pickle", -200), ("json", 12)])
+def test_a_number_that_changed_is_found(part, at):
+    """Finite still, of the same shape, and inside what no other check covers."""
+    parts = shards.encode_parts(clip())
+    good = shards.decode_sample(parts, "k")
+    assert shards.CHECKSUM not in good.meta
+    data = bytearray(parts[part])
+    data[at] ^= 1
+    with pytest.raises(SampleError, match="sample k"):
+        shards.decode_sample(parts | {part: bytes(data)}, "k")
+    unsealed = json.dumps(good.meta | {"caption": "another"}).encode()  # of another writer: none to compare
+    assert shards.decode_sample(parts | {"json": unsealed}, "k").meta["caption"] == "another"
