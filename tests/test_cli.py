@@ -1,7 +1,11 @@
+import errno
+import re
+
 import pytest
 
 from dfm_nb import cli
 from dfm_nb.base.argv import ArgumentParser, guard, pop_nproc
+from tests.processes import commands
 
 
 def test_flags_are_accepted_in_both_spellings():
@@ -55,3 +59,31 @@ def test_doctor_finds_what_is_needed(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "megatron-core imports" in out and "weights found and checked" in out
+
+
+def test_a_full_disk_is_one_sentence(capsys):
+    def fill(_):
+        raise OSError(errno.ENOSPC, "No space left on device", "run/config.yaml")
+
+    assert guard(fill) == 2
+    assert capsys.readouterr().err == (
+        "error: there is no space left for run/config.yaml; make room and give the same command again\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_rank_that_loses_another_says_so_in_one_line(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import os, signal, sys, torch, torch.distributed as dist\n"
+        "from dfm_nb.base.argv import guard\n"
+        "def main(argv):\n"
+        "    dist.init_process_group('gloo')\n"
+        "    dist.barrier()\n"
+        "    if dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "sys.exit(guard(main))\n"
+    )
+    done = commands().run("torchrun", "--standalone", "--nproc-per-node=2", script)
+    assert re.search(r"^rank 0 ends, as it lost another process: .*Connection", done.stderr, re.M)
+    assert "RuntimeError" not in done.stderr

@@ -15,6 +15,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
+from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.nearest import nearest
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -137,10 +139,23 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+    except RuntimeError as error:
+        why = re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
+        if why is None or os.environ.get("DFM_DEBUG") == "1":
             raise
-        print(f"error: a path must be shorter: {str(error.filename)[:80]}...", file=sys.stderr, flush=True)
+        rank = os.environ.get("RANK", 0)  # whoever ended first says why: it, or its launcher
+        print(f"rank {rank} ends, as it lost another process: {why[1]}", file=sys.stderr, flush=True)
+        time.sleep(1)  # the launcher, which looks ten times a second, sees who was first
+        return 1
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            where = f" for {error.filename}" if error.filename else ""
+            text = f"there is no space left{where}; make room and give the same command again"
+        elif error.errno == errno.ENAMETOOLONG:
+            text = f"a path must be shorter: {str(error.filename)[:80]}..."
+        else:
+            raise
+        print(f"error: {text}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
@@ -224,7 +239,9 @@ def run_under_torchrun(module: str, argv: list[str], nproc_per_node: int) -> int
     except SignalException as stopped:
         return 128 + stopped.sigval
     except ChildFailedError as failed:
-        rank, failure = failed.get_first_failure()
+        # the others end at once when one is gone, so that torchrun may see them first
+        signalled = {r: f for r, f in failed.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+        rank, failure = next(iter(signalled.items()), None) or failed.get_first_failure()
         if failure.exitcode >= 0:
             return failure.exitcode
         name = signal.Signals(-failure.exitcode).name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 from dfm_nb.base.run import Run
 
@@ -22,6 +23,16 @@ class _Console(logging.StreamHandler):
             self.handleError(record)
 
 
+class _LogFile(logging.FileHandler):
+    """A line that cannot be written ends the program, as a full disk does, instead of a traceback for each."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            error.filename = self.baseFilename
+        raise
+
+
 def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     """Send the `dfm_nb` logger to the console, and on rank 0 of a run to `log.txt` (with the time before each line).
 
@@ -37,7 +48,7 @@ def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.addHandler(console)
     if run is not None and rank == 0:
-        file = logging.FileHandler(run.path / "log.txt", encoding="utf-8")
+        file = _LogFile(run.path / "log.txt", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(file)
     return log

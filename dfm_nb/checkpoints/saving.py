@@ -148,6 +148,7 @@ class Writer:
             whole = whole_checkpoints(self.root)
             last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
             free_gib = shutil.disk_usage(self.root).free / 2**30
+            shutil.rmtree(self.root / f"{self._pending}.tmp", ignore_errors=True)
             cause = str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
             raise ValueError(
                 f"the checkpoint {self._pending} could not be written to {self.root} ({free_gib:.1f} GiB free; "

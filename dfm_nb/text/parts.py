@@ -140,8 +140,12 @@ class Parts:
         # Not synced, unlike base.files.write_atomically: it comes with every chunk, and what a power cut takes is only
         # work, which `_read_state` notices.
         temporary = Path(f"{self._state}.tmp")
-        temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
-        os.replace(temporary, self._state)
+        try:
+            temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
+            os.replace(temporary, self._state)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def finish(self, dtype: np.dtype, meta: dict) -> None:
         """Write the indices beside the parts, bring them to disk, and say that only the renames are left."""
