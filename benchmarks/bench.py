@@ -86,7 +86,7 @@ SET = (
 NOT_IN_THE_SET = {
     "sampler_quality, guidance": "they need a trained checkpoint: `--checkpoint-path RUN` after `make demo`",
     "optimizers, pack_shapes": "they compare settings of this project with one another",
-    "chaos, prepare_kill": "they prove recovery, not speed: `make chaos`",
+    "chaos": "it proves recovery, not speed: `make chaos`",
     "parallel_check, sizes_axes, plan_memory": (
         "they prove equality and estimates: `make parallel-check`, the scripts by name"
     ),

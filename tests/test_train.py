@@ -1,13 +1,11 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
 import dataclasses
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,18 +124,6 @@ def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mod
     assert re.search(r"exitcode: -9\) local_rank: 1", output) and output.count("Starting pretraining") == 2
     assert re.search(r"Resumed from .*iter_000000[48] at iteration [48]", output)
     assert losses(run) == losses(clean[0])
-
-
-@pytest.mark.slow
-def test_chaos_in_short(tmp_path):
-    """`make chaos` with five kills instead of fifty; its full form is in benchmarks/results/chaos.md."""
-    script = Path(__file__).parent.parent / "benchmarks" / "chaos.py"
-    argv = ["--kills", "5", "--iterations", "32", "--torchrun", "0", "--output-dir", str(tmp_path)]
-    done = subprocess.run([sys.executable, str(script), *argv], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads((tmp_path / "chaos.json").read_text())
-    assert result["kills"] == 5 and result["identical"] and result["resumed"] >= 1
-    assert result["hit"].get("saving", 0) + result["hit"].get("steps", 0) >= 3
 
 
 @pytest.mark.slow
