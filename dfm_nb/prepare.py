@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
+import sys
 import typing
 from pathlib import Path
 
@@ -131,4 +133,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # as one of torchrun's: when another has failed this one is ended, and leaves no half shard
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     raise SystemExit(guard(main))

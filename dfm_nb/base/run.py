@@ -143,6 +143,8 @@ class Run:
             except OSError:  # a file system without locks: `run.pid` must do
                 taken = self.owner() is not None
             self._refuse(read_json(self.pid_file), taken)
+            for leftover in self.path.glob(".*.tmp"):  # of an owner that was killed
+                leftover.unlink(missing_ok=True)
             write_atomically(self.pid_file, orjson.dumps(_this_process()))
         except BaseException:
             os.close(lock)

@@ -193,7 +193,9 @@ class Writer:
             return
         for folder in whole_checkpoints(self.root)[: -self.keep_last]:
             if not (self.keep_every and iteration_of(folder) % self.keep_every == 0):
-                shutil.rmtree(folder)
+                folder.rename(folder.with_name(folder.name + ".tmp"))  # first, as removing may be cut off, too
+        for leftover in self.root.glob("iter_*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     @property
     def busy(self) -> bool:

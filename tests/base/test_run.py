@@ -338,3 +338,11 @@ def test_a_damaged_metrics_line_is_named_and_the_reader_of_the_monitor_goes_on(t
         read_metrics(tmp_path)
     reader = MetricsReader(tmp_path)
     assert reader.read() == 0 and "line 2" in reader.fault
+
+
+def test_claiming_removes_what_a_killed_owner_left(tmp_path):
+    run = Run.create(tmp_path / "run")
+    (run.path / ".loss.png.00000000.tmp").touch()
+    run.claim()
+    run.release()
+    assert not list(run.path.glob(".*.tmp"))

@@ -85,6 +85,31 @@ def test_old_checkpoints_go_but_every_nth_stays(one_rank, tmp_path):
         assert kept == [4, 8, 12, 14] and (root / checkpoint.TRACKER).read_text() == "14"
 
 
+def test_removal_that_is_cut_off_leaves_no_half_checkpoint(one_rank, tmp_path, monkeypatch):
+    trainer, loader = make_trainer(SMALL)
+    trainer.step(loader.next_step())
+    writer = saving.Writer(tmp_path, keep_last=1, say=lambda *_: None)
+    save(writer, trainer, 1)
+
+    class Killed(BaseException):
+        pass
+
+    def half(folder, **_):
+        if (folder / "__0_0.distcp").exists():
+            (folder / "__0_0.distcp").unlink()
+            raise Killed
+
+    monkeypatch.setattr(saving.shutil, "rmtree", half)
+    with pytest.raises(Killed):
+        save(writer, trainer, 2)
+    assert not (tmp_path / "iter_0000001").exists()
+    monkeypatch.undo()
+    checkpoint.verify(tmp_path / "iter_0000002")
+    save(writer, trainer, 3)
+    assert [p.name for p in tmp_path.glob("iter_*")] == ["iter_0000003"]
+    writer.close()
+
+
 def test_fault_of_a_background_save_is_said_at_the_next_poll(one_rank, tmp_path, monkeypatch):
     trainer, loader = make_trainer(SMALL)
     trainer.step(loader.next_step())
