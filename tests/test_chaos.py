@@ -27,8 +27,9 @@ def test_killed_command_ends_as_the_uninterrupted_one(tmp_path, name):
     found = chaos.kills(area, tmp_path, 3, wanted, times, random.Random(2))
     assert wanted and not found["faults"], found
     assert sorted(kill["victim"] for kill in found["each_kill"]) == sorted(chaos.VICTIMS)
-    disks = chaos.full_disks(area, tmp_path, clean, wanted, (0.5,))
-    assert disks["too_small"] == 1 and not disks["faults"], disks
+    if name == "text":  # the other two: tests/attacks/test_preparation.py, tests/test_train_faults.py
+        disks = chaos.full_disks(area, tmp_path, clean, wanted, (0.5,))
+        assert disks["too_small"] == 1 and not disks["faults"], disks
 
 
 @pytest.mark.slow
