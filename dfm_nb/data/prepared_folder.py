@@ -21,7 +21,8 @@ from dfm_nb.base.files import DISK_FULL, read_json, sha256, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 
-OWN_FILES = ("manifest.json", "tokenizer.safetensors", "text_empty.safetensors", "contact_sheet.png")
+TOKENIZER = "tokenizer.safetensors"
+OWN_FILES = ("manifest.json", TOKENIZER, "text_empty.safetensors", "contact_sheet.png")
 """What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
 
 
@@ -38,7 +39,7 @@ MANIFEST: dict[str, Any] = {
 }
 """What is read of a manifest, by its types."""
 
-BESIDE = ("tokenizer.safetensors", "text_empty.safetensors", "*.tar.idx", ".nv-meta/.info.json", ".nv-meta/split.yaml")
+BESIDE = (TOKENIZER, "text_empty.safetensors", "*.tar.idx", ".nv-meta/.info.json", ".nv-meta/split.yaml")
 """Small files beside the shards that training reads; the manifest has their checksums and its own."""
 
 
@@ -65,6 +66,9 @@ def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
     """ValueError when one has changed since it was written; manifests of before 0.3 list none."""
     for name, digest in manifest["files"].items():
         path = folder / name
+        if name == TOKENIZER and not path.exists():
+            log.warning("%s is gone; training goes on, but its checkpoints' samples cannot be decoded", path)
+            continue
         if name == "manifest.json":
             same = manifest == _sealed(manifest)
         else:
@@ -118,7 +122,7 @@ class PreparedFolder:
         self.path = Path(path).expanduser()
         self.records = self.path / shards.RECORDS
         self.manifest = self.path / "manifest.json"
-        self.tokenizer = self.path / "tokenizer.safetensors"
+        self.tokenizer = self.path / TOKENIZER
 
     def held_plan(self) -> dict[str, Any] | None:
         """The plan of the preparation that the folder holds, finished or not."""
