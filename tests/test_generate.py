@@ -76,6 +76,7 @@ def test_positions_beyond_trained_sizes_do_not_alias(tiny_pipe):
     assert distance.min() > 1e-5 * tokens.std(), "two patches of a picture have the same position"
 
 
+@pytest.mark.slow
 def test_decoder_out_of_memory_is_a_sentence(tiny_pipe, monkeypatch):
     def full(latents):
         raise torch.OutOfMemoryError("CUDA out of memory")

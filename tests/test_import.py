@@ -65,6 +65,7 @@ def imported(source, output):
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["model.pth", "model.pth without wrappers", "torch_dist"])
 def test_imported_file_alone_generates(theirs, tmp_path, form):
     mark = tmp_path / "ran"
@@ -86,6 +87,7 @@ def test_imported_file_alone_generates(theirs, tmp_path, form):
     parallel.shutdown()
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_imported_weights(one_rank, theirs, tmp_path):
     file = imported(consolidated(tmp_path, theirs), tmp_path / "start.pth")
     like = ["model.variant=dfm", "model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"]
@@ -109,6 +111,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change, said", FAULTS.values(), ids=FAULTS)
 def test_every_key_is_accounted_for(theirs, tmp_path, capsys, change, said):
     state = dict(theirs)

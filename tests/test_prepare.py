@@ -282,6 +282,7 @@ def test_existing_readers_take_the_embeddings_length_from_its_first_dim(prepared
     assert (c, t, h * 8, w * 8) == (16, 1, info["image_height"], info["image_width"])
 
 
+@pytest.mark.slow
 def test_production_encoders_prepare_at_512_px(tmp_path, capsys, make_once):
     """cosmos_cv and t5 through the command, with files of the published architectures."""
     place = tmp_path / "in"

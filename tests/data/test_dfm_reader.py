@@ -119,6 +119,7 @@ class TaskEncoder(DefaultTaskEncoder):
         return batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [None, TEXT_ROWS])
 def test_task_encoder_of_nemo_dfm_reads_and_packs_our_folder(tmp_path, rows):
     """With text at its true length, and padded to 512 as its own script does."""

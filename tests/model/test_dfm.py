@@ -68,6 +68,7 @@ def test_every_part_of_the_input_matters(one_rank):
         assert (run(**other) - run()).abs().max() > 1e-3, other
 
 
+@pytest.mark.slow
 def test_positions_of_another_table_are_refused():
     table = random_network().state_dict()["pos_embedder.pos_embedding.weight"]
     check_positions(table, 256)

@@ -61,6 +61,7 @@ def test_recipe_that_is_no_shorter_is_not_suggested(said, monkeypatch):
     assert "An iteration will take" in said() and "--recipe" not in said()
 
 
+@pytest.mark.slow
 def test_rate_is_of_this_machine_and_uses_no_random_number_of_the_run(one_rank):
     before = torch.get_rng_state()
     rates = [forecast.measured_rate(config_and_packs(name)[0]) for name in cfg.recipes()]

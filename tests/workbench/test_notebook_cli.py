@@ -89,6 +89,7 @@ def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
     assert notebook.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_failed_cell_is_exit_code_1_with_its_error_and_the_outputs_so_far(notebook, capfd):
     assert guard(cli.main, ["notebook", "run", str(notebook), "-p", "steps", "9", "--output", "bad.ipynb"]) == 1
     captured = capfd.readouterr()
