@@ -17,6 +17,8 @@ from dfm_nb.data.tokenizers import cosmos_cv
 from tests.data import encoder_files
 from tests.processes import commands
 
+pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
+
 SMALL = ["--source", "synthetic", "--num-images", "36", "--num-clips", "4", "--short-side", "32", "--shard-size", "8"]
 
 
@@ -73,7 +75,6 @@ def test_folder_holds_what_the_manifest_says(prepared):
     assert m["psnr_db"]["images"] > 15
 
 
-@pytest.mark.slow
 def test_energon_reads_the_folder_and_its_splits(prepared):
     from dfm_nb.data.stores import EnergonStore
 
@@ -86,7 +87,6 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
     assert train.empty_text.shape == (2, 384)
 
 
-@pytest.mark.slow
 def test_energons_own_command_reads_the_folder(prepared):
     done = commands().run("energon", "info", prepared, "--dataset-config", "info.yaml")
     assert done.returncode == 0 and "CrudeSample" in done.stdout
@@ -115,7 +115,6 @@ def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
     assert parts(tmp_path / "d") == parts(prepared)
 
 
-@pytest.mark.slow
 def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
     launch = ["--standalone", "--nproc-per-node=2", "-m", "dfm_nb.prepare"]
     done = commands().run("torchrun", *launch, *SMALL, "--output-dir", tmp_path / "d")
@@ -282,7 +281,6 @@ def test_existing_readers_take_the_embeddings_length_from_its_first_dim(prepared
     assert (c, t, h * 8, w * 8) == (16, 1, info["image_height"], info["image_width"])
 
 
-@pytest.mark.slow
 def test_production_encoders_prepare_at_512_px(tmp_path, capsys, make_once):
     """cosmos_cv and t5 through the command, with files of the published architectures."""
     place = tmp_path / "in"
@@ -322,7 +320,6 @@ def test_production_encoders_prepare_at_512_px(tmp_path, capsys, make_once):
     assert "--tokenizer-window must be 1 + 4k frames" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_second_preparation_waits_for_the_first(tmp_path):
     code = f"""
 from dfm_nb.data.prepared_folder import PreparedFolder

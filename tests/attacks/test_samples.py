@@ -22,6 +22,8 @@ from tests.distributed.layouts import make_trainer
 from tests.processes import commands
 from workbench.browser import DatasetBrowser
 
+pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
+
 SETTINGS = ["model.in_channels=16", "model.text_dim=384", "model.num_layers=2", "dataset.task_encoder_seq_length=160"]
 POSITIONS = {"first": 0, "sixth": 5}
 STEPS = 3
@@ -76,7 +78,6 @@ def test_what_other_writers_make_is_taken(change):
     assert torch.equal(found.latent.float(), want.latent.float()) and torch.equal(found.text_emb, want.text_emb)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
 @pytest.mark.parametrize("change", UNUSABLE.values(), ids=UNUSABLE)
 def test_training_leaves_it_out_and_verify_names_it(trainer, tmp_path, caplog, capsys, change, position):
@@ -91,7 +92,6 @@ def test_training_leaves_it_out_and_verify_names_it(trainer, tmp_path, caplog, c
     assert len(found["faults"]) == 1 and f"sample {key}" in found["faults"][0], found["faults"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", CONTROLS.values(), ids=CONTROLS)
 def test_training_takes_what_other_writers_make(trainer, tmp_path, change):
     (key,) = spoil(tmp_path / "data", 0, change)
@@ -178,7 +178,6 @@ def test_sample_too_long_by_its_json_alone_does_not_end_a_run(trainer, tmp_path)
 REAL = ["as it was", "NaN latent", "code in pth", "deep json", "list json"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_runs_end_well_and_their_log_names_it(tmp_path, name):
     (key,) = spoil(tmp_path / "data", 0, (UNUSABLE | CONTROLS)[name])

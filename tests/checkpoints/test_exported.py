@@ -15,6 +15,8 @@ from dfm_nb.checkpoints.index import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME, copy_run
 
+pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
+
 SUFFIXES = [".safetensors", ".pth"]
 SIZE = dict(height=32, width=32, num_video_frames=5, num_steps=3, guidance=1.0)
 

@@ -19,6 +19,8 @@ from dfm_nb.data import adoption, prepared_folder, shards
 from dfm_nb.data.stores import EnergonStore, shards_of
 from tests.data import dfm_shards
 
+pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
+
 
 @pytest.fixture
 def folder(theirs, tmp_path) -> Path:
@@ -53,7 +55,6 @@ def saved(tensor: torch.Tensor) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.slow
 def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
     before = {p.name: sha256(p) for p in folder.glob("*.tar")}
     assert len(before) == 2 and run(folder, *paths(theirs)) == 0
@@ -108,7 +109,6 @@ def test_second_call_changes_nothing_and_reads_no_tar(folder, theirs, monkeypatc
     assert state(folder) == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("last", ["rank1-000000.tar.json", "text_empty.safetensors", "dataset.yaml", "manifest.json"])
 def test_killed_adoption_goes_on_to_the_same_end(folder, theirs, tmp_path, monkeypatch, last):
     whole = shutil.copytree(folder, tmp_path / "whole", copy_function=shutil.copy2)
@@ -182,7 +182,6 @@ def test_energons_own_metadata_and_splits_are_kept(folder, theirs, capsys):
     assert train == [s.name for s in shards_of(folder, "train")]
 
 
-@pytest.mark.slow
 def test_validation_takes_whole_shards(theirs, tmp_path):
     writer = dfm_shards.Writer(theirs / "cosmos", theirs / "t5")
     folder = writer.write(tmp_path / "data", counts=(3, 2, 4), sizes=((1, 32, 32),))

@@ -11,6 +11,8 @@ from torch import nn
 from dfm_nb.data.tokenizers import cosmos_cv
 from tests.data import encoder_files
 
+pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
+
 
 @pytest.fixture(scope="module")
 def folder(make_once):
@@ -59,7 +61,6 @@ def test_coding_is_causal_and_sees_all_of_the_past(folder):
     torch.testing.assert_close(tokenizer.decode(changed)[:, :, :41], made[:, :, :41], atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
 def test_windows_are_not_the_whole_after_the_first(folder):
     """So they are a last resort; by how much they differ depends on the weights (benchmarks/tokenizer_windows.py)."""
     tokenizer, x = cosmos_cv.build(folder), video(121)
@@ -97,7 +98,6 @@ def test_memory_needed_grows_with_frames_and_with_the_area_squared(folder, monke
     assert cosmos_cv.build(folder, tile_px=256)._fits_whole("decoder", (31, 90, 160))
 
 
-@pytest.mark.slow
 def test_tiles_are_not_the_whole(folder):
     x = video(5, 256, 320)
     tiled, whole = cosmos_cv.build(folder, tile_px=128), cosmos_cv.build(folder)
@@ -126,7 +126,6 @@ def test_bfloat16_trace_runs_as_it_is_on_cuda(half):
     assert {dtype for _, dtype in tokenizer._halves.values()} == {torch.bfloat16}
 
 
-@pytest.mark.slow
 def test_file_is_run_in_its_own_dtype(tmp_path):
     tokenizer, x = cosmos_cv.build(encoder_files.save_cosmos(tmp_path, torch.float64)), video(9)
     z = tokenizer.encode(x)
