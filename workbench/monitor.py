@@ -11,6 +11,7 @@ import base64
 import html
 import math
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any, Mapping, Sequence
@@ -26,6 +27,8 @@ from workbench.metrics import MetricsReader
 from workbench.plot import LinePlot, Series, draw_png
 
 REPAINT_S = 0.25
+REST = 19
+"""Painting a long run takes long: it rests so many times as long, to take a twentieth of a core at most."""
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
@@ -211,6 +214,7 @@ class Monitor:
     def _follow(self) -> None:
         before: State | None = None
         while not self._closed.is_set():
+            begun = time.thread_time()
             state = self.job.state  # before the file, so that the tail is never lost
             new = self.read()
             if new or state != before:
@@ -218,7 +222,7 @@ class Monitor:
             if before == "running" and state != "running":
                 self.keep_picture()
             before = state
-            self._closed.wait(REPAINT_S)
+            self._closed.wait(max(REPAINT_S, REST * (time.thread_time() - begun)))
 
     def finish(self) -> None:
         """Read to the end, paint, and leave the picture."""

@@ -135,6 +135,25 @@ def test_repaints_are_at_most_four_a_second(tmp_path, monkeypatch):
     assert min(b - a for a, b in zip(painted, painted[1:])) > 0.2
 
 
+def test_paints_that_take_long_are_rare(tmp_path, monkeypatch):
+    monitor, painted = Monitor(tmp_path), []
+
+    def paint():
+        painted.append(time.monotonic())
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+
+    monkeypatch.setattr(monitor, "paint", paint)
+    monitor.watch()
+    for i in range(1, 60):
+        write(tmp_path, record(i))
+        time.sleep(0.04)
+    monitor.close()
+    monitor._thread.join(5)
+    assert len(painted) >= 2 and min(b - a for a, b in zip(painted, painted[1:])) > 0.9
+
+
 def test_newest_samples_play_in_the_monitor(tmp_path):
     import numpy as np
 
