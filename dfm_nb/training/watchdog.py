@@ -31,7 +31,8 @@ def main_thread_stack() -> list[tuple[str, int, str]]:
     """(file, line, function) of the main thread, innermost first."""
     ident = threading.main_thread().ident
     assert ident is not None  # it has started
-    frames = traceback.walk_stack(sys._current_frames()[ident])
+    top = sys._current_frames().get(ident)  # it has none while the interpreter ends
+    frames = traceback.walk_stack(top) if top else ()
     return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
 
 
