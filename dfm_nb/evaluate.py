@@ -34,7 +34,7 @@ from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.evaluation.table import rows, table
 from dfm_nb.generation.pipeline import Pipeline
-from dfm_nb.generation.request import Request, add_flags, flags_of
+from dfm_nb.generation.request import RECOMMENDED, Request, add_flags, flags_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -249,8 +249,7 @@ def measure(args: argparse.Namespace) -> Measured:
         guide=args.autoguidance_checkpoint,
         mixed_precision=args.mixed_precision,
     )
-    for name, value in pipe.recommended.items():
-        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
+    vars(args).update(pipe.recommended | flags_of(args, RECOMMENDED))
     run = Evaluation(args, pipe)
     if network is None:
         run.unseen()

@@ -84,12 +84,7 @@ class Samples:
         return bool(reasons)
 
     def _prepare(self) -> None:
-        g, v, folder, index = (
-            self.config.generation,
-            self.config.validation,
-            self.config.dataset.path,
-            self.trainer.dp_rank,
-        )
+        v, folder, index = self.config.validation, self.config.dataset.path, self.trainer.dp_rank
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder
@@ -102,6 +97,7 @@ class Samples:
             self.pipeline.encode_text([prompt])
         else:
             self.pipeline.remember_text(prompt, sample.text_emb[0])
+        own = {"num_steps": v.num_steps, "guidance": v.guidance}
         self.request = Request(
             prompt,
             index=index,
@@ -109,10 +105,8 @@ class Samples:
             width=v.width or width,
             num_video_frames=v.frames or frames,
             fps=v.fps or float(sample.meta.get("fps") or 24),
-            num_steps=v.num_steps or g.num_steps,
-            guidance=g.guidance if v.guidance is None else v.guidance,
-            sampler=g.sampler,
             seed=self.config.rng.seed,
+            **{**self.pipeline.recommended, **{name: value for name, value in own.items() if value is not None}},
         )
         self.request.check()
         _, h, w = self.request.latent_grid
