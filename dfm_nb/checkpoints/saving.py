@@ -176,7 +176,7 @@ class Writer:
         (temporary / CHECKSUMS).write_text(listing_text(listing))
         sync(temporary / CHECKSUMS)
         sync(temporary)
-        shutil.rmtree(final, ignore_errors=True)
+        _discard(final)
         os.rename(temporary, final)
         write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
         sync(self.root)
@@ -189,11 +189,10 @@ class Writer:
             self._closed = self._closing.submit(self._finalize, temporary, final, small)
 
     def _prune(self) -> None:
-        if not self.keep_last:
-            return
-        for folder in whole_checkpoints(self.root)[: -self.keep_last]:
+        old = whole_checkpoints(self.root)[: -self.keep_last] if self.keep_last else []
+        for folder in old:
             if not (self.keep_every and iteration_of(folder) % self.keep_every == 0):
-                folder.rename(folder.with_name(folder.name + ".tmp"))  # first, as removing may be cut off, too
+                _discard(folder)
         for leftover in self.root.glob("iter_*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -230,6 +229,15 @@ class Writer:
         if self._queue is not None:
             self._queue.close()
         self._closing.shutdown()
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint; its name goes first, so that a kill on the way leaves none that lacks files."""
+    if folder.exists():
+        away = folder.with_name(f"{folder.name}.removed.tmp")
+        shutil.rmtree(away, ignore_errors=True)  # an earlier kill's
+        folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
 
 
 def _without_optimizer(common: dict) -> dict:
