@@ -392,12 +392,12 @@ def plan_layouts(model: str, **flags: Any) -> Layouts:
     >>> plan_layouts("DiT-S", gpus=2, overrides={"model.num_layers": 4}).to_frame()  # doctest: +SKIP
     """
     p = parser()
-    return search(p.read(p.words({"model": model, **flags})))
+    args = p.read(p.words({"model": model, **flags}))
+    return search(args, *workload(args))
 
 
-def search(args: argparse.Namespace) -> Layouts:
-    """What the command line asks for."""
-    config, load = workload(args)
+def search(args: argparse.Namespace, config: cfg.Config, load: Load) -> Layouts:
+    """What the command line asks for, of a `workload`."""
     machine = Machine(args.gpu_tflops * 1e12, args.link_gb_s * 1e9)
     found = []
     for plan in layouts(args.gpus):
@@ -465,11 +465,11 @@ def parser() -> ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_intermixed_args(argv)
-    found = search(args)
+    config, load = workload(args)
+    found = search(args, config, load)
     if args.json:
         print(found.to_frame().to_json(orient="records", indent=1))
         return 0
-    config, load = workload(args)
     print(
         f"{config.model.size}, {counts.parameter_count(config.model) / 1e6:,.0f} M parameters, packs of {load.tokens} "
         f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {args.gpu_memory_gib:g} GiB "
