@@ -555,20 +555,17 @@ def damages(flips: int, rng: random.Random) -> dict[str, Callable[[Path], None]]
     }
 
 
-def damaged(path: Path, change: Callable[[Path], None]) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def damaged(path: Path, change: Callable[[Path], None]) -> Iterator[None]:
     """The file is changed within the block and as it was after it."""
-
-    @contextlib.contextmanager
-    def within() -> Iterator[None]:
-        content = path.read_bytes()
-        change(path)
-        try:
-            yield
-        finally:
-            path.rmdir() if path.is_dir() else None
-            path.write_bytes(content)
-
-    return within()
+    content = path.read_bytes()
+    change(path)
+    try:
+        yield
+    finally:
+        if path.is_dir():
+            path.rmdir()
+        path.write_bytes(content)
 
 
 class Heard(logging.Handler):
