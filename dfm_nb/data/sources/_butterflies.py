@@ -86,6 +86,10 @@ WINGS: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float]]]] = 
     ),
 }
 
+SMALL = 0.62
+"""Size of a small butterfly, in sizes of a large one."""
+POSITION = {"centre": (0.0, 0.0), "left": (-0.2, 0.0), "right": (0.2, 0.0), "top": (0.0, -0.2), "bottom": (0.0, 0.2)}
+"""Where a butterfly is, in units of the short side from the centre."""
 TILT_DEGREES = {"open": 0.0, "tilted left": -30.0, "tilted right": 30.0, "folded": 0.0}
 
 
@@ -320,7 +324,7 @@ def draw(
     canvas = skia.Surface(backdrop, skia.kRGBA_8888_ColorType).getCanvas()
     canvas.scale(short, short)
     PAINT_BACKGROUND[attributes["background"]](canvas, w, h, scene_rng)
-    pose = _Pose(attributes["posture"], rng, w, h, _reach(attributes["species"]))
+    pose = _Pose(attributes, rng, w, h)
     shapes = WINGS[attributes["species"]]
     fore, hind = (Wing(s, attributes["colour"], attributes["pattern"], rng) for s in shapes)
     shadow = _blurred(_fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]]), 0.05)
@@ -342,13 +346,15 @@ def draw(
 class _Pose:
     """Where the butterfly is, how large and how it is turned."""
 
-    def __init__(self, posture: str, rng: np.random.Generator, w: float, h: float, reach: float):
+    def __init__(self, attributes: dict[str, str], rng: np.random.Generator, w: float, h: float):
+        posture, (dx, dy) = attributes["posture"], POSITION[attributes["position"]]
         self.folded = posture == "folded"
+        self.scale = SMALL if attributes["size"] == "small" else 1.0
         self.middle = 0.74 if self.folded else 0.62  # of the wing beat; from 2 * middle - 1 to 1
         self.degrees = TILT_DEGREES[posture] + rng.uniform(-7, 7)
-        self.size = rng.uniform(0.41, 0.47) / reach
-        self.x = w / 2 + rng.uniform(-1, 1) * (0.03 + 0.3 * (w - 1))
-        self.y = h / 2 + rng.uniform(-1, 1) * (0.03 + 0.3 * (h - 1)) + 0.02
+        self.size = self.scale * rng.uniform(0.41, 0.47) / _reach(attributes["species"])
+        self.x = w / 2 + dx + rng.uniform(-1, 1) * (0.03 + 0.3 * (w - 1))
+        self.y = h / 2 + dy + rng.uniform(-1, 1) * (0.03 + 0.3 * (h - 1)) + 0.02
         self.bend = rng.uniform(-0.03, 0.03)
         self.facing = 1.0 if rng.random() < 0.5 else -1.0
 
@@ -379,7 +385,7 @@ class _Pose:
 
     def _side_view(self, canvas, fore: Wing, hind: Wing, shadow: skia.Paint, spread: float) -> None:
         """Wings together over the back, perched on a twig, head to the left (or mirrored)."""
-        canvas.translate(self.facing * -0.07, 0.27)
+        canvas.translate(self.facing * -0.07 * self.scale, 0.27 * self.scale)
         canvas.scale(self.facing * self.size * 1.3, self.size * 1.3)
         canvas.rotate(self.degrees * 0.7)
         self._twig(canvas)

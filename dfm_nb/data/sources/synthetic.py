@@ -1,9 +1,11 @@
 """Butterflies drawn on the spot: captioned images and clips whose every attribute is known, with nothing to download.
 
 Captions name colour, pattern, background, species and posture; `attributes` holds the same facts. Item `index` is a
-pure function of (seed, index), so growing the source changes no earlier image. A fifth of the (colour, pattern,
-background) triples never occur unless `unseen=True`, which draws only those: they measure whether a model composes or
-recalls. Every pair of two attributes does occur.
+pure function of (seed, index), so growing the source changes no earlier image.
+
+A quarter of the (colour, pattern) pairs and a fifth of the other (colour, pattern, background) triples never occur
+unless `unseen=True`, which draws only those: they measure whether a model composes or recalls. Half of each are for
+choosing settings (`development`), half for what is reported once (`test`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip
-from dfm_nb.data.sources import _butterflies
+from dfm_nb.data.sources import _butterflies, _captions
 
 COLOURS = tuple(_butterflies.COLOUR_RGB)
 PATTERNS = ("plain", "spots", "stripes", "eyespots")
@@ -23,12 +25,19 @@ BACKGROUNDS = tuple(_butterflies.PAINT_BACKGROUND)
 SPECIES = tuple(_butterflies.WINGS)
 POSTURES = tuple(_butterflies.TILT_DEGREES)
 MOTIONS = ("still", "flapping")
+SIZES = ("large", "small")
+POSITIONS = tuple(_butterflies.POSITION)  # of small ones; a large one fills the picture
+PARTS = ("development", "test")
 FLAGS = (
     Flag("num_images", "synthetic: images to draw", int),
     Flag("num_clips", "synthetic: clips to draw", int),
     Flag("seed", "synthetic: seed", int),
 )
 DRAWING = 3  # raised whenever the pictures change, so that prepared data do not pass for newer ones
+HELD_OUT = 2  # likewise whenever other combinations are held out
+
+SMALL_SHARE, DOUBLE_SHARE, PLAIN_SHARE = 0.2, 0.15, 0.25
+"""Of `varied` items: small butterflies, items at twice the size, and captions by `TEMPLATES`."""
 
 CLIP_FRAMES = ((9, 0.65), (17, 0.35))
 CLIP_FPS = (8.0, 12.0)
@@ -81,23 +90,36 @@ TEMPLATES = {
 NUM_TEMPLATES = len(TEMPLATES["still"])
 
 
-def _triples(unseen: bool) -> list[dict[str, str]]:
-    """A fifth of the triples, spread so that each pair of values keeps triples on the seen side."""
-    chosen = []
+def _combinations() -> Iterator[tuple[str | None, str | None, dict[str, str]]]:
+    """(by, part, attributes) of every (colour, pattern, background); `by` and `part` are None where training shows it.
+
+    Every colour lacks one pattern and every pattern two colours; both parts have all patterns and half of the colours.
+    """
+    held_triples = 0
     for (i, colour), (j, pattern), (k, place) in product(*map(enumerate, (COLOURS, PATTERNS, BACKGROUNDS))):
-        if ((i + 2 * j + 3 * k) % 5 == 0) == unseen:
-            chosen.append({"colour": colour, "pattern": pattern, "background": place})
-    return chosen
+        by = part = None
+        if j == (i + i // 4) % 4:
+            by, part = "pairs", PARTS[i % 2]
+        elif (i + 2 * j + 3 * k) % 5 == 0:
+            by, part = "triples", PARTS[held_triples % 2]
+            held_triples += 1
+        yield by, part, {"colour": colour, "pattern": pattern, "background": place}
 
 
-def unseen_combinations() -> list[dict[str, str]]:
-    """The (colour, pattern, background) triples that training data never show, as attribute dicts."""
-    return _triples(True)
+def unseen_combinations(part: str | None = None, by: str | None = None) -> list[dict[str, str]]:
+    """The (colour, pattern, background) triples that training data never show, as attribute dicts.
+
+    Parameters
+    ----------
+    part : `development`, to choose settings with, or `test`, to report; None for both.
+    by : `pairs`, whose colour never had that pattern, or `triples`, whose pairs all occur; None for both.
+    """
+    return [a for how, where, a in _combinations() if how and part in (None, where) and by in (None, how)]
 
 
 def seen_combinations() -> list[dict[str, str]]:
     """The triples that training data are drawn from."""
-    return _triples(False)
+    return [a for by, _, a in _combinations() if by is None]
 
 
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
@@ -109,6 +131,8 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
         "species": SPECIES,
         "posture": POSTURES,
         "motion": MOTIONS,
+        "size": SIZES,
+        "position": POSITIONS,
     }
     for name, value in attributes.items():
         if name not in known or value not in known[name]:
@@ -122,7 +146,8 @@ def caption_for(attributes: dict[str, str], template: int = 0) -> str:
 
     Parameters
     ----------
-    attributes : colour, pattern, background, and optionally species, posture and motion (`still` or `flapping`).
+    attributes : colour, pattern, background, and optionally species, posture and motion (`still` or `flapping`); size
+        and position go unsaid.
     template : which wording, modulo `NUM_TEMPLATES`.
     """
     a = _checked(attributes)
@@ -156,7 +181,7 @@ def render(
 
     Parameters
     ----------
-    attributes : as for `caption_for`; `motion` is ignored, `num_frames` decides.
+    attributes : as for `caption_for`, and `size` and `position`; `motion` is ignored, `num_frames` decides.
     seed : of what the attributes leave open; the same at every size.
     only : draw this frame of the clip alone.
 
@@ -188,15 +213,22 @@ class Synthetic:
     name = "synthetic"
 
     def __init__(
-        self, num_images: int, num_clips: int, size_px: int, seed: int, unseen: bool = False, square: bool = False
+        self,
+        num_images: int,
+        num_clips: int,
+        size_px: int,
+        seed: int,
+        unseen: bool = False,
+        square: bool = False,
+        varied: bool = False,
     ):
         if num_images < 0 or num_clips < 0:
             raise ValueError(f"num_images and num_clips cannot be negative; got {num_images} and {num_clips}")
         if size_px < 32 or size_px % 16:
             raise ValueError(f"the synthetic source draws at multiples of 16 px from 32 px up; got {size_px}")
         self.num_images, self.num_clips = num_images, num_clips
-        self.size_px, self.seed, self.unseen, self.square = size_px, seed, unseen, square
-        self._combinations = _triples(unseen)
+        self.size_px, self.seed, self.unseen, self.square, self.varied = size_px, seed, unseen, square, varied
+        self._combinations = unseen_combinations() if unseen else seen_combinations()
 
     def __len__(self) -> int:
         return self.num_images + self.num_clips
@@ -214,12 +246,19 @@ class Synthetic:
         attributes["species"] = SPECIES[rng.integers(len(SPECIES))]
         attributes["posture"] = POSTURES[rng.integers(len(POSTURES))]
         attributes["motion"] = MOTIONS[moving]
-        height, width = image_size(rng, self.size_px, CLIP_SHAPES if moving else IMAGE_SHAPES)
+        size_px = self.size_px
+        if self.varied:
+            size_px *= 2 if rng.random() < DOUBLE_SHARE else 1
+            if rng.random() < SMALL_SHARE:
+                attributes |= {"size": "small", "position": POSITIONS[rng.integers(len(POSITIONS))]}
+        height, width = image_size(rng, size_px, CLIP_SHAPES if moving else IMAGE_SHAPES)
         if self.square:  # after the draw, so that all else about the item stays as it is
-            height = width = self.size_px
+            height = width = size_px
         frames = _pick(rng, CLIP_FRAMES) if moving else 1
         fps = CLIP_FPS[rng.integers(len(CLIP_FPS))]
         caption = caption_for(attributes, int(rng.integers(NUM_TEMPLATES)))
+        if self.varied and (rng.random() >= PLAIN_SHARE or attributes.get("size") == "small"):
+            caption = with_articles(_captions.spoken(_checked(attributes), rng))
         pixels = render(attributes, int(rng.integers(2**63)), height, width, frames)
         yield Clip(self.item_key(index), pixels, caption, fps, self.name, attributes)
 
@@ -232,7 +271,9 @@ class Synthetic:
             "seed": self.seed,
             "unseen": self.unseen,
             "square": self.square,
+            "varied": self.varied,
             "drawing": DRAWING,
+            "held_out": HELD_OUT,
         }
 
 
@@ -244,18 +285,24 @@ def build(
     seed: int = 0,
     unseen: bool = False,
     square: bool = False,
+    varied: bool = False,
 ) -> Synthetic:
     """The source.
 
     Parameters
     ----------
-    spec : None, or the words `unseen`, `square` or both with a comma between, for the parameters of these names.
+    spec : None, or words of `unseen`, `square` and `varied` with commas between, for the parameters of these names.
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
-    unseen : draw only the triples held out of training.
+    unseen : draw only the combinations held out of training.
     square : every side is `size_px`; all else about an item stays as it is without.
+    varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of the
+        items at twice the size.
     """
     words = set(spec.split(",")) if spec else set()
-    if not words <= {"unseen", "square"}:
-        raise ValueError(f"--source synthetic takes no SPEC but 'unseen', 'square' or 'unseen,square'; got {spec!r}")
-    return Synthetic(num_images, num_clips, size_px, seed, unseen or "unseen" in words, square or "square" in words)
+    if not words <= {"unseen", "square", "varied"}:
+        raise ValueError(f"--source synthetic takes no SPEC but unseen, square and varied, with commas; got {spec!r}")
+    switches = {
+        name: given or name in words for name, given in (("unseen", unseen), ("square", square), ("varied", varied))
+    }
+    return Synthetic(num_images, num_clips, size_px, seed, **switches)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 from dfm_nb.base import plugins
 from dfm_nb.base.records import KEY_PATTERN
-from dfm_nb.data.sources import synthetic
+from dfm_nb.data.sources import _captions, synthetic
 
 ALL = {"colour": synthetic.COLOURS, "pattern": synthetic.PATTERNS, "background": synthetic.BACKGROUNDS}
 
@@ -89,16 +90,57 @@ def test_captions_differ_between_all_that_differs():
             assert seen.setdefault(synthetic.caption_for(attributes, template), values) == values
 
 
-def test_unseen_combinations_are_a_fifth_and_leave_every_pair_seen():
-    unseen = {triple(c) for c in synthetic.unseen_combinations()}
+def test_held_out_pairs_and_triples_leave_every_value_seen():
     seen = {triple(c) for c in synthetic.seen_combinations()}
-    total = len(list(itertools.product(*ALL.values())))
-    assert not unseen & seen and len(unseen | seen) == total and 0.17 < len(unseen) / total < 0.23
-    for i, j in itertools.combinations(range(3), 2):
-        pairs = set(itertools.product(list(ALL.values())[i], list(ALL.values())[j]))
-        assert {(t[i], t[j]) for t in seen} == pairs
+    parts = {
+        (part, by): {triple(c) for c in synthetic.unseen_combinations(part, by)}
+        for part, by in itertools.product(synthetic.PARTS, ("pairs", "triples"))
+    }
+    everything = [seen, *parts.values()]
+    assert sum(map(len, everything)) == len(set.union(*everything)) == len(list(itertools.product(*ALL.values())))
+    seen_pairs = {t[:2] for t in seen}
+    for (_, by), held in parts.items():
+        assert len(held) > 8
+        assert {t[1] for t in held} == set(synthetic.PATTERNS)
+        if by == "pairs":  # with every background, and the pair nowhere in training
+            assert not {t[:2] for t in held} & seen_pairs and len(held) == 4 * len({t[:2] for t in held})
+        else:  # new as a triple alone
+            assert {t[:2] for t in held} <= seen_pairs
     for i, values in enumerate(ALL.values()):
-        assert {t[i] for t in unseen} == set(values)
+        assert {t[i] for t in seen} == set(values)
+
+
+def test_varied_items_say_what_they_show():
+    """Each fact by a word of its own vocabulary, and no word of another value's."""
+    source = synthetic.build("varied", num_images=300, num_clips=60)
+    items = [one(source, i) for i in range(len(source))]
+    assert {max(c.video.shape[1:3]) > 96 for c in items} == {True, False}
+    assert len({c.caption for c in items}) > 300
+    named = 0
+    for clip in items:
+        low, a = clip.caption.lower(), clip.attributes
+        for name, words in (("background", _captions.PLACES), ("pattern", _captions.ADJECTIVES)):
+            said = {value for value, phrases in words.items() if any(re.search(rf"\b{p}\b", low) for p in phrases)}
+            assert said <= {a[name]}, clip.caption
+            named += len(said)
+        assert "tiny" not in low or a["size"] == "small"
+        assert not any(f" a {v}" in low for v in "aeiou")
+    assert named > 300
+
+
+def test_small_butterflies_are_smaller_and_where_they_should_be():
+    plain = {"colour": "red", "pattern": "plain", "background": "sand", "posture": "open"}
+
+    def wings(position, size="small"):
+        picture = synthetic.render(plain | {"size": size, "position": position}, 3, 64, 64)[0].astype(int)
+        ys, xs = np.nonzero(picture[..., 0] - picture[..., 1] > 90)
+        return ys.mean(), xs.mean(), len(ys)
+
+    y, x, area = wings("centre")
+    assert area < 0.55 * wings("centre", "large")[2]
+    for position, (dy, dx) in {"left": (0, -1), "right": (0, 1), "top": (-1, 0), "bottom": (1, 0)}.items():
+        there = wings(position)
+        assert abs(there[0] - y - 12.8 * dy) < 2 and abs(there[1] - x - 12.8 * dx) < 2
 
 
 def test_training_never_shows_an_unseen_combination():
@@ -197,5 +239,11 @@ def test_mistakes_are_named(call, said):
 def test_identity_tells_sources_apart():
     a = synthetic.build(seed=1).identity()
     assert a == synthetic.build(seed=1).identity()
-    for other in ({"seed": 2}, {"seed": 1, "unseen": True}, {"seed": 1, "square": True}, {"seed": 1, "size_px": 128}):
+    for other in (
+        {"seed": 2},
+        {"seed": 1, "unseen": True},
+        {"seed": 1, "square": True},
+        {"seed": 1, "varied": True},
+        {"seed": 1, "size_px": 128},
+    ):
         assert synthetic.build(**other).identity() != a
