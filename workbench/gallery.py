@@ -5,7 +5,6 @@ The HTML carries its pixels, so a saved or untrusted notebook still plays them. 
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,11 +21,12 @@ MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".
 
 @dataclass(frozen=True)
 class Item:
-    """One clip: its media type and bytes, and its settings (`prompt`, `seed`, ...; {} when unknown)."""
+    """One clip: its media type and bytes; its settings (`prompt`, `seed`, ...; {} when unknown); a PNG to begin with."""
 
     media_type: str
     data: bytes
     settings: Mapping[str, Any]
+    poster: bytes = b""
 
     @property
     def prompt(self) -> str:
@@ -66,7 +66,9 @@ def load(thing: Any) -> Item:
             f"a gallery shows paths, generated clips or uint8 [T, H, W, 3] arrays; got {type(thing).__name__}"
         )
     settings = asdict(request) if is_dataclass(request) and not isinstance(request, type) else {}
-    return Item(*video.compressed(np.asarray(frames), float(settings.get("fps", 12.0))), settings)
+    frames = np.asarray(frames)
+    poster = video.mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
+    return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, poster)
 
 
 def _from_file(path: Path) -> Item:
@@ -128,7 +130,7 @@ class Gallery:
         return sum(map(len, self.columns.values()))
 
     def html(self) -> str:
-        """Self-contained HTML; `<video src="data:...">` is the form that Lab's sanitizer lets through."""
+        """Self-contained HTML, of `video.media_html`."""
         head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
         if set(self.columns) == {""}:
             cells = "".join(self._figure(item, "") for item in self.columns[""])
@@ -145,15 +147,8 @@ class Gallery:
         return f'<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{shown}</td>'
 
     def _figure(self, item: Item, column: str) -> str:
-        said = html.escape(
-            ", ".join(p for p in (item.prompt, column, item.describe() if self.details else "") if p), quote=True
-        )
-        src = f"data:{item.media_type};base64,{base64.b64encode(item.data).decode()}"
-        style = f"width:{self.width_px}px;max-width:100%;border-radius:4px;display:block"
-        if item.media_type.startswith("video/"):
-            media = f'<video src="{src}" controls muted loop playsinline aria-label="{said}" style="{style}"></video>'
-        else:
-            media = f'<img src="{src}" alt="{said}" style="{style};image-rendering:auto">'
+        said = ", ".join(p for p in (item.prompt, column, item.describe() if self.details else "") if p)
+        media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster)
         detail = item.describe() if self.details else ""
         caption = f"<div>{html.escape(item.prompt)}</div>" + (
             f'<div style="opacity:.75">{html.escape(detail)}</div>' if detail else ""

@@ -17,7 +17,7 @@ class GalleryView(anywidget.AnyWidget):
       button.style.width = "auto";
       const shown = document.createElement("div");
       const clips = () => [...shown.querySelectorAll("video")];
-      let playing = false;
+      let playing = true;  // they begin by themselves
       function label() {
         button.textContent = playing ? "Pause all" : "Play all together";
         button.setAttribute("aria-pressed", String(playing));
@@ -31,7 +31,7 @@ class GalleryView(anywidget.AnyWidget):
         }
         label();
       });
-      function fill() { shown.innerHTML = model.get("content"); playing = false; label(); }
+      function fill() { shown.innerHTML = model.get("content"); playing = true; label(); }
       model.on("change:content", fill);
       el.append(button, shown);
       fill();

@@ -439,26 +439,46 @@ def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
     return "video/mp4", mediapy().compress_video(_even_sides(frames), fps=fps, crf=18, ffmpeg_args=args)
 
 
+def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"") -> str:
+    """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
+
+    A video's controls come under the pointer, and browsers rest a muted autoplaying video while it is off the screen.
+    JupyterLab removes the `<source>` that mediapy writes, and the two event handlers, from notebooks that are not
+    trusted, as those of papermill; what is left still plays.
+
+    Parameters
+    ----------
+    kind, data : media type and bytes.
+    said : read aloud in place of the picture; escaped here.
+    poster : PNG that is shown until the clip plays, and where it cannot.
+    """
+    said = html.escape(said, quote=True)
+    src, style = _data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
+    if not kind.startswith("video/"):
+        return f'<img src="{src}" alt="{said}" style="{style}">'
+    shown = f' poster="{_data_url("image/png", poster)}"' if poster else ""
+    return (
+        f'<video src="{src}" autoplay loop muted playsinline{shown} onmouseenter="this.controls=true" '
+        f'onmouseleave="this.controls=false" aria-label="{said}" style="{style}"></video>'
+    )
+
+
+def _data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
 def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
     """A <figure> that carries its pixels: a looping MP4 for a clip, a PNG for one frame.
-
-    The video has its data in `src`: JupyterLab removes the `<source>` that mediapy writes from notebooks that are not
-    trusted, as those of papermill.
 
     Parameters
     ----------
     frames : uint8 [T, H, W, 3].
     caption : shown beneath and read aloud in place of the picture; escaped here.
     """
-    kind, data = compressed(frames, fps)
-    said, src = html.escape(caption, quote=True), f"data:{kind};base64,{base64.b64encode(data).decode()}"
     width = max(frames.shape[2], 192)
-    style = f"width:{width}px;max-width:100%;border-radius:6px;display:block"
-    if kind == "video/mp4":
-        media = f'<video src="{src}" controls muted loop playsinline aria-label="{said}" style="{style}"></video>'
-    else:
-        media = f'<img src="{src}" alt="{said}" style="{style}">'
-    text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{said}</figcaption>'
+    poster = mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
+    media = media_html(*compressed(frames, fps), caption, width, poster)
+    text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{html.escape(caption)}</figcaption>'
     return f'<figure style="display:inline-block;margin:8px;vertical-align:top">{media}{text}</figure>'
 
 

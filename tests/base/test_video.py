@@ -297,6 +297,8 @@ def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
     data = re.search(r'src="data:video/mp4;base64,([^"]+)"', text).group(1)
     (tmp_path / "a.mp4").write_bytes(base64.b64decode(data))
     assert video.read_video(tmp_path / "a.mp4")[0].shape == (5, 48, 64, 3)
+    poster = re.search(r'poster="data:image/png;base64,([^"]+)"', text).group(1)
+    assert np.array_equal(video.read_image(base64.b64decode(poster)), gradient(5)[:1])
 
 
 def test_inline_html_of_one_frame_is_a_lossless_image():

@@ -27,7 +27,6 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--autoplay-policy=no-user-gesture-required",
 ]
 LAB = {"LabApp": {"expose_app_in_browser": True}}
 SETTINGS = {

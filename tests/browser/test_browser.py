@@ -14,8 +14,10 @@ import pytest
 from papermill.parameterize import parameterize_notebook
 
 from dfm_nb.base.metrics import read_metrics
+from dfm_nb.data.sources import synthetic
 from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 from tests.processes import alive, wait_until
+from workbench import Gallery
 from workbench.job import Job
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -49,6 +51,9 @@ run = Launcher.attach("runs/long")
 Monitor("runs/long").show()
 run
 """
+
+
+PLAYING = "vs => vs.map(v => !v.paused)"
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +154,29 @@ def test_tour_by_hand_from_start_to_clips(page, server):
         "v.addEventListener('loadedmetadata', () => done([v.videoWidth, v.videoHeight])))"
     )
     assert size == [64, 64]
-    video.evaluate("async v => { v.muted = true; await v.play(); }")
     seen = set()
-    wait_for(lambda: seen.add(video.evaluate("v => v.currentTime")) or len(seen) >= 3, "the clip plays", page, 30)
+    wait_for(
+        lambda: seen.add(video.evaluate("v => v.currentTime")) or len(seen) >= 3, "the clip plays by itself", page, 30
+    )
     assert video.evaluate("v => v.getVideoPlaybackQuality().totalVideoFrames") > 1
     shot(page, "tour_clips")
+
+
+def test_clips_of_a_page_play_by_themselves_and_rest_off_the_screen(browser):
+    clips = Gallery([synthetic.render({"colour": c}, i, 64, 64, 9) for i, c in enumerate(synthetic.COLOURS * 8)])
+    page = browser.new_page()
+    page.set_content(clips.html())
+    videos = page.locator("video")
+    wait_for(lambda: videos.first.evaluate("v => v.currentTime") > 0, "the first clip plays", page, 60)
+    wait_for(lambda: not videos.last.evaluate("v => !v.paused"), "the last one, below the screen, rests", page, 60)
+    first = videos.evaluate_all(PLAYING)
+    assert 0 < sum(first) < 40
+    videos.first.hover()
+    assert videos.first.evaluate("v => v.controls") and not videos.last.evaluate("v => v.controls")
+    videos.last.scroll_into_view_if_needed()
+    wait_for(lambda: videos.evaluate_all(PLAYING)[-1], "the last clip plays", page, 60)
+    wait_for(lambda: not videos.evaluate_all(PLAYING)[0], "the first one rests", page, 60)
+    page.close()
 
 
 def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):

@@ -32,7 +32,7 @@ def files(tmp_path):
 
 def test_saved_gallery_carries_playable_clips(files, tmp_path):
     page = Gallery(files).html()
-    videos = re.findall(r'<video src="data:video/mp4;base64,([^"]+)" controls muted loop playsinline aria-label=', page)
+    videos = re.findall(r'<video src="data:video/mp4;base64,([^"]+)" autoplay loop muted playsinline ', page)
     assert len(videos) == 2 and "<source" not in page and page.count("<img src=") == 1
     (tmp_path / "back.mp4").write_bytes(base64.b64decode(videos[1]))
     frames, fps = read_video(tmp_path / "back.mp4")
