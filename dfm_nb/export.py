@@ -24,13 +24,14 @@ from dfm_nb.model import ema
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.linear import is_lora, merged
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MAX_ERROR = 0.1
 """Largest relative error of the profile of a rebuilt average."""
 
 
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm export", description="Write consolidated weights.")
-    p.add_argument("source", help="run folder or iter_* folder")
+    p.add_argument("source", help="run folder, iter_* folder or exported file")
     p.add_argument("--output", required=True, help="FILE.safetensors or FILE.pth")
     p.add_argument(
         "--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones"
@@ -42,6 +43,7 @@ def parser() -> ArgumentParser:
         default="merged",
         help="low-rank updates: added to their weights, or in a file of their own beside the base's",
     )
+    p.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the stored weights; bf16 takes half the room")
     return p
 
 
@@ -83,20 +85,30 @@ def averaged(source: checkpoint.Weights, chunks: Sequence[nn.Module], sigma_rel:
 
 
 def write_weights(
-    tensors: dict[str, torch.Tensor], output: Path, resolved: cfg.Resolved, lora: str, assets: dict
+    tensors: dict[str, torch.Tensor],
+    output: Path,
+    resolved: cfg.Resolved,
+    lora: str,
+    assets: dict,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Write `output`, with low-rank updates merged into it or (lora="apart") in a file beside it.
 
+    tensors : floating point; they are stored as `dtype`, rounded after updates were merged.
     resolved : the settings, whose model is changed to describe the result. assets : small files of the checkpoint.
     """
+
+    def write(file: Path, weights: dict[str, torch.Tensor], files: dict) -> None:
+        exported.write(file, {n: t.to(dtype) for n, t in weights.items()}, files)
+
     model = resolved.config.model
     if model.lora.rank and lora == "apart":
-        exported.write(checkpoint.lora_file(output), {n: t for n, t in tensors.items() if is_lora(n)}, {})
+        write(checkpoint.lora_file(output), {n: t for n, t in tensors.items() if is_lora(n)}, {})
         tensors = {n: t for n, t in tensors.items() if not is_lora(n)}
     elif model.lora.rank:
         tensors = merged(tensors, (model.lora.alpha or model.lora.rank) / model.lora.rank)
         model.lora.rank = model.lora.alpha = None
-    exported.write(output, tensors, assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
+    write(output, tensors, assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
 
 
 def assets_of(folder: Path) -> dict[str, bytes]:
@@ -119,6 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     model = source.config.model
     model.tensor_model_parallel_size = model.pipeline_model_parallel_size = model.context_parallel_size = 1
     model.virtual_pipeline_model_parallel_size, model.sequence_parallel = None, False
+    # folders of the machine that trained it mean nothing elsewhere
+    source.config.dataset.path, source.config.checkpoint = None, type(source.config.checkpoint)()
     parallel.init()
     _, chunks = build_chunks(model, "fp32", seed=0)
     if args.raw:
@@ -130,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     tensors = {name: t.contiguous() for name, t in checkpoint.gather_whole(chunks).items()}
     output.parent.mkdir(parents=True, exist_ok=True)
     resolved = cfg.Resolved(source.config, provenance)
-    write_weights(tensors, output, resolved, args.lora, assets_of(source.folder))
+    write_weights(tensors, output, resolved, args.lora, assets_of(source.folder), DTYPES[args.dtype])
     parallel.shutdown()
     return 0
 
