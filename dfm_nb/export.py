@@ -31,7 +31,7 @@ MAX_ERROR = 0.1
 
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm export", description="Write consolidated weights.")
-    p.add_argument("source", help="run folder, iter_* folder or exported file")
+    p.add_argument("source", help="run folder, iter_* folder, exported file or packaged model")
     p.add_argument("--output", required=True, help="FILE.safetensors or FILE.pth")
     p.add_argument(
         "--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb import parallel
+from dfm_nb.base import pretrained
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.clip_files import Clips, Generated, check_replay, finished_before, output_path, replay_verdict
@@ -26,7 +27,10 @@ from dfm_nb.parallel.groups import Layout, mpu
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     p = ArgumentParser(prog="dfm generate", description="Generate clips with a trained DiT.")
-    p.add_argument("--checkpoint-path", required=True, help="run folder, iter_* folder or exported file")
+    p.add_argument(
+        "--checkpoint-path",
+        help=f"run folder, iter_* folder, exported file or packaged model; default: the packaged {pretrained.DEFAULT}",
+    )
     p.add_argument("--prompt", action="append", default=[], help="repeat for several")
     p.add_argument(
         "--prompts-file",
@@ -105,7 +109,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.overwrite and args.skip_existing:
         raise ValueError("give --overwrite or --skip-existing, not both")
     requests_of(args)  # a wrong flag is said before the checkpoint is looked at, which takes time if it is large
-    weights = checkpoint.find_weights(args.checkpoint_path)  # and a wrong path before anything starts
+    source = args.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
+    weights = checkpoint.find_weights(source)  # and a wrong path before anything starts
     requests = requests_of(args, weights.config.generation.model_dump())
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
@@ -113,6 +118,8 @@ def main(argv: list[str] | None = None) -> int:
     digest, guide = checkpoint.identity(weights), checkpoint.identity(weaker) if weaker else None
     check_replay(args, requests, digest, ema, guide)
     parallel.init(layout)
+    if not args.checkpoint_path and parallel.rank() == 0:
+        print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
     dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     writes = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0
     writes = writes and parallel.is_last_pipeline_stage()

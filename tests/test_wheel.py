@@ -77,7 +77,7 @@ def test_wheel_holds_all_that_is_not_code(wheel):
     assert sorted(data) == NOTEBOOKS and len(NOTEBOOKS) == 6
     for folder in ("dfm_nb", "workbench"):
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".py"):
+            if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".md", ".py"):
                 assert str(path.relative_to(ROOT)) in names
     assert {"dfm_nb/py.typed", "dfm_nb/config/recipes/demo.yaml", "workbench/plot.js", "workbench/plot.css"} <= set(
         names

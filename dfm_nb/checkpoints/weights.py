@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from dfm_nb import config as cfg
 from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
+from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
@@ -130,6 +131,8 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
     if not path.exists():
         near = [p.name for p in path.parent.glob("iter_*")] if path.parent.is_dir() else []
         hint = f"; there is {', '.join(sorted(near)[-3:])}" if near else ""
+        if len(path.parts) == 1:
+            hint += f", and no packaged model of that name; packaged: {', '.join(names()) or 'none'}"
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
     if path.resolve().name.startswith("iter_"):  # also when it is given as "."
         verify(path)
@@ -233,13 +236,14 @@ class Weights:
 
 
 def find_weights(path: str | os.PathLike | Weights) -> Weights:
-    """A run folder, a folder of checkpoints, an `iter_*` folder, or an exported `.safetensors` / `.pth` file.
+    """A run folder, a folder of checkpoints, an `iter_*` folder, an exported `.safetensors` / `.pth` file, or the name
+    of a packaged model where no run or file has it.
 
     What was found before is given back as it is: finding hashes every file, and a run may have saved again since.
     """
     if isinstance(path, Weights):
         return path
-    path = Path(path)
+    path = weights_path(path)
     if path.suffix in (".safetensors", ".pth") and path.is_file():
         tensors, files = exported.read(path)
         if files is not None and MANIFEST not in files:  # of a run on shards without one: it may lie beside the file

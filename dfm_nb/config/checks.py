@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from dfm_nb.base import geometry
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.pretrained import names, packaged
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
 from dfm_nb.config.schema import FIELDS, Config, Field
@@ -218,13 +219,15 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
     paths = {
         "dataset.path": config.dataset.path,
         "checkpoint.load_checkpoint": start.load_checkpoint,
-        "checkpoint.pretrained": start.pretrained,
+        "checkpoint.pretrained": None if packaged(start.pretrained) else start.pretrained,
         # A folder may be empty or absent, but who names one checkpoint means it.
         "checkpoint.load": start.load if start.load and is_iteration(start.load) else None,
     }
     for key, path in paths.items():
         if path is not None and not os.path.exists(written_path(path)):
-            yield Fault(key, "must exist", shown(path), _nearest_path(Path(path)))
+            near = nearest(path, names()) if key == "checkpoint.pretrained" else None
+            fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))
+            yield Fault(key, "must exist", shown(path), fix)
     if start.load and os.path.isfile(start.load):
         fix = "checkpoint.pretrained=FILE starts from exported weights"
         yield Fault("checkpoint.load", "must be a folder of checkpoints", shown(start.load), fix)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
-from dfm_nb.base import geometry, plugins, video
+from dfm_nb.base import geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
@@ -124,6 +124,18 @@ class Pipeline:
             chunk.eval().requires_grad_(False)
         guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe, source, ema)
+
+    @classmethod
+    def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> Pipeline:
+        """Load a model that comes with the package, or what else `from_checkpoint` takes, with its keywords.
+
+        Raises
+        ------
+        FileNotFoundError : there is neither a model of that name nor such a path; the message has the names.
+
+        >>> pipe = Pipeline.from_pretrained("butterflies")            # doctest: +SKIP
+        """
+        return cls.from_checkpoint(pretrained.packaged(name) or name, **settings)
 
     @property
     def recommended(self) -> dict[str, Any]:
