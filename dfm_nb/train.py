@@ -52,7 +52,17 @@ def resolve(args: argparse.Namespace, world_size: int) -> cfg.Resolved:
     if args.mock:
         overrides.insert(0, "dataset.mock=true")
     world = None if args.print_config else world_size
-    return cfg.resolve(args.recipe, args.config_file, overrides, training=not args.print_config, world_size=world)
+    training = not args.print_config
+    return cfg.resolve(
+        args.recipe, args.config_file, overrides, training=training, world_size=world, settings_of=_settings_of
+    )
+
+
+def _settings_of(weights: str) -> dict[str, Any]:
+    """`checkpoints.weights.settings_of`; only a training that starts from weights needs torch to be settled."""
+    from dfm_nb.checkpoints.weights import settings_of
+
+    return settings_of(weights)
 
 
 def show(resolved: cfg.Resolved) -> int:

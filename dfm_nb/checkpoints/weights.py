@@ -264,6 +264,17 @@ def weights_in(folder: Path) -> Weights:
     return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
 
 
+def settings_of(path: str | os.PathLike) -> dict[str, Any]:
+    """The settings of the network in the weights that a path means, and what they recommend, by dotted key.
+
+    A run's newest checkpoint is not verified for them, which takes long if it is large: loading does that.
+    """
+    folder = weights_path(path)
+    whole = [f for root in (folder, folder / "checkpoints") for f in whole_checkpoints(root)]
+    config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
+    return {k: attrgetter(k)(config) for k in cfg.fields() if k.startswith("generation.") or k in NETWORK}
+
+
 def identity(path: str | os.PathLike | Weights) -> dict:
     """Name and hash of the weights a path means: for sidecars."""
     return find_weights(path).identity
@@ -313,7 +324,8 @@ def load_pretrained(trainer: Any, path: Path) -> None:
     A model with low-rank updates starts from a source without (its updates then start at zero) or with the same ones.
     """
     source = find_weights(path)
-    check_same_model(source, trainer.config, keys=SHAPES)
+    fix = "leave these settings out, and they are the checkpoint's (in_channels and text_dim are those of the data)"
+    check_same_model(source, trainer.config, keys=SHAPES, fix=fix)
     if source.config.model.lora.rank:
         check_same_model(
             source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
@@ -338,6 +350,11 @@ SHAPES = (
     "variant",
 )
 _LORA = ("lora.rank", "lora.alpha")
+NETWORK = {
+    *(f"model.{k}" for k in SHAPES if k not in ("in_channels", "text_dim")),  # those are the data's
+    *(f"model.{k}" for k in ("size", "qk_layernorm", "layernorm_epsilon", "sigma_data", "P_mean", "P_std")),
+}
+"""Keys that a training takes from the weights that it starts from."""
 SHAPE_KEYS = (*SHAPES, *_LORA)
 """Settings of config.model that fix the weights' shapes and use, and the scale of low-rank updates."""
 

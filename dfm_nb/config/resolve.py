@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.pretrained import weights_path
 from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, Config, Field, ModelConfig
@@ -38,7 +39,7 @@ __all__ = [
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
-DERIVED = "derived"
+DERIVED, WEIGHTS = "derived", "weights of"
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _ALIASES = {alias: key for key, field in FIELDS.items() for alias in field.limits.get("aliases", ())}
@@ -80,7 +81,8 @@ class Resolved:
     """A configuration and, for each dotted key, the layer its value came from.
 
     config : the values.
-    provenance : `default`, `recipe NAME`, the YAML file's path, `command line`, or `derived: WHY`.
+    provenance : `default`, `recipe NAME`, `weights of PATH`, the YAML file's path, `command line`, or
+        `derived: WHY`.
     notices : what the layers say that has no effect, a sentence each.
     """
 
@@ -105,7 +107,7 @@ class Resolved:
         def source(origin: str) -> str:
             """`default`, `recipe NAME` or `size NAME`; empty for what a user has set or what is derived."""
             name = origin.partition(" (")[0]
-            return name if name in packaged or name.startswith("size ") else ""
+            return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
 
         kept = {
             key: stored.get(key)
@@ -298,8 +300,9 @@ def resolve(
     *,
     training: bool = False,
     world_size: int | None = None,
+    settings_of: Callable[[str], dict[str, Any]] | None = None,
 ) -> Resolved:
-    """Settle every key: defaults < recipe < YAML file < `group.key=value`.
+    """Settle every key: defaults < packaged recipe < weights to start from < YAML file < `group.key=value`.
 
     Parameters
     ----------
@@ -308,6 +311,7 @@ def resolve(
     overrides : strings `group.key=value`, the value in YAML notation; the last one wins.
     training : also require what a training run needs (a data set that exists, or `dataset.mock=true`).
     world_size : also require that the parallel layout fits this number of processes.
+    settings_of : the settings by dotted key that `checkpoint.pretrained` brings along, from its value.
 
     Raises
     ------
@@ -327,6 +331,10 @@ def resolve(
         else:  # what a saved configuration marks as derived is derived anew
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides)
+    start = next((x["checkpoint.pretrained"] for x in reversed(layers.values()) if "checkpoint.pretrained" in x), None)
+    if settings_of and isinstance(start, str) and weights_path(start).exists():
+        below = [f"recipe {recipe}"] if recipe in recipes() else []  # one of the user's own lies above the weights
+        layers = {k: layers.pop(k) for k in below} | {f"{WEIGHTS} {start}": settings_of(start)} | layers
     return _settle(layers, faults + unreadable, training, world_size)
 
 

@@ -8,8 +8,9 @@ import shutil
 import pytest
 import torch
 
-from dfm_nb import Pipeline, export, generate, train
+from dfm_nb import Pipeline, export, generate, train, train_model
 from dfm_nb.base import pretrained
+from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 
@@ -103,3 +104,47 @@ def test_generate_takes_the_packaged_model_by_default_and_by_name(moths, capsys)
     default, name = (json.loads((work / f"{n}.png.json").read_text()) for n in ("default", "name"))
     assert default["frames_sha256"] == name["frames_sha256"]
     assert default["checkpoint"]["file"] == name["checkpoint"]["file"] == "moths.safetensors"
+
+
+@pytest.mark.slow
+def test_training_takes_the_network_from_the_weights_it_starts_from(moths, tmp_path):
+    def resolve(*words):
+        return train.resolve(train.parse(["--dataset-path", str(moths), "checkpoint.pretrained=moths", *words]), 1)
+
+    plain, demo = resolve(), resolve("--recipe", "demo")
+    for settled in (plain, demo):
+        m = settled.config.model
+        assert (m.hidden_size, m.num_layers, m.P_mean, m.rope, m.in_channels) == (48, 2, -0.7, True, None)
+        assert settled.provenance["model.P_mean"] == "weights of moths" and settled.config.generation.num_steps == 9
+    assert plain.config.train.train_iters == 10000 and demo.config.train.train_iters == 1000
+    file = tmp_path / "own.yaml"
+    file.write_text("model:\n  P_mean: 0.3\n")
+    assert resolve("--config-file", str(file)).config.model.P_mean == 0.3
+    assert resolve("--recipe", str(file)).config.model.P_mean == 0.3
+    assert resolve("--config-file", str(file), "model.P_mean=0.4").config.model.P_mean == 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]], ids=["full", "lora"])
+def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, tmp_path, lora):
+    def tune(iters, *words):
+        settings = ["checkpoint.pretrained=moths", *lora, f"train.train_iters={iters}", "scheduler.lr_decay_iters=3"]
+        size = ["train.global_batch_size=1", "dataset.task_encoder_seq_length=160", "train.eval_interval=0"]
+        run = tmp_path / "run"
+        return train_model(dataset_path=moths, run_dir=run, recipe="demo", overrides=[*settings, *size, *words])
+
+    with pytest.raises(ValueError, match=r"model.num_layers=3 \(checkpoint: 2\); leave"):
+        tune(2, "model.num_layers=3")
+    run = tune(2)
+    assert run.config.get("model.hidden_size") == 48 and "Started from the weights of moths" in log(run)
+    run = tune(3)  # the same command
+    assert list(run.metrics.loc[run.metrics["loss"].notna(), "iteration"]) == [1, 2, 3]
+    file = export.export_weights(run, tmp_path / "tuned.safetensors", dtype="bf16")
+    before, after = (exported.read(f)[0] for f in (folder / "moths.safetensors", file))
+    assert before.keys() == after.keys() and any(not torch.equal(before[n], after[n]) for n in before)
+    (clip,) = Pipeline.from_checkpoint(file)("a moth", **SIZE)
+    assert clip.frames.shape == (1, 32, 32, 3)
+
+
+def log(run) -> str:
+    return (run.path / "log.txt").read_text()
