@@ -330,11 +330,26 @@ def load_pretrained(trainer: Any, path: Path) -> None:
         check_same_model(
             source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
         )
+    for kind in _different_encoders(source.folder, trainer.config.dataset.path):
+        log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
 
 
+def _different_encoders(source: Path, dataset: str | None) -> list[str]:
+    """What weights and a data set are known to differ in, of tokenizer and text encoder."""
+    if dataset is None or not all((Path(f) / MANIFEST).is_file() for f in (source, dataset)):
+        return []
+    pairs = [(kind, read_manifest(source)[kind], read_manifest(Path(dataset))[kind]) for kind in ENCODERS]
+    return [
+        kind.replace("_", " ")
+        for kind, theirs, ours in pairs
+        if any(theirs.get(k) != ours.get(k) for k in ("name", "sha256") if k in theirs and k in ours)
+    ]
+
+
+ENCODERS = ("tokenizer", "text_encoder")
 SHAPES = (
     "num_layers",
     "hidden_size",

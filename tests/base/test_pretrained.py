@@ -146,5 +146,17 @@ def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, t
     assert clip.frames.shape == (1, 32, 32, 3)
 
 
+@pytest.mark.slow
+def test_training_says_when_its_data_are_of_another_tokenizer(moths, tiny_data, tmp_path):
+    settings = ["checkpoint.pretrained=moths", "train.train_iters=1", "train.global_batch_size=1"]
+    settings += ["dataset.task_encoder_seq_length=160", "train.eval_interval=0"]
+    same, other = (
+        train_model(dataset_path=data, run_dir=tmp_path / name, recipe="demo", overrides=settings)
+        for name, data in (("same", moths), ("other", tiny_data))
+    )
+    assert "of another" not in log(same) and "moths was trained on data of another tokenizer" in log(other)
+    assert "text encoder" not in log(other)
+
+
 def log(run) -> str:
     return (run.path / "log.txt").read_text()
