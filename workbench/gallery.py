@@ -21,7 +21,7 @@ MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".
 
 @dataclass(frozen=True)
 class Item:
-    """One clip: its media type and bytes; its settings (`prompt`, `seed`, ...; {} when unknown); a PNG to begin with."""
+    """One clip: media type and bytes, settings (`prompt`, `seed`, ...; {} when unknown), and a PNG to begin with."""
 
     media_type: str
     data: bytes

@@ -318,10 +318,14 @@ def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tens
             p.copy_(value)
 
 
-def load_pretrained(trainer: Any, path: Path) -> None:
+def load_pretrained(trainer: Any, path: Path) -> LatentStatistics | None:
     """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh.
 
     A model with low-rank updates starts from a source without (its updates then start at zero) or with the same ones.
+
+    Returns
+    -------
+    What latents must be normalised by for these weights; None when they are of another tokenizer than the data.
     """
     source = find_weights(path)
     fix = "leave these settings out, and they are the checkpoint's (in_channels and text_dim are those of the data)"
@@ -330,11 +334,13 @@ def load_pretrained(trainer: Any, path: Path) -> None:
         check_same_model(
             source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
         )
-    for kind in _different_encoders(source.folder, trainer.config.dataset.path):
+    different = _different_encoders(source.folder, trainer.config.dataset.path)
+    for kind in different:
         log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
+    return None if "tokenizer" in different else read_statistics(source.folder)
 
 
 def _different_encoders(source: Path, dataset: str | None) -> list[str]:

@@ -22,7 +22,7 @@ from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
 from dfm_nb.data.stores import SampleStore
-from dfm_nb.packs.packs import Pack
+from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training import forecast
 from dfm_nb.training.batches import open_store, packed_loader
@@ -115,7 +115,7 @@ class Training:
         root = Path(c.checkpoint_dir) if c.checkpoint_dir else run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
         self.assets = checkpoint.read_assets(self.config.dataset.path) if self.config.dataset.path else {}
-        self.statistics = checkpoint.statistics_file(store.statistics)
+        self.store = store
         self.report = Report(self.config, run, self.config_yaml)
         self.stop = StopRequest(self.config.train.exit_on_signal)
         self.bad = BadSamples(store, self.config.dataset.max_bad_fraction, self.stop.group)
@@ -128,7 +128,9 @@ class Training:
 
     @functools.cached_property
     def validation(self) -> Validation:
-        return Validation(self.config, self.trainer, open_store(self.config, "val"))
+        store = open_store(self.config, "val")
+        store.statistics = self.store.statistics
+        return Validation(self.config, self.trainer, store)
 
     @functools.cached_property
     def samples(self) -> Samples:
@@ -142,7 +144,7 @@ class Training:
             self._load(folder)
             log.info("Resumed from %s at iteration %d", folder, self.iteration)
         elif c.pretrained:
-            checkpoint.load_pretrained(self.trainer, Path(c.pretrained))
+            self._normalise_by(checkpoint.load_pretrained(self.trainer, Path(c.pretrained)))
             log.info("Started from the weights of %s", c.pretrained)
         elif c.load:
             log.info("checkpoint.load=%s holds no checkpoint yet: training starts anew", c.load)
@@ -170,10 +172,17 @@ class Training:
         self.skipped = state["skipped"]
         self.bad.found |= set(state.get("bad_samples", ()))
         self.loader.restore(state["data"])
+        if (folder / checkpoint.STATISTICS).is_file():  # an older one was trained with the data set's
+            self._normalise_by(checkpoint.read_statistics(folder))
         for key in cfg.fields():
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:
                 log.info("%s is %s from iteration %d on; it was %s", key, now, self.iteration + 1, before)
+
+    def _normalise_by(self, statistics: LatentStatistics | None) -> None:
+        """Weights keep what they were trained with, whatever data come after: the same colour is the same input."""
+        if statistics is not None:
+            self.store.statistics = statistics.used_by(self.config.model.variant)
 
     def run(self) -> None:
         """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved."""
@@ -267,7 +276,7 @@ class Training:
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],
         }
-        small = {**self.assets, checkpoint.STATISTICS: self.statistics}
+        small = {**self.assets, checkpoint.STATISTICS: checkpoint.statistics_file(self.store.statistics)}
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
 

@@ -89,6 +89,7 @@ class Samples:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder
         self.pipeline = Pipeline(self.config, self.trainer.chunks, Path(folder), tokenizer_path=decoder)
+        self.pipeline.statistics = self.store.statistics  # in fine-tuning not those of the folder
         sample = self.store.read(index % len(self.store))
         frames, height, width = geometry.pixel_size(*sample.latent.shape[2:])
         prompt = sample.meta.get("caption") or sample.key

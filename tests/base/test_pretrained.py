@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from dfm_nb import Pipeline, export, generate, train, train_model
+from dfm_nb import Pipeline, export, generate, prepare_dataset, train, train_model
 from dfm_nb.base import pretrained
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
@@ -144,6 +144,23 @@ def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, t
     assert before.keys() == after.keys() and any(not torch.equal(before[n], after[n]) for n in before)
     (clip,) = Pipeline.from_checkpoint(file)("a moth", **SIZE)
     assert clip.frames.shape == (1, 32, 32, 3)
+
+
+@pytest.mark.slow
+def test_fine_tuning_normalises_as_the_weights_were_trained(moths, tmp_path):
+    """Other data have other statistics; the same colour must stay the same input, at validation and after a resume."""
+    data = prepare_dataset(
+        "synthetic", output_dir=tmp_path / "own", tokenizer="residual", num_images=6, num_clips=0, short_side=32, seed=9
+    )
+    settings = ["checkpoint.pretrained=moths", "train.global_batch_size=1", "dataset.task_encoder_seq_length=160"]
+    settings += ["dataset.use_train_split_for_val=true", "train.eval_interval=1", "scheduler.lr_decay_iters=3"]
+    for iters in (1, 2):
+        overrides = [*settings, f"train.train_iters={iters}"]
+        run = train_model(dataset_path=data, run_dir=tmp_path / "run", recipe="demo", overrides=overrides)
+        used = checkpoint.read_statistics(checkpoint.find(run.path))
+        wanted, others = (checkpoint.read_statistics(folder) for folder in (moths, data.path))
+        assert torch.equal(used.mean, wanted.mean) and torch.equal(used.std, wanted.std)
+        assert not torch.allclose(used.mean, others.mean, atol=0.02)
 
 
 @pytest.mark.slow
