@@ -32,18 +32,12 @@ def dfm(verb: str, *flags: str, **settings: object) -> list[str]:
     return [sys.executable, "-m", "dfm_nb", verb, *flags, *named]
 
 
-class Demo:
-    """The stages, in `run_dir`: data/, train/, samples/, evaluation.json, summary.md."""
+class Stages:
+    """Commands whose results lie in `run_dir`; `times.json` there says how long each stage took."""
 
     def __init__(self, run_dir: Path):
-        self.run = run_dir
-        self.data, self.train, self.out = run_dir / "data", run_dir / "train", run_dir / "samples"
-        self.times = run_dir / "times.json"
-        # A CPU that multiplies bfloat16 in hardware trains on twice the tokens in the same minutes: it gets more data.
-        if fast_bf16():
-            self.recipe, self.images, self.clips = "demo_bf16", 12000, 4200
-        else:
-            self.recipe, self.images, self.clips = "demo", 8000, 2800
+        self.run, self.times = run_dir, run_dir / "times.json"
+        self.run.mkdir(parents=True, exist_ok=True)
 
     def stage(self, name: str, about: str, done: Path, *commands: list[str]) -> None:
         """Run commands unless `done` exists; remember how long they took."""
@@ -62,9 +56,21 @@ class Demo:
         self.times.write_text(json.dumps(times))
         print(f"== {name}: {times[name]:.0f} s", flush=True)
 
+
+class Demo(Stages):
+    """The stages, in `run_dir`: data/, train/, samples/, evaluation.json, summary.md."""
+
+    def __init__(self, run_dir: Path):
+        super().__init__(run_dir)
+        self.data, self.train, self.out = run_dir / "data", run_dir / "train", run_dir / "samples"
+        # A CPU that multiplies bfloat16 in hardware trains on twice the tokens in the same minutes: it gets more data.
+        if fast_bf16():
+            self.recipe, self.images, self.clips = "demo_bf16", 12000, 4200
+        else:
+            self.recipe, self.images, self.clips = "demo", 8000, 2800
+
     def main(self) -> None:
         """Run the four stages and write the summary."""
-        self.run.mkdir(parents=True, exist_ok=True)
         self.out.mkdir(exist_ok=True)
         print(
             "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 2 min, train 6 to 7 min, measure and "

@@ -52,6 +52,7 @@ SIZES: dict[str, Size] = {
     for row in (
         Size("tiny", 2, 64, 4, "ours: unit tests"),
         Size("demo", 4, 192, 6, "ours: minutes on two CPU cores"),
+        Size("base", 6, 192, 6, "ours: the packaged model, two hours on two CPU cores"),
         Size("DiT-S", 12, 384, 6, _DIT),
         Size("DiT-B", 12, 768, 12, _DIT),
         # With cross attention, full-rank adaLN would make 637 and 938 M of the paper's 458 and 675 M; rank 256 makes
