@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 
 from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.cpu import fast_bf16
 
 NEEDED = (
     "torch",
@@ -43,13 +44,6 @@ def packages() -> Iterator[tuple[str, str]]:
                 yield "note", f"{name} is not installed: {OPTIONAL[name]}"
             else:
                 yield "MISSING", f"{name} is not installed; pip install -c constraints.txt -e ."
-
-
-def fast_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16), several times as fast as float32."""
-    import torch
-
-    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
 def machine() -> Iterator[tuple[str, str]]:

@@ -105,7 +105,11 @@ def parser() -> ArgumentParser:
     p.add_argument("--autoguidance-checkpoint", help="a weaker model for guidance to lead away from")
     p.add_argument("--seed", type=int, default=1, help="of the starting noise, and of the choice of real samples")
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
-    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
+    p.add_argument(
+        "--mixed-precision",
+        choices=("bf16", "fp32"),
+        help="arithmetic; that of the training; fp32 on a CPU without bfloat16",
+    )
     p.add_argument("--tokenizer-path", help="tokenizer file or folder")
     p.add_argument("--text-encoder-path", help="text encoder folder")
     p.add_argument("--output", help="JSON file")

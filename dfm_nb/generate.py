@@ -41,7 +41,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument(
         "--ema", default="auto", help="relative length of the EMA of the weights; auto, or none for raw weights"
     )
-    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
+    p.add_argument(
+        "--mixed-precision",
+        choices=("bf16", "fp32"),
+        help="arithmetic; that of the training; fp32 on a CPU without bfloat16",
+    )
     p.add_argument("--batch-size", type=int, default=16, help="clips generated together; does not change the result")
     p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
     p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")

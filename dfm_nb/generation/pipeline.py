@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
-from dfm_nb.base import geometry, plugins, pretrained, video
+from dfm_nb.base import cpu, geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
@@ -106,11 +106,14 @@ class Pipeline:
         ----------
         ema : relative length of the EMA to use; "auto" takes the shortest stored one, None the raw weights.
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
+        mixed_precision : arithmetic; None for that of the training, or float32 on a CPU without bfloat16.
         """
         source = checkpoint.find_weights(path)
         config = source.config
         if mixed_precision:
             config.mixed_precision = mixed_precision
+        elif parallel.device().type == "cpu" and not cpu.fast_bf16():
+            config.mixed_precision = "fp32"  # ten times as fast there as bfloat16 in software
         layout = layout or Layout()
         m = config.model
         m.tensor_model_parallel_size, m.pipeline_model_parallel_size = layout.tp, layout.pp

@@ -93,6 +93,15 @@ def test_the_file_alone_generates_from_a_prompt(moths, one_rank):
     assert about.dataset.path is None and about.checkpoint == type(about.checkpoint)(), "it names no folder"
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank, monkeypatch, fast):
+    monkeypatch.setattr("dfm_nb.base.cpu.fast_bf16", lambda: fast)
+    source = checkpoint.find_weights("moths")
+    source.config.mixed_precision = "bf16"
+    assert Pipeline.from_checkpoint(source).config.mixed_precision == ("bf16" if fast else "fp32")
+    assert Pipeline.from_checkpoint(source, mixed_precision="bf16").config.mixed_precision == "bf16"
+
+
 @pytest.mark.slow
 def test_generate_takes_the_packaged_model_by_default_and_by_name(moths, capsys):
     work = moths.parent / "clips"
