@@ -77,36 +77,55 @@ def test_kernel_distance_of_equal_distributions_is_zero_on_average():
     assert shifted.min() > same.max()
 
 
-def test_intervals_hold_the_value_they_are_for():
-    """Coverage of the kernel distance's and the mean's 95 % intervals; the bound is a binomial's."""
-    rng, covered, runs = np.random.default_rng(1), np.zeros(2), 60
-    big = rng.standard_normal((1200, 4)), rng.standard_normal((1200, 4)) + 0.5
-    truth = kernel_distance(*big)
-    for _ in range(runs):
-        x, y = rng.standard_normal((60, 4)), rng.standard_normal((60, 4)) + 0.5
-        e = kernel_estimate(x, y, 100)
-        covered[0] += e.low <= truth <= e.high
-        m = mean_estimate(x[:, 0], 200)
-        covered[1] += m.low <= 0 <= m.high
-    assert (covered >= 49).all(), covered
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_intervals_cover_95_percent(shift):
+    """Of the kernel distance, the Frechet distance at these sizes, and the mean; the bounds are a binomial's."""
+    rng, runs = np.random.default_rng(1), 200
+    draws = [(rng.standard_normal((40, 4)), rng.standard_normal((40, 4)) + shift) for _ in range(5 * runs)]
+    kernel = np.mean([kernel_distance(x, y) for x, y in draws])
+    frechet = np.mean([frechet_distance(x, y) for x, y in draws])
+    covered = np.zeros(3)
+    for x, y in draws[:runs]:
+        for i, (e, truth) in enumerate(
+            ((kernel_estimate(x, y), kernel), (frechet_estimate(x, y), frechet), (mean_estimate(x[:16, 0]), 0.0))
+        ):
+            covered[i] += e.low <= truth <= e.high
+    assert (covered / runs > 0.9).all(), covered
+    assert (covered[1:] / runs < 0.99).all(), covered
+    assert covered[0] / runs < (1.0 if shift else 1.01), "between equal distributions the estimate is not normal"
 
 
-def test_kernel_interval_of_two_samples_is_finite():
-    """Half of the resamples are one sample twice, which has no pairs: they are left out."""
+def test_student_t_quantiles_are_the_tabulated_ones():
+    for values, t in ((2, 12.706), (3, 4.303), (5, 2.776), (11, 2.228), (61, 2.000)):
+        x = np.arange(values, dtype=float)
+        e = mean_estimate(x)
+        assert (e.high - e.value) / (x.std(ddof=1) / values**0.5) == pytest.approx(t, abs=2e-3)
+
+
+def test_kernel_interval_of_two_samples_is_unknown():
     rng = np.random.default_rng(2)
-    e = kernel_estimate(rng.standard_normal((2, 3)), rng.standard_normal((2, 3)) + 1, 50)
-    assert np.isfinite([e.value, e.low, e.high]).all() and e.low <= e.high
+    e = kernel_estimate(rng.standard_normal((2, 3)), rng.standard_normal((2, 3)) + 1)
+    assert np.isfinite(e.value) and np.isnan([e.low, e.high]).all()
 
 
-def test_frechet_interval_is_around_the_value_and_shrinks_with_samples():
+def test_frechet_interval_shrinks_with_samples():
     rng, width = np.random.default_rng(1), {}
-    for n in (50, 800):
+    for n in (50, 400):
         x, y = rng.standard_normal((n, 8)), rng.standard_normal((n, 8)) + 0.5
-        e = frechet_estimate(x, y, 100)
-        assert e.low < e.value < e.high and e == frechet_estimate(x, y, 100)
+        e = frechet_estimate(x, y)
+        assert e.low < e.value < e.high
         width[n] = e.high - e.low
-    assert width[800] < width[50] / 2, "a standard error falls as 1/sqrt(n), a fourth here"
-    assert e.low < 8 * 0.25 < e.high + 0.1
+    assert width[400] < width[50] / 1.7, "a standard error falls as 1/sqrt(n)"
+
+
+def test_frechet_distance_of_few_samples_is_refused_because_it_rewards_collapse():
+    rng = np.random.default_rng(0)
+    spread = 1 / (1 + np.arange(640)) ** 0.5
+    ours, same, others = (rng.standard_normal((64, 1, 640)) * spread for _ in range(3))
+    assert frechet_distance(0.6 * ours[:, 0], others[:, 0]) < frechet_distance(ours[:, 0], others[:, 0])
+    found = compare(list(ours), list(same), list(others))
+    assert "frechet_distance" not in found and "128 samples or more" in found["notes"][0]
+    assert {"kernel_distance", "notes"} == set(found)
 
 
 def test_temporal_consistency_of_known_clips():
@@ -134,7 +153,7 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
     ]
     clips = [synthetic.render(a, i, 64, 64, 5) for i, a in enumerate(attributes)]
     asked, others = clips[:12], clips[12:]
-    mean = lambda x: x.flatten(2)[:, :, ::7].flatten(1)  # noqa: E731 - some pixels are features enough here
+    mean = lambda x: x.flatten(2)[:, :, ::29].flatten(1)  # noqa: E731 - some pixels are features enough here
     network = features.FeatureNetwork("pixels", mean, 16, (0.5,) * 3, (0.5,) * 3)
     asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
     same = compare(asked, asked, others)
