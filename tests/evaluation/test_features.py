@@ -79,7 +79,9 @@ def test_dinov2_from_a_folder_gives_the_class_token(tmp_path):
 
 
 def test_faults_name_the_fix(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="must be one of efficientnet_lite0, inception, dinov2; got 'vgg'"):
+    with pytest.raises(
+        ValueError, match="must be one of efficientnet_lite0, efficientnet_lite2, inception, dinov2; got 'vgg'"
+    ):
         features.build("vgg")
     with pytest.raises(FileNotFoundError, match=r"dinov2 .* --features-path, or use --features efficientnet_lite0"):
         features.build("dinov2", tmp_path)

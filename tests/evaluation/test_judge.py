@@ -24,6 +24,9 @@ def draw(size_px=64, num_images=150, num_clips=15, seed=4321, unseen=False):
     return [c.video for c in clips], [c.attributes for c in clips]
 
 
+SIDES = ("left", "right")
+
+
 def packed(video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.ndarray:
     """uint8 [T, H, W, 3] through a linear code of 8 x 8 pixels; with `keep_frames` also of 1 + 4k frames in time."""
     x = torch.from_numpy(video).permute(0, 3, 1, 2).float()
@@ -130,8 +133,21 @@ def test_block_compression_is_a_projection():
     assert torch.allclose(means, torch.nn.functional.avg_pool2d(x, 8), atol=1e-5)
 
 
-def test_chance_is_one_over_the_number_of_names():
-    assert attributes.chance() == {"colour": 1 / 8, "background": 1 / 4, "pattern": 1 / 4, "all": 1 / 128}
+def test_left_is_right_in_the_mirror(judge):
+    """Posture is told of pictures and their mirror images, whose tilt is the other one."""
+    look = {"colour": "red", "background": "sand", "pattern": "plain"}
+    tilted = [synthetic.render(look | {"posture": f"tilted {side}"}, i, 64, 64) for i in range(6) for side in SIDES]
+    found = [p["posture"] for p in judge.predict([*tilted, *(v[:, :, ::-1].copy() for v in tilted)])]
+    assert found == [f"tilted {side}" for side in (*SIDES * 6, *SIDES[::-1] * 6)]
+
+
+def test_probabilities_are_those_of_the_prediction(judge):
+    videos, _ = draw(num_images=12, num_clips=4)
+    said = judge.probabilities(videos)
+    assert said.keys() == attributes.HEADS.keys()
+    for name, p in said.items():
+        assert p.shape == (16, len(attributes.HEADS[name])) and np.allclose(p.sum(1), 1, atol=1e-5)
+        assert [attributes.HEADS[name][i] for i in p.argmax(1)] == [f[name] for f in judge.predict(videos)]
 
 
 def test_wing_motion_separates_clips_from_stills():
