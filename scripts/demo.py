@@ -94,7 +94,10 @@ class Demo(Stages):
         result = self.run / "evaluation.json"
         evaluate = dfm(
             "evaluate",
+            "--distances",
             checkpoint_path=self.train,
+            part="test",
+            wordings=56,
             num_prompts=MEASURED,
             num_clips=MEASURED,
             output=result,
@@ -140,7 +143,7 @@ samples seen.
 
 ## Does the model obey its captions?
 
-On attribute combinations (colour, pattern, background) that training never saw:
+On attribute combinations that training never saw, half of them a colour that never had that pattern:
 
 {table(result)}
 

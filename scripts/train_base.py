@@ -49,6 +49,7 @@ class Base(Stages):
         self.stage("export", "one file in bf16", asset, export)
         evaluate = dfm(
             "evaluate",
+            "--distances",
             checkpoint_path=asset,
             part="test",
             output=result,
@@ -81,7 +82,7 @@ A small text-to-video Diffusion Transformer that comes with the package: `Pipeli
 
 ## Measured
 
-`dfm evaluate --checkpoint-path {NAME} --part test {flags}`
+`dfm evaluate --checkpoint-path {NAME} --part test --distances {flags}`
 
 {table(measured)}
 

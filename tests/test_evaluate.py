@@ -40,7 +40,7 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
     assert result["dataset"] == {"name": str(tiny_data), "split": "train", "unreadable": 0}
     images = result["images"]
     assert images["samples"] == images["real_samples"] == 4 and images["network"] == "efficientnet_lite0"
-    assert "frechet_distance" not in images and "256 samples or more" in images["notes"][0]
+    assert "frechet_distance" not in images and "needs 2560 samples" in images["notes"][0]
     estimate = images["kernel_distance"]
     assert estimate["real"] < estimate["value"] and estimate["low"] < estimate["value"] < estimate["high"]
     surely = images["colour"]["sure"]

@@ -91,8 +91,8 @@ def test_intervals_cover_95_percent(shift):
         ):
             covered[i] += e.low <= truth <= e.high
     assert (covered / runs > 0.9).all(), covered
-    assert (covered[1:] / runs < 0.99).all(), covered
-    assert covered[0] / runs < (1.0 if shift else 1.01), "between equal distributions the estimate is not normal"
+    if shift:  # between equal distributions the first order vanishes, and intervals are up to 1.4 times too wide
+        assert (covered / runs < 0.99).all(), covered
 
 
 def test_student_t_quantiles_are_the_tabulated_ones():
@@ -102,10 +102,10 @@ def test_student_t_quantiles_are_the_tabulated_ones():
         assert (e.high - e.value) / (x.std(ddof=1) / values**0.5) == pytest.approx(t, abs=2e-3)
 
 
-def test_kernel_interval_of_two_samples_is_unknown():
+def test_kernel_interval_of_two_samples_is_finite():
     rng = np.random.default_rng(2)
     e = kernel_estimate(rng.standard_normal((2, 3)), rng.standard_normal((2, 3)) + 1)
-    assert np.isfinite(e.value) and np.isnan([e.low, e.high]).all()
+    assert np.isfinite([e.value, e.low, e.high]).all() and e.low < e.high
 
 
 def test_frechet_interval_shrinks_with_samples():
@@ -124,7 +124,7 @@ def test_frechet_distance_of_few_samples_is_refused_because_it_rewards_collapse(
     ours, same, others = (rng.standard_normal((64, 1, 640)) * spread for _ in range(3))
     assert frechet_distance(0.6 * ours[:, 0], others[:, 0]) < frechet_distance(ours[:, 0], others[:, 0])
     found = compare(list(ours), list(same), list(others))
-    assert "frechet_distance" not in found and "128 samples or more" in found["notes"][0]
+    assert "frechet_distance" not in found and "it needs 1280 samples" in found["notes"][0]
     assert {"kernel_distance", "notes"} == set(found)
 
 
@@ -149,11 +149,11 @@ def test_sets_that_do_not_match_are_refused():
 def test_a_perfect_model_has_the_distance_of_real_samples():
     """Samples that are the asked ones: both columns agree; blank ones are farther."""
     attributes = [
-        {"species": "monarch", "posture": "open", "motion": "flapping", **c} for c in synthetic.seen_combinations()[:24]
+        {"species": "monarch", "posture": "open", "motion": "flapping", **c} for c in synthetic.seen_combinations()[:72]
     ]
     clips = [synthetic.render(a, i, 64, 64, 5) for i, a in enumerate(attributes)]
-    asked, others = clips[:12], clips[12:]
-    mean = lambda x: x.flatten(2)[:, :, ::29].flatten(1)  # noqa: E731 - some pixels are features enough here
+    asked, others = clips[:36], clips[36:]
+    mean = lambda x: x.flatten(2)[:, :, ::43].flatten(1)  # noqa: E731 - some pixels are features enough here
     network = features.FeatureNetwork("pixels", mean, 16, (0.5,) * 3, (0.5,) * 3)
     asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
     same = compare(asked, asked, others)
