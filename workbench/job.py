@@ -190,9 +190,14 @@ class Job:
         if state == "lost":
             return (
                 "the process vanished without an exit code (killed, or the machine restarted); "
-                "Resume goes on from the last checkpoint"
+                "Continue goes on from the last checkpoint"
             )
         return explain(self.output(), int(self.record["exit_code"])) if state == "failed" else ""
+
+    def ended(self) -> str:
+        """The day and the time of the last line of the log."""
+        log = self.folder / LOG
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(log.stat().st_mtime if log.exists() else None))
 
     # ---- stopping -------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
-"""What a launcher looks like: Start, Stop, Resume, the state, the last log lines, and on failure the cause.
+"""What a launcher looks like: Start, Stop, Continue, Start over, what each will do, the state and the last log lines.
 
 Faults of a button are shown here; otherwise only JupyterLab's log console would have them.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 import threading
 import time
@@ -17,41 +18,55 @@ _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "
 
 
 class Panel:
-    """The buttons, state and log; the state is a word and a mark as well as a colour."""
+    """The buttons with what each will do, the state and the log; the state is a word and a mark as well as a colour.
+
+    A button that makes no sense now is disabled, and a click on it (the second of a double click) does nothing.
+    """
+
+    LOOKS = {
+        "Start": ("play", "primary"),
+        "Stop": ("stop", "warning"),
+        "Continue": ("forward", "primary"),
+        "Start over": ("refresh", ""),
+    }
 
     def __init__(self, launcher: Any):
         import ipywidgets as w
 
-        self.launcher, self.message, self.stopping, self.asked = launcher, "", False, False
+        self.launcher, self.message, self.stopping, self.asked = launcher, "", False, ""
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-
-        def button(text: str, icon: str, style: str, tip: str, action: Any) -> Any:
-            out = w.Button(description=text, icon=icon, button_style=style, tooltip=tip, layout=w.Layout(width="auto"))
-            out.on_click(lambda _b: self._guarded(action))
-            return out
-
-        self.start = button("Start", "play", "primary", "Start the run in the background", launcher.start)
-        self.stop = button("Stop", "stop", "warning", "Save, then end every process of the run", self._stop)
-        self.resume = button("Resume", "forward", "", "Continue from the newest checkpoint", self._resume)
-        self.status, self.alert, self.log = w.HTML(), w.HTML(), w.HTML()
-        self.box = w.VBox([w.HBox([self.start, self.stop, self.resume, self.status]), self.alert, self.log])
+        actions = dict(zip(self.LOOKS, (launcher.start, self._stop, launcher.resume, launcher.start_over)))
+        self.buttons = {}
+        for name, (icon, style) in self.LOOKS.items():
+            made = w.Button(description=name, icon=icon, button_style=style, layout=w.Layout(width="auto"))
+            made.on_click(functools.partial(self._press, name, actions[name]))
+            self.buttons[name] = made
+        self.status, self.says, self.alert, self.log = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        row = w.HBox([*self.buttons.values(), self.status], layout=w.Layout(flex_flow="row wrap"))
+        self.box = w.VBox([row, self.says, self.alert, self.log])
         self.box.add_class("dfm-launcher")
         self.refresh()
 
+    def _press(self, name: str, action: Any, button: Any) -> None:
+        if button.disabled:
+            return
+        if name == "Stop":
+            action()
+            return
+        for other in self.buttons.values():
+            other.disabled = True
+        asked, self.asked = self.asked, name  # a foreign folder's command is shown first, and run by a second press
+        self._guarded(functools.partial(action, confirm=asked == name))
+
     def _guarded(self, action: Any) -> None:
-        """Run a button's action and show its exception in the widget."""
+        """Run a button's action and show its exception."""
         self.message = ""
         try:
             action()
         except Exception as error:
             self.message = str(error) or type(error).__name__
         self.refresh()
-
-    def _resume(self) -> None:
-        """A command that a foreign folder names is shown first; a second press runs it."""
-        asked, self.asked = self.asked, True
-        self.launcher.resume(confirm=asked)
 
     def _stop(self) -> None:
         """The first press asks and leaves time to save; a second one kills."""
@@ -77,18 +92,17 @@ class Panel:
 
     def refresh(self) -> None:
         job, state = self.launcher.job, self.launcher.state
-        running = state == "running"
+        running, offers = state == "running", self.launcher.offers()
         self.stopping = self.stopping and running
-        wanted = "Stop now" if self.stopping else "Stop"
-        if self.stop.description != wanted:
-            self.stop.description = wanted
-        for button, usable in (
-            (self.start, not running),
-            (self.stop, running),
-            (self.resume, self.launcher.can_resume),
-        ):
-            if button.disabled == usable:
-                button.disabled = not usable
+        for name, button in self.buttons.items():
+            wanted = "Stop now" if name == "Stop" and self.stopping else name
+            for trait, value in (
+                ("disabled", name not in offers),
+                ("tooltip", offers.get(name, "")),
+                ("description", wanted),
+            ):
+                if getattr(button, trait) != value:
+                    setattr(button, trait, value)
         pid = f" · process {job.pid}" if running else ""
         pid += " · saving, then ending" if self.stopping else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
@@ -97,10 +111,17 @@ class Panel:
             f'<span role="status" aria-live="polite" style="padding-left:8px">'
             f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>',
         )
-        cause = self.message or job.cause()
-        put(self.alert, _alert(cause) if cause else "")
-        tail = html.escape(job.tail(14))
-        put(self.log, _log_html(tail, bool(job.cause())) if tail else "")
+        notes = [f"<b>{name}</b> {html.escape(text)}." for name, text in offers.items()]
+        difference = html.escape(self.launcher.difference())
+        notes += [f"{difference[0].upper()}{difference[1:]}."] if difference else []
+        cause, now = job.cause(), self.launcher.followed
+        if cause and not now:
+            notes.append(f"The last run here {state} on {job.ended()}: {html.escape(cause)}")
+        put(self.says, "".join(f'<div style="font-size:12px;line-height:1.5">{note}</div>' for note in notes))
+        alert = self.message or (cause if now else "")
+        put(self.alert, _alert(alert) if alert else "")
+        tail = html.escape(job.tail(14)) if now or not cause else ""
+        put(self.log, _log_html(tail, bool(cause)) if tail else "")
 
 
 def put(widget: Any, value: str) -> None:

@@ -19,6 +19,8 @@ import workbench
 from tests.processes import alive, wait_until
 from workbench import supervisor
 from workbench.job import Job, RunFailed
+from workbench.launcher import PREPARE
+from workbench.launcher import _words as launcher_words
 
 pytestmark = pytest.mark.slow
 
@@ -131,7 +133,7 @@ def test_failing_run_raises_its_own_error_last(launch, ending, cause):
     assert launcher.state == "failed"
     launcher.widget  # noqa: B018
     assert cause in launcher._panel.alert.value.replace("&#x27;", "'") and 'role="alert"' in launcher._panel.alert.value
-    assert not launcher._panel.start.disabled and launcher._panel.stop.disabled
+    assert usable(launcher._panel) == ["Continue", "Start over"]
 
 
 def test_stop_leaves_no_process_of_any_depth(launch):
@@ -162,12 +164,12 @@ def test_second_press_of_stop_does_not_wait_for_a_save(launch, program, monkeypa
     panel = launcher._panel
     wait_until(lambda: steps_done(launcher) > 0, "a step")
     tree = launcher.job.processes()
-    panel.stop.click()
-    wait_until(lambda: panel.stop.description == "Stop now", "the button says what a second press does")
+    panel.buttons["Stop"].click()
+    wait_until(lambda: panel.buttons["Stop"].description == "Stop now", "the button says what a second press does")
     assert "saving, then ending" in panel.status.value and len(alive(tree)) == 3
-    panel.stop.click()
+    panel.buttons["Stop"].click()
     wait_until(lambda: "stopped" in panel.status.value, "the run is gone")
-    assert alive(tree) == [] and panel.stop.description == "Stop"
+    assert alive(tree) == [] and panel.buttons["Stop"].description == "Stop"
 
 
 def test_killed_torchrun_leaves_no_orphans(launch):
@@ -186,7 +188,7 @@ def test_killed_supervisor_takes_the_run_with_it(launch):
     tree = launcher.job.processes()
     tree[0].kill()
     wait_until(lambda: alive(tree) == [], "torchrun and its worker are gone")
-    assert launcher.state == "lost" and "Resume" in launcher.job.cause()
+    assert launcher.state == "lost" and "Continue" in launcher.job.cause()
 
 
 def test_resume_runs_the_same_command_and_goes_on(launch):
@@ -241,7 +243,8 @@ def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
         with pytest.raises(ValueError, match="if you trust it, confirm that this may run: .*torch.distributed.run"):
             launcher.resume()
         launcher.widget  # noqa: B018
-        launcher._panel.resume.click()
+        for name in ("Continue", "Start over"):
+            launcher._panel.buttons[name].click()
         assert launcher.state != "running" and "if you trust it" in launcher._panel.alert.value
     assert not (tmp_path / "PWNED").exists()
     ours = workbench.Launcher.attach(planted(tmp_path / "ours"))
@@ -297,7 +300,11 @@ def test_run_started_in_a_terminal_is_found_stopped_and_resumable(tmp_path):
         launcher.start()
     launcher.stop()
     assert trainer.wait(5) == 0
-    assert launcher.can_resume
+    assert launcher.can_resume and launcher.difference() == ""
+    other = workbench.Launcher(run, ["--mock"])
+    assert other.difference() == "this folder holds a run that was started in a terminal"
+    with pytest.raises(ValueError, match="started in a terminal; choose another folder"):
+        other.start()
     assert launcher.command[-4:] == ["--config-file", str(run / "config.yaml"), "--run-dir", str(run)]
 
 
@@ -331,7 +338,7 @@ def test_run_survives_its_kernel_and_is_found_again(tmp_path, program):
     before = steps_done(launcher)
     wait_until(lambda: steps_done(launcher) > before, "the run goes on")
     launcher.widget  # noqa: B018
-    assert launcher._panel.start.disabled and not launcher._panel.stop.disabled
+    assert usable(launcher._panel) == ["Stop"]
     tree = launcher.job.processes()
     launcher.stop()
     assert alive(tree) == [] and launcher.state == "stopped"
@@ -354,21 +361,142 @@ def test_reused_pid_is_not_taken_for_the_run(tmp_path):
     assert Job(tmp_path).pid is None and Job(tmp_path).state == "lost"
 
 
-def test_buttons_start_stop_and_show_their_faults(launch, monkeypatch):
-    monkeypatch.setenv("DFM_HEADLESS", "0")
-    launcher = launch(steps=100_000)
+def usable(panel) -> list[str]:
+    return [name for name, button in panel.buttons.items() if not button.disabled]
+
+
+def panel_of(launcher):
     launcher.widget  # noqa: B018
-    panel = launcher._panel
-    assert panel.resume.disabled and panel.stop.disabled and not panel.start.disabled
-    panel.start.click()
-    wait_until(lambda: "running" in panel.status.value and not panel.stop.disabled, "the panel follows the run")
+    return launcher._panel
+
+
+@pytest.fixture
+def front_end(monkeypatch):
+    monkeypatch.setenv("DFM_HEADLESS", "0")
+
+
+def test_buttons_start_stop_and_continue_and_say_what_they_do(launch, front_end):
+    launcher = launch(steps=100_000)
+    panel = panel_of(launcher)
+    assert usable(panel) == ["Start"] and "<b>Start</b> runs in the background" in panel.says.value
+    panel.buttons["Continue"].click()
+    assert launcher.state == "not started", "a button that makes no sense does nothing"
+    panel.buttons["Start"].click()
+    wait_until(lambda: "running" in panel.status.value and usable(panel) == ["Stop"], "the panel follows the run")
     wait_until(lambda: "Iteration" in panel.log.value, "log lines are shown")
+    tree, pid = launcher.job.processes(), launcher.pid
+    panel.buttons["Start"].click()
+    assert launcher.pid == pid and panel.alert.value == "", "the second click of a double click is no failure"
     panel._guarded(launcher.start)
     assert "already runs in" in panel.alert.value
-    tree = launcher.job.processes()
-    panel.stop.click()
+    panel.buttons["Stop"].click()
     wait_until(lambda: "stopped" in panel.status.value, "the panel shows the stop")
-    assert alive(tree) == [] and not panel.resume.disabled
+    wait_until(lambda: usable(panel) == ["Continue", "Start over"], "it can go on")
+    assert alive(tree) == [] and "<b>Continue</b> runs the same command again" in panel.says.value
+    reached = steps_done(launcher)
+    panel.buttons["Continue"].click()
+    wait_until(lambda: steps_done(launcher) > reached, "it goes on")
+
+
+def test_start_over_moves_the_run_aside(launch, front_end):
+    launcher = launch(steps=3).start()
+    asyncio.run(awaited(launcher))
+    panel = panel_of(launcher)
+    assert usable(panel) == ["Start over"] and "moves this run to run-before-1" in panel.says.value
+    panel.buttons["Start over"].click()
+    asyncio.run(awaited(launcher))
+    assert steps_done(launcher) == 3
+    assert len((launcher.run_dir.with_name("run-before-1") / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+async def awaited(launcher):
+    await launcher.wait()
+
+
+def test_folder_of_another_command_says_the_difference_before_anything_runs(launch, front_end, capsys):
+    launch(steps=3).start()
+    asyncio.run(awaited(launch(steps=3)))
+    other = launch(steps=6).start()
+    panel = panel_of(other)
+    assert other.state == "finished" and steps_done(other) == 3, "nothing was started"
+    assert "This folder holds a run with other settings: argument 2 3 -&gt; 6." in panel.says.value
+    assert usable(panel) == ["Continue", "Start over"] and "with the new settings" in panel.says.value
+
+    async def cell():
+        waiting = other.wait()
+        await asyncio.sleep(1.0)
+        assert not waiting.done(), "Run All waits for a button"
+        panel.buttons["Continue"].click()
+        await waiting
+
+    asyncio.run(cell())
+    assert steps_done(other) == 6 and other.state == "finished"
+    assert "waiting for Continue or Start over: this folder holds a run with other settings" in capsys.readouterr().out
+
+
+def test_headless_another_command_is_refused(launch):
+    launch(steps=2).start().wait()
+    with pytest.raises(ValueError, match="other settings: argument 2 2 -> 4; choose another folder"):
+        launch(steps=4).start()
+    launch(steps=4).resume().wait()
+    assert steps_done(launch()) == 4
+
+
+def test_wait_returns_when_the_same_command_has_finished(launch, front_end):
+    asyncio.run(awaited(launch(steps=2).start()))
+    began = time.monotonic()
+    asyncio.run(awaited(launch(steps=2)))
+    assert time.monotonic() - began < 1
+
+
+def test_stop_ends_the_cell_that_waits(launch, front_end):
+    launcher = launch(steps=100_000, grace_s=2.0).start()
+
+    async def cell():
+        waiting = launcher.wait()
+        await asyncio.sleep(0.5)
+        panel_of(launcher).buttons["Stop"].click()
+        await waiting
+
+    with pytest.raises(workbench.RunStopped, match="was stopped; press Continue") as stopped:
+        asyncio.run(cell())
+    assert stopped.value._render_traceback_() == [f"RunStopped: {stopped.value}"]
+
+
+def test_failure_of_an_earlier_session_is_told_as_past(launch, front_end):
+    with pytest.raises(RunFailed):
+        asyncio.run(awaited(launch(steps=1, ending="mistake").start()))
+    panel = panel_of(launch(steps=1, ending="mistake"))
+    assert panel.alert.value == "" and panel.log.value == ""
+    assert "The last run here failed on" in panel.says.value and "--limit must be at least 1" in panel.says.value
+
+
+def test_words_of_a_command_line_are_told_apart():
+    argv = [
+        "--recipe",
+        "demo",
+        "--mock",
+        "train.train_iters=3",
+        "--num_images=5",
+        "--resume",
+        "--upscale",
+        "--limit",
+        "2",
+    ]
+    assert launcher_words(argv) == {
+        "--recipe": "demo",
+        "--mock": "on",
+        "train.train_iters": "3",
+        "--num-images": "5",
+        "--upscale": "on",
+        "--limit": "2",
+    }
+
+
+def test_preparation_with_other_settings_can_only_start_over(tmp_path):
+    supervisor.write_json(tmp_path / "launch.json", {"argv": ["--limit", "5"], "program": PREPARE, "exit_code": 0})
+    launcher = workbench.Launcher(tmp_path, ["--limit", "7", "--resume"], program=PREPARE)
+    assert launcher.difference().endswith("--limit 5 -> 7") and list(launcher.offers()) == ["Start over"]
 
 
 def test_argv_as_one_text_is_refused():
