@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Iterator
 
 from dfm_nb import config as cfg
+from dfm_nb.base import geometry
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import divisors, layout_faults
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GIB = 1 << 30
+FED = {"model.in_channels": sizes.LATENT_CHANNELS, "model.text_dim": sizes.TEXT_DIM}
 RECOMPUTE = ("none", "selective", "full")
 SHOWN = 12
 """Layouts in the table."""
@@ -428,12 +430,56 @@ def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:
         f"dataset.task_encoder_seq_length={args.seq_length}",
         f"train.global_batch_size={args.global_batch_size}",
     ]
-    fed = {"model.in_channels": sizes.LATENT_CHANNELS, "model.text_dim": sizes.TEXT_DIM}
-    config = cfg.resolve(None, overrides=[*asked, *args.overrides]).with_derived(fed, "assumed").config
+    config = cfg.resolve(None, overrides=[*asked, *args.overrides]).with_derived(FED, "assumed").config
     tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
     packs = config.train.global_batch_size // config.train.micro_batch_size
     number = 4 if config.mixed_precision == "fp32" else 2
     return config, Load(tokens, args.samples, args.text_tokens, packs, number, len(config.ema.sigma_rels))
+
+
+# ---- one training -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training takes: parameters, bytes on the fullest process, FLOPs of all processes to its last step."""
+
+    parameters: int
+    bytes: int
+    flops: int
+
+
+def estimate(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> Estimate:
+    """Before anything is built, on packs full of samples as large as validation generates, else of one sample each.
+
+    Parameters
+    ----------
+    processes : all of them. text_tokens : of a sample's caption; 24 is a sentence.
+    """
+    config = resolved.with_derived(FED, "assumed").config
+    m, v = config.model, config.validation
+    tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
+    samples = 1
+    if v.frames and v.height and v.width:
+        t, height, width = geometry.latent_size(geometry.round_frames(v.frames), v.height, v.width)
+        length = -(-t // m.patch_temporal) * (height // m.patch_spatial) * (width // m.patch_spatial)
+        samples = max(1, tokens // max(1, length))
+    packs = config.train.global_batch_size // config.train.micro_batch_size
+    tp, cp, pp = m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size
+    layout = Plan(
+        tp,
+        cp,
+        pp,
+        max(1, processes // (tp * cp * pp)),
+        m.sequence_parallel,
+        config.optimizer.use_distributed_optimizer,
+        m.recompute_granularity or "none",
+    )
+    number = 4 if config.mixed_precision == "fp32" else 2
+    load = Load(tokens, samples, text_tokens, packs, number, len(config.ema.sigma_rels), cpu=True)
+    step = packs * counts.model_flops(m, [tokens // samples] * samples, [text_tokens] * samples)
+    held = memory(m, layout, load).total
+    return Estimate(counts.parameter_count(m), held, step * config.train.train_iters)
 
 
 # ---- command ------------------------------------------------------------------------------------------------------

@@ -180,3 +180,15 @@ def test_estimate_is_the_measured_peak(recompute):
     from benchmarks import plan_memory
 
     assert abs(plan_memory.run_case("demo", 1024, recompute)["error"]) < 0.15
+
+
+def test_estimate_of_a_training_adds_up_its_packs():
+    """Packs of 768 tokens hold 16 samples of 3x8x8 latents, as the demo's validation generates them."""
+    resolved = cfg.resolve("demo", overrides=["train.train_iters=10"])
+    model = resolved.with_derived(plan.FED, "test").config.model
+    found = plan.estimate(resolved)
+    assert found.parameters == counts.parameter_count(model)
+    assert found.flops == 10 * 2 * counts.model_flops(model, [48] * 16, [24] * 16)
+    halved = cfg.resolve("demo", overrides=["train.train_iters=10", "model.tensor_model_parallel_size=2"])
+    assert plan.estimate(halved, 2).bytes < found.bytes and plan.estimate(halved, 2).flops == found.flops
+    assert plan.estimate(cfg.resolve("default")).bytes > found.bytes

@@ -6,16 +6,14 @@ here. A GPU says nothing: its first iteration ends before one would ask.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import chain
 
-import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base.cpu import mlp_flops_per_s
 from dfm_nb.base.log import duration, log
 from dfm_nb.config import counts
 from dfm_nb.packs.packs import Pack
@@ -24,9 +22,6 @@ from dfm_nb.parallel.groups import layout_of
 LONG_S = 10.0
 """An iteration that takes longer than this gets a forecast and, on a terminal, a bar of its packs."""
 
-TOKENS = 512
-"""Rows of the timed MLP: enough to keep a core busy, few enough for an answer in a tenth of a second."""
-
 CPU_RECIPES = ("demo", "demo_bf16")
 
 
@@ -34,16 +29,7 @@ def measured_rate(config: cfg.Config) -> float:
     """FLOP/s of this process: forward and backward of LayerNorm and MLP in the network's widths and arithmetic."""
     m = config.model
     assert m.ffn_hidden_size is not None
-    dtype = torch.bfloat16 if config.mixed_precision == "bf16" else torch.float32
-    own = torch.Generator().manual_seed(0)  # the run's random numbers stay where they are
-    shapes = (TOKENS, m.hidden_size), (m.ffn_hidden_size, m.hidden_size), (m.hidden_size, m.ffn_hidden_size)
-    x, up, down = (torch.randn(s, generator=own).to(dtype).requires_grad_() for s in shapes)
-    best_s = float("inf")
-    for _ in range(3):  # the first makes oneDNN's kernels
-        began = time.perf_counter()
-        F.linear(F.gelu(F.linear(F.layer_norm(x, x.shape[1:]), up)), down).sum().backward()
-        best_s = min(best_s, time.perf_counter() - began)
-    return 3 * 2 * 2 * TOKENS * m.hidden_size * m.ffn_hidden_size / best_s
+    return mlp_flops_per_s(m.hidden_size, m.ffn_hidden_size, config.mixed_precision == "bf16")
 
 
 def tell(config: cfg.Config, packs: Sequence[Pack]) -> None:
