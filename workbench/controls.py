@@ -1,7 +1,7 @@
 """One labelled control for one setting: slider, menu, check box or text, with help below and room for a fault.
 
 Every control is a native form element, so that the keyboard reaches it and screen readers name it. A fault is text
-beside the control, not colour alone.
+beside the control, not colour alone. Numbers are text boxes: a number box rounds 12.7 to 12 without a word.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Control:
     """A widget for one key.
 
     key : its name. value : what the user chose, None for null. fault : the sentence shown below, "" for none.
+    reset : a button that is there while the value differs from the one below it, which it names and brings back.
     """
 
     def __init__(
@@ -37,7 +38,11 @@ class Control:
             f'<div style="margin-left:17em;font-size:12px;line-height:1.35;opacity:.75">{html.escape(help)}</div>'
         )
         self._fault = w.HTML()
-        self.box = w.VBox([widget, self.help, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
+        self._below: Any = None
+        self.reset = w.Button(icon="undo", layout=w.Layout(width="auto", display="none"))
+        self.reset.on_click(lambda _button: setattr(self, "value", self._below))
+        row = w.HBox([widget, self.reset], layout=w.Layout(flex_flow="row wrap"))
+        self.box = w.VBox([row, self.help, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
         self.fault = ""
 
     @property
@@ -50,6 +55,13 @@ class Control:
 
     def observe(self, changed: Callable[[], None]) -> None:
         self.widget.observe(lambda _change: changed(), names="value")
+
+    def mark(self, below: Any, changed: bool) -> None:
+        """Say what the layer below has, and offer to go back to it, where the value differs."""
+        self._below = below
+        text = "none" if below is None else notation.write_value(below)
+        self.reset.description, self.reset.tooltip = text, f"back to {text}"
+        self.reset.layout.display = "" if changed else "none"
 
     def set_fault(self, text: str) -> None:
         if text == self.fault:
@@ -98,7 +110,7 @@ def text(key: str, label: str, default: Any, help: str, kind: type = str, placeh
 
 
 def number(key: str, label: str, kind: type, default: Any, help: str, limits: typing.Mapping[str, Any]) -> Control:
-    """A slider when both bounds are known, else a box that takes any number, so that a fault can be explained."""
+    """A slider when both bounds are known, else a text box that takes anything, so that a fault can be explained."""
     low, high, step = limits.get("ge"), limits.get("le"), limits.get("multiple_of", 1)
     if kind is int and low is not None and high is not None and high - low <= SLIDER_SPAN:
         slider = w.IntSlider(value=default, min=low, max=high, step=step, continuous_update=False)
@@ -106,11 +118,7 @@ def number(key: str, label: str, kind: type, default: Any, help: str, limits: ty
     if kind is float and low is not None and high is not None:
         slider = w.FloatSlider(value=default, min=low, max=high, step=(high - low) / 100, continuous_update=False)
         return Control(key, label, slider, help, float, _same)
-    if kind is int:
-        return Control(key, label, w.IntText(value=default, step=step, continuous_update=False), help, int, _same)
-    if default and default > 0 and "gt" in limits and limits["gt"] == 0 and default < 0.1:
-        return text(key, label, default, help, float, "a number")  # 1e-4 is easier to read and write than 0.0001
-    return Control(key, label, w.FloatText(value=default, continuous_update=False), help, float, _same)
+    return text(key, label, default, help, kind, "a whole number" if kind is int else "a number")
 
 
 def check(key: str, label: str, default: bool, help: str) -> Control:

@@ -9,7 +9,8 @@ To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It ma
   returns a tokenizer that has `save(path)`;
 - text encoders: `PATH_FLAG`, another name for `--text-encoder-path`; `BUNDLED = True` when its weights are a package,
   so that no path is needed and nothing is fetched;
-- sources: a parameter `size_px` of `build`, when it makes pictures at the size that is asked for.
+- sources: a parameter `size_px` of `build`, when it makes pictures at the size that is asked for; `FETCHES = True`
+  when opening it may download.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class OptimizerConfig(Group):
     optimizer: Literal["adam", "muon"] = option(
         "adam", "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest"
     )
-    lr: float = option(1e-4, "peak learning rate", gt=0)
+    lr: float = option(1e-4, "peak learning rate", gt=0, lt=1)
     min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
     weight_decay: float = option(
         0.01, "weight decay of AdamW and Muon; a step multiplies the weights by 1 - lr * weight_decay", ge=0

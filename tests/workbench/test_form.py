@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipywidgets as w
+import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
@@ -31,7 +32,7 @@ def test_every_control_has_its_help_and_limits():
     "key, kind",
     [
         ("train.caption_dropout", w.FloatSlider),
-        ("train.train_iters", w.IntText),
+        ("train.train_iters", w.Text),
         ("model.size", w.Dropdown),
         ("model.attention_backend", w.Dropdown),
         ("model.qk_layernorm", w.Checkbox),
@@ -156,16 +157,114 @@ def test_prepare_menus_are_the_plugin_files():
 def test_prepare_argv_is_what_the_command_takes():
     from dfm_nb import prepare
 
-    form = PrepareForm("out", {"source": "table:a.csv", "limit": 7, "resume": True, "num_images": 3})
+    form = PrepareForm("out", {"source": "synthetic:square", "limit": 7, "resume": True, "num_images": 3})
     args = prepare.parse(form.argv())
-    assert (args.source, args.limit, args.resume, args.options) == ("table:a.csv", 7, True, {"num_images": 3})
+    assert (args.source, args.limit, args.resume, args.options) == ("synthetic:square", 7, True, {"num_images": 3})
+    assert form.values()["num_images"] == 3 and "image_column" not in form.values()
 
 
-def test_prepare_fault_is_the_commands_own():
+def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
     form = PrepareForm("out", {"limit": 7})
-    form.controls["limit"].value = "0"
-    assert form.fault == "--limit must be at least 1; got 0" and 'role="alert"' in form._message.value
-    form.controls["limit"].value = "many"
-    assert form.fault == "--limit must be a whole number; got 'many'"
-    form.controls["limit"].value = "5"
-    assert form.valid and form._message.value == ""
+    limit = form.controls["limit"]
+    limit.widget.value = "0"
+    assert form.fault == limit.fault == "--limit must be at least 1; got 0" and 'role="alert"' in limit._fault.value
+    with pytest.raises(ValueError, match="--limit must be at least 1"):
+        form.check()
+    limit.widget.value = "many"
+    assert limit.fault == "--limit must be a whole number; got 'many'"
+    limit.widget.value = "5"
+    assert form.valid and limit.fault == "" and form.check() is form
+
+
+@pytest.mark.parametrize(
+    ("settings", "at"),
+    [
+        ({"source": "folder"}, "source_spec"),
+        ({"source": "folder", "source_spec": "/nowhere"}, "source_spec"),
+        ({"source": "table", "source_spec": "none.csv"}, "source_spec"),
+        ({"short_side": 63}, "short_side"),
+        ({"num_images": -1}, "num_images"),
+        ({"val_fraction": 2}, "val_fraction"),
+    ],
+)
+def test_prepare_says_before_a_launch_what_the_source_would(settings, at):
+    form = PrepareForm("out")
+    for key, value in settings.items():
+        form[key] = value
+    assert [key for key, control in form.controls.items() if control.fault] == [at] and form._message.value == ""
+
+
+def test_choosing_a_source_clears_the_others_flags(tmp_path):
+    from dfm_nb.base import video
+
+    video.write_png(tmp_path / "moth.png", np.zeros((32, 32, 3), np.uint8))
+    form = PrepareForm("out", {"source": "synthetic", "num_images": 20, "num_clips": 4})
+    shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
+    assert {"num_images", "num_clips"} <= shown and "clip_frames" not in shown
+    form["source"] = "folder"
+    form["source_spec"] = str(tmp_path)
+    assert form.valid and form.argv() == ["--output-dir", "out", "--source", f"folder:{tmp_path}"]
+    shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
+    assert "num_images" not in shown and "clip_frames" in shown
+    assert form.python() == f"prepare_dataset(source='folder:{tmp_path}', output_dir='out')"
+    form["source"] = "synthetic"
+    assert form.argv() == ["--output-dir", "out", "--num-images", "20", "--num-clips", "4"]
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "said"),
+    [
+        ("train.train_iters", "12.7", "must be a valid integer; got 12.7"),
+        ("train.train_iters", "", "must be a valid integer; got null"),
+        ("optimizer.lr", "1e99", "must be less than 1; got 1e+99"),
+    ],
+)
+def test_number_that_cannot_be_meant_is_a_fault(key, typed, said):
+    form = ConfigForm(["train", "optimizer"], recipe="demo")
+    form.controls[key].widget.value = typed
+    assert said in form.controls[key].fault
+
+
+def test_closed_section_is_marked_with_its_faults_and_changes():
+    form = ConfigForm(["model", "train", "optimizer"], recipe="demo")
+    form.widget  # noqa: B018
+    titles = lambda: [section.titles[0] for section in form._sections.values()]  # noqa: E731
+    assert titles() == ["model", "train", "optimizer"]
+    form["optimizer.lr"] = -1
+    form["train.train_iters"] = 20
+    assert titles() == ["model", "train · 1 changed", "optimizer · ✖ 1 to correct · 1 changed"]
+
+
+def test_changed_value_offers_the_recipes():
+    form = ConfigForm(["model", "optimizer"], {"optimizer.lr": 3e-4}, recipe="demo")
+    reset = form.controls["optimizer.lr"].reset
+    assert reset.layout.display == "" and reset.description == "0.001"
+    reset.click()
+    assert form.overrides() == [] and reset.layout.display == "none"
+    form["model.num_layers"] = 3
+    form["model.size"] = "DiT-B"
+    assert form.controls["model.num_layers"].reset.description == "12", "of the size that is chosen"
+    form.controls["model.num_layers"].reset.click()
+    form["model.size"] = "DiT-L"
+    assert form.controls["model.num_layers"].value == 24 and form.overrides() == ["model.size=DiT-L"]
+
+
+def test_form_tells_parameters_memory_and_time(monkeypatch):
+    from workbench import form as module
+
+    monkeypatch.setattr(module, "cpu_flops", lambda bf16: 1e9)
+    monkeypatch.setattr(module, "_RATES", {})
+    form = ConfigForm(["model.size", "train.train_iters"], recipe="demo", nproc=2)
+    assert "4.1 M parameters, 0.15 GiB a process" in form._summary.value and "at least" not in form._summary.value
+    form._measure()
+    assert "at least" in form._summary.value
+    form["model.size"] = "DiT-7B"
+    assert "7,9" in form._summary.value and "GiB a process (this machine has" in form._summary.value
+
+
+def test_command_and_call_are_there_to_copy():
+    form = ConfigForm(["train.train_iters"], {"train.train_iters": 20}, recipe="demo", nproc=2, run_dir="runs/a b")
+    assert form.command() == ("dfm pretrain --recipe demo --nproc-per-node 2 --run-dir 'runs/a b' train.train_iters=20")
+    call = "train_model(recipe='demo', run_dir='runs/a b', num_processes=2, overrides=['train.train_iters=20'])"
+    assert form.python() == call
+    assert form._copy.value.count("<button") == 2 and "--run-dir &#x27;runs/a b&#x27;" in form._copy.value

@@ -17,6 +17,7 @@ from dfm_nb.data.sources._rows import open_rows
 from dfm_nb.data.sources.table import COLUMN_FLAGS, Table, pick_columns
 
 FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG)
+FETCHES = True
 NAME = "smithsonian_butterflies"
 REPOSITORY = "huggan/smithsonian_butterflies_subset"
 FILE = "data/train-00000-of-00001.parquet"
