@@ -4,7 +4,7 @@
     supervisor.py  the process between a kernel and torchrun: stops the whole tree, records how it ended
     job.py         start, find again and stop such a process
     outcome.py     what it said, and why it ended
-    launcher.py    Start / Stop / Resume of a run            `Launcher`
+    launcher.py    start, stop, continue a run               `Launcher`
     launcher_panel.py  its buttons, state and log
     metrics.py     metrics.jsonl read while it is written    `MetricsReader`
     plot.py        a light SVG plot                          `LinePlot`
@@ -15,8 +15,10 @@
     preview.py     a sample while it is generated            `SamplerPreview`
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
+    parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `publish`
     notebook_*.py  `dfm notebook run | sweep`, on papermill
+    sweep_page.py  the page of a sweep
     lab.py         `dfm lab`
 
 Training never runs inside the kernel's process; generation may, and then starts a process group of one there. Every
@@ -31,6 +33,7 @@ from typing import Any
 _WHERE = {
     "Launcher": "launcher",
     "RunFailed": "job",
+    "RunStopped": "launcher",
     "Monitor": "monitor",
     "MetricsReader": "metrics",
     "LinePlot": "plot",
@@ -41,6 +44,7 @@ _WHERE = {
     "DatasetBrowser": "browser",
     "is_headless": "headless",
     "RankGrid": "rank_grid",
+    "check_parameters": "parameters",
     "project_folder": "place",
     "publish": "place",
 }

@@ -47,7 +47,7 @@ def parser(command: str) -> ArgumentParser:
     else:
         p.add_argument("--grid", nargs="+", required=True, metavar="NAME=A,B,C", help="values to combine")
         p.add_argument("--jobs", type=int, default=1, help="runs at a time")
-        p.add_argument("--output-dir", required=True, help="NNN.ipynb, NNN.html, NNN.log and results.csv")
+        p.add_argument("--output-dir", required=True, help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html")
     return p
 
 
@@ -105,7 +105,7 @@ def sweep(args: argparse.Namespace) -> int:
     )
     print(grids.table(rows, list(grid)))
     failed = [r for r in rows if r.state != "done"]
-    print(f"== {len(rows) - len(failed)} of {len(rows)} done; {Path(args.output_dir) / 'results.csv'}")
+    print(f"== {len(rows) - len(failed)} of {len(rows)} done; {Path(args.output_dir) / 'index.html'} and results.csv")
     return 1 if failed else 0
 
 

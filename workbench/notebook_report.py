@@ -15,11 +15,21 @@ _QUIET = ("Ending Cell", "Executing notebook", "Input Notebook", "Output Noteboo
 
 
 class Narrator(logging.Handler):
-    """Prints what cells print, as it comes, and which cell runs; a context manager."""
+    """Prints what cells print, as it comes, and which cell runs; a context manager.
 
-    def __init__(self, notebook: str | Path, enabled: bool = True):
+    injected : papermill adds a cell with parameters below the notebook's own; it is not counted.
+    """
+
+    def __init__(self, notebook: str | Path, injected: bool = False, enabled: bool = True):
+        import nbformat
+
         super().__init__(logging.INFO)
-        self.enabled, self._titles, self._begun = enabled, titles(notebook), time.monotonic()
+        cells = nbformat.read(notebook, as_version=4).cells
+        tagged = [i for i, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
+        # papermill puts it first where no cell is tagged
+        self._injected_at = (tagged[0] + 1 if tagged else 0) if injected else len(cells)
+        self._titles, self._count = titles(cells), len(cells)
+        self.enabled, self._said, self._begun = enabled, "", time.monotonic()
         self._log = logging.getLogger("papermill")
 
     def __enter__(self) -> Narrator:
@@ -40,20 +50,33 @@ class Narrator(logging.Handler):
         elif text and not text.startswith(_QUIET):
             print(text, file=sys.stderr if record.levelno >= logging.WARNING else sys.stdout, flush=True)
 
-    def _announce(self, number: int) -> None:
+    def _announce(self, executed: int) -> None:
         """A section's title, with the number of cells and the time so far, when its first cell runs."""
-        while self._titles and number > self._titles[0][0]:
-            _, title, count = self._titles.pop(0)
-            print(f"== {title} (cell {number} of {count}, {time.monotonic() - self._begun:.0f} s)", flush=True)
+        title = self._title(executed)
+        if title != self._said:
+            self._said = title
+            print(f"== {title} ({self._cell(executed)}, {time.monotonic() - self._begun:.0f} s)", flush=True)
+
+    def _number(self, executed: int) -> int:
+        """A cell's place in the notebook, from 1, for papermill's, which counts the injected cell too."""
+        return executed - (executed - 1 >= self._injected_at)
+
+    def _title(self, executed: int) -> str:
+        return next((title for at, title in reversed(self._titles) if at < self._number(executed)), "")
+
+    def _cell(self, executed: int) -> str:
+        return f"cell {self._number(executed)} of {self._count}"
+
+    def place(self, executed: int) -> str:
+        """`cell 16 of 22, below "2. Training"`, for papermill's number of a cell, from 1."""
+        title = self._title(executed)
+        return self._cell(executed) + (f', below "{title}"' if title else "")
 
 
-def titles(notebook: str | Path) -> list[tuple[int, str, int]]:
-    """(position, first heading, number of cells) of each markdown cell that has a heading."""
-    import nbformat
-
-    cells = nbformat.read(notebook, as_version=4).cells
+def titles(cells: list[Any]) -> list[tuple[int, str]]:
+    """(position, first heading) of each markdown cell that has a heading."""
     found = [(i, _HEADING.search(c.source)) for i, c in enumerate(cells) if c.cell_type == "markdown"]
-    return [(i, m[1].strip(), len(cells)) for i, m in found if m]
+    return [(i, m[1].strip()) for i, m in found if m]
 
 
 def write_report(notebook: str | Path) -> Path | None:

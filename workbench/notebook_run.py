@@ -15,16 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base.nearest import nearest
+from workbench.parameters import WORDS
 from workbench.place import RESULT_TYPE, kernel_encryption
 
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "list": "a list",
-    "dict": "a mapping",
-}
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -36,6 +29,11 @@ class Parameter:
     type: str
     default: str
     help: str
+
+    @property
+    def plain(self) -> str:
+        """The default as a command line has it: a text without its quotes."""
+        return str(ast.literal_eval(self.default)) if self.type == "str" else self.default
 
 
 @dataclass
@@ -82,13 +80,13 @@ def existing(notebook: str | Path) -> Path:
 
 def _type_of(annotation: str, default: str) -> str:
     base = annotation.partition("[")[0].strip()
-    if base in _WORDS:
+    if base in WORDS:
         return base
     try:
         value = ast.literal_eval(default)
     except (ValueError, SyntaxError):
         return "any"
-    return type(value).__name__ if type(value).__name__ in _WORDS else "any"
+    return type(value).__name__ if type(value).__name__ in WORDS else "any"
 
 
 def convert(given: Mapping[str, str], known: Mapping[str, Parameter], notebook: str | Path = "the notebook") -> dict:
@@ -113,7 +111,7 @@ def _known(name: str, known: Mapping[str, Parameter], notebook: str | Path) -> P
 
 def _converted(p: Parameter, text: str) -> Any:
     wrong = (
-        f"parameter {p.name!r} must be {_WORDS.get(p.type, 'a Python value')}; got {text!r}; its default is {p.default}"
+        f"parameter {p.name!r} must be {WORDS.get(p.type, 'a Python value')}; got {text!r}; its default is {p.default}"
     )
     if p.type == "str":
         return text
@@ -168,7 +166,7 @@ def execute(
     target.parent.mkdir(parents=True, exist_ok=True)
     started, error = time.monotonic(), ""
     config = Config({"KernelManager": {"transport_encryption": kernel_encryption()}})
-    with Narrator(source, progress):
+    with Narrator(source, bool(values), progress) as narrator:
         try:
             papermill.execute_notebook(
                 str(source),
@@ -181,7 +179,7 @@ def execute(
                 config=config,
             )
         except PapermillExecutionError as failed:
-            error = _one_line(failed)
+            error = f"{failed.ename}: {first_fault(failed.evalue)} ({narrator.place(failed.cell_index + 1)})"
         except PapermillException as failed:
             error = str(failed) or type(failed).__name__
     done = Outcome(target, None, time.monotonic() - started, error, published(target))
@@ -189,10 +187,15 @@ def execute(
     return done
 
 
-def _one_line(failed: Any) -> str:
-    """`RunFailed: the last line`: what the traceback ends with."""
-    text = str(failed.evalue).strip()
-    return f"{failed.ename}: {text.splitlines()[-1] if text else ''} (cell {failed.exec_count})"
+def first_fault(message: str) -> str:
+    """One line of an exception's message: its last, or, where a list hangs below that, the first entry.
+
+    >>> first_fault("log\\n2 faults in the configuration\\n  train_iters must be 1\\n  lr must be positive")
+    'train_iters must be 1 (2 faults in the configuration)'
+    """
+    lines = [line for line in message.splitlines() if line.strip()] or [""]
+    at = max((i for i, line in enumerate(lines) if not line.startswith("  ")), default=0)
+    return f"{lines[at + 1].strip()} ({lines[at].strip()})" if lines[at + 1 :] else lines[at].strip()
 
 
 def published(notebook: str | Path) -> dict[str, Any]:

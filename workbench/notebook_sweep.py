@@ -1,7 +1,7 @@
 """A grid of runs of one notebook, several at a time, and a table of the results.
 
 Every combination is checked before the first run starts. A failed run is a row with its error, and the others go on.
-`results.csv` is written again after each run.
+`results.csv` and the page `index.html` are written again after each run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -75,7 +76,7 @@ def _split(text: str) -> list[str]:
 def points(
     notebook: Path, grid: Mapping[str, Sequence[str]], fixed: Mapping[str, str], output_dir: Path
 ) -> list[Point]:
-    """Every combination, checked against the notebook's parameters."""
+    """Every combination, checked against the notebook's parameters; `{lr}` in a value is that of the parameter `lr`."""
     known = runs.parameters(notebook)
     both = sorted(set(grid) & set(fixed))
     if both:
@@ -86,9 +87,20 @@ def points(
         name = f"{i:03d}"
         if OWN in known and OWN not in values:
             values[OWN] = str(output_dir / name)
+        values = {key: _expanded(text, values, known) for key, text in values.items()}
         runs.convert(values, known, notebook)
         out.append(Point(name, values))
     return out
+
+
+def _expanded(text: str, values: Mapping[str, str], known: Mapping[str, runs.Parameter]) -> str:
+    """`runs/{lr}` with what `lr` is given, or its default; other braces stay as they are."""
+
+    def value(match: re.Match) -> str:
+        name = match[1]
+        return values[name] if name in values else known[name].plain if name in known else match[0]
+
+    return re.sub(r"\{(\w+)\}", value, text)
 
 
 def sweep(
@@ -100,7 +112,7 @@ def sweep(
     jobs: int = 1,
     report: bool = True,
 ) -> list[Point]:
-    """Run the grid; prints a line when a run starts and ends, and leaves `results.csv`."""
+    """Run the grid; prints a line when a run starts and ends, and leaves `results.csv` and `index.html`."""
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1; got {jobs}")
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
@@ -123,6 +135,7 @@ def sweep(
                 _collect(point, process.returncode, folder)
                 print(f"-- {name} {point.state} in {point.duration_s:.0f} s {point.error}".rstrip(), flush=True)
                 write_csv(folder / "results.csv", rows, list(grid))
+                write_page(folder / "index.html", source.stem, rows, list(grid))
             time.sleep(POLL_S)
     finally:
         for _, process, _ in running.values():
@@ -197,6 +210,15 @@ def write_csv(path: Path, rows: Sequence[Point], names: Sequence[str]) -> None:
     header, cells = columns(rows, names)
     csv.writer(out).writerows([header, *cells])
     write_atomically(path, out.getvalue().encode())
+
+
+def write_page(path: Path, title: str, rows: Sequence[Point], names: Sequence[str]) -> None:
+    """The table, curves and samples as HTML, whole or not at all."""
+    from dfm_nb.base.files import write_atomically
+    from workbench import sweep_page
+
+    found = {_shown(row, names): run for row in rows if (run := sweep_page.run_of(row.values)) is not None}
+    write_atomically(path, sweep_page.page(f"Sweep of {title}", *columns(rows, names), found).encode())
 
 
 def table(rows: Sequence[Point], names: Sequence[str]) -> str:

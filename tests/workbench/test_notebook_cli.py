@@ -13,11 +13,16 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 
 from dfm_nb import cli
+from dfm_nb.base import video
 from dfm_nb.base.argv import guard
-from workbench import lab, notebook_run, notebook_sweep
+from dfm_nb.base.metrics import Metrics
+from dfm_nb.base.run import Run
+from workbench import check_parameters, lab, notebook_run, notebook_sweep
+from workbench.notebook_report import Narrator
 
 CELLS = """
 steps: int = 3  # how many
@@ -93,7 +98,10 @@ def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
 def test_failed_cell_is_exit_code_1_with_its_error_and_the_outputs_so_far(notebook, capfd):
     assert guard(cli.main, ["notebook", "run", str(notebook), "-p", "steps", "9", "--output", "bad.ipynb"]) == 1
     captured = capfd.readouterr()
-    assert captured.err.strip().splitlines()[-1] == "error: RuntimeError: too many steps (cell 3)"
+    assert (
+        captured.err.strip().splitlines()[-1]
+        == 'error: RuntimeError: too many steps (cell 3 of 3, below "Three cells")'
+    )
     assert "steps=9" in Path("bad.ipynb").read_text() and "too many steps" in Path("bad.html").read_text()
 
 
@@ -104,6 +112,59 @@ def test_output_must_be_another_notebook(notebook):
         notebook_run.execute(notebook, "out.html", {})
     with pytest.raises(FileNotFoundError, match=r"no notebook tree.ipynb; did you mean three.ipynb\?"):
         notebook_run.existing("tree.ipynb")
+
+
+def test_first_fault_of_a_list_is_the_one_that_is_told():
+    assert notebook_run.first_fault("a\nb") == "b" and notebook_run.first_fault("") == ""
+    listed = "its last lines:\n    [INFO] a\n2 faults\n  train_iters must be 1\n  lr must be 2\n"
+    assert notebook_run.first_fault(listed) == "train_iters must be 1 (2 faults)"
+
+
+@pytest.mark.slow
+def test_progress_and_error_count_the_cells_alike(notebook, capfd):
+    argv = ["notebook", "run", str(notebook), "-p", "steps", "9", "--output", "bad.ipynb", "--no-report"]
+    assert guard(cli.main, argv) == 1
+    assert "== Three cells (cell 1 of 3, " in capfd.readouterr().out
+    narrator = Narrator(notebook, injected=True)
+    assert [narrator.place(n).split(",")[0] for n in (1, 2, 3, 4)] == [f"cell {n} of 3" for n in (1, 2, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train_iters": "many"}, "train_iters must be a whole number; got 'many'"),
+        ({"train_iters": True}, "train_iters must be a whole number; got True"),
+        ({"prompts": "one"}, "prompts must be a list; got 'one'"),
+        ({"train_iters": -5}, "train.train_iters must be greater than or equal to 1; got -5"),
+        ({"processes": 0}, "num_processes must be at least 1; got 0"),
+        ({"images": -1}, "num_images and num_clips cannot be negative; got -1"),
+        ({"steps": 0}, "num.steps"),
+    ],
+)
+def test_notebook_checks_its_own_parameters(given, said):
+    cell = """
+train_iters: int = 3
+lr: float = 1
+prompts: list[str] = []
+processes: int = 1
+images: int = 4
+steps: int = 2
+"""
+    check = (
+        'check_parameters({"train.train_iters": train_iters, "optimizer.lr": 0.1}, num_processes=processes, '
+        'prepare={"num_images": images}, generate={"num_steps": steps})'
+    )
+    space = {"check_parameters": check_parameters}
+    exec(cell, space)
+    exec(check, space)
+    with pytest.raises(ValueError, match=said):
+        exec(check, space | given)
+
+
+def test_names_of_parameters_in_braces_are_their_values(notebook):
+    fixed = {"name": "{lr}-{steps}-{fast}-{other}"}
+    rows = notebook_sweep.points(notebook, {"lr": ["0.1", "2e-3"]}, fixed, Path("grid"))
+    assert [row.values["name"] for row in rows] == ["0.1-3-False-{other}", "2e-3-3-False-{other}"]
 
 
 def test_grid_texts_are_parted_at_commas_outside_brackets():
@@ -133,9 +194,27 @@ def test_sweep_runs_the_grid_with_a_table_and_a_csv(notebook, capsys):
     assert table[2].split()[:4] == ["000", "2", "0.5", "done"] and "1 of 2 done" in table[-1]
     rows = list(csv.DictReader(Path("grid/results.csv").open()))
     assert [r["state"] for r in rows] == ["done", "failed"] and float(rows[0]["product"]) == 1.0
-    assert rows[1]["error"] == "RuntimeError: too many steps (cell 3)"
+    assert rows[1]["error"] == 'RuntimeError: too many steps (cell 3 of 3, below "Three cells")'
     assert [r["where"] for r in rows] == [os.path.join("grid", n) for n in ("000", "001")], "a folder for each run"
     assert Path("grid/000.html").exists() and Path("grid/001.ipynb").exists()
+    page = Path("grid/index.html").read_text()
+    assert '<a href="001.html">001</a>' in page and "too many steps" in page
+
+
+def test_page_of_a_sweep_has_its_curves_and_samples(tmp_path):
+    for lr in ("0.1", "0.2"):
+        run = Run.create(tmp_path / lr)
+        with Metrics(run.metrics_file) as metrics:
+            for i in (1, 2, 3):
+                metrics.write({"iteration": i, "loss": float(lr) / i})
+        video.write_png(run.sample_folder(3) / "a.png", np.zeros((16, 16, 3), np.uint8))
+    rows = [
+        notebook_sweep.Point(f"00{i}", {"lr": lr, "run_dir": str(tmp_path / lr)}) for i, lr in enumerate(("0.1", "0.2"))
+    ]
+    notebook_sweep.write_page(tmp_path / "index.html", "02_train", rows, ["lr"])
+    page = (tmp_path / "index.html").read_text()
+    assert "Training loss: lr=0.1 0.03333 at 3 (lowest 0.03333); lr=0.2" in page and "Validation loss" not in page
+    assert page.count("<figure") == 2 and "http" not in page
 
 
 # ---- dfm lab ------------------------------------------------------------------------------------------------------
@@ -156,6 +235,21 @@ def test_lab_copies_the_notebooks_once(tmp_path):
     mine = tmp_path / "notebooks" / "00_tour.ipynb"
     mine.write_text("mine")
     assert lab.provide(tmp_path / "notebooks") == 0 and mine.read_text() == "mine"
+
+
+def test_checkout_is_worked_on_in_a_copy(tmp_path):
+    root = lab.shipped().parent
+    assert lab.working_copy(root) == root / "my-notebooks" and lab.working_copy(tmp_path) == tmp_path / "notebooks"
+    ignored = subprocess.run(["git", "check-ignore", "my-notebooks/00_tour.ipynb"], cwd=root, capture_output=True)
+    assert ignored.returncode == 0
+    lab.provide(tmp_path / "my-notebooks")
+    assert lab.outdated(tmp_path / "my-notebooks") == []
+    os.utime(tmp_path / "my-notebooks/02_train.ipynb", (1, 1))
+    assert lab.outdated(tmp_path / "my-notebooks") == ["02_train.ipynb"]
+    (tmp_path / "my-notebooks/02_train.ipynb").unlink()
+    assert lab.provide(tmp_path / "my-notebooks") == 1
+    (tmp_path / "other").mkdir()
+    assert lab.provide(tmp_path / "other") == 0, "a folder of somebody's own"
 
 
 def test_installed_package_brings_the_notebooks(tmp_path, monkeypatch):
@@ -198,6 +292,10 @@ def test_lab_serves_the_tour_on_loopback_for_the_token_only(tmp_path):
                 except urllib.error.URLError:
                     assert server.poll() is None and time.monotonic() < deadline
                     time.sleep(0.3)
+            news = f"http://127.0.0.1:{port}/lab/api/settings/@jupyterlab/apputils-extension:notification?token={token}"
+            with urllib.request.urlopen(news, timeout=20) as answer:
+                default = json.load(answer)["schema"]["properties"]["fetchNews"]["default"]
+            assert default == "false", "no question about news over the first screen"
             assert _status(contents) == 403 and _status(f"{contents}?token=wrong") == 403
             assert len(token) >= 32 and token not in " ".join(open(f"/proc/{server.pid}/cmdline").read().split("\0"))
         finally:

@@ -1,0 +1,65 @@
+"""The page that a sweep leaves: its table, the loss curves of its runs over one another, their newest samples."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dfm_nb.base.metrics import read_metrics, series, smooth
+from dfm_nb.base.run import Run
+from workbench.gallery import Gallery
+from workbench.plot import LinePlot, Series, draw_png
+
+STYLE = (
+    "body{font-family:sans-serif;margin:24px;max-width:1200px}table.runs{border-collapse:collapse;font-size:14px}"
+    ".runs td,.runs th{padding:3px 10px;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%}"
+)
+
+
+def run_of(values: Mapping[str, str]) -> Path | None:
+    """The run folder that the parameters of a notebook's run name, or that is below one that they name."""
+    folders = [Path(text).expanduser() for name, text in values.items() if name.endswith("_dir")]
+    return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
+
+
+def page(title: str, header: Sequence[str], cells: Sequence[Sequence[Any]], runs: Mapping[str, Path]) -> str:
+    """Self-contained HTML.
+
+    Parameters
+    ----------
+    header, cells : the table; the first cell of a row is its name, which links to the page of its run.
+    runs : label of a run -> its folder.
+    """
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{_link(row[0])}{''.join(map(_cell, row[1:]))}</tr>" for row in cells)
+    parts = [f"<h1>{html.escape(title)}</h1>", f'<table class="runs"><tr>{head}</tr>{body}</table>']
+    for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
+        plot = LinePlot(name, "iteration", "loss", height=300)
+        plot.update([_curve(label, run, key, at) for at, (label, run) in enumerate(runs.items())])
+        if plot.data:
+            picture = base64.b64encode(draw_png([plot])).decode()
+            parts.append(f'<p><img src="data:image/png;base64,{picture}" alt="{html.escape(plot.summary)}"></p>')
+    newest = {label: Run(run).newest_samples() for label, run in runs.items()}
+    samples = {label: found[1] for label, found in newest.items() if found}
+    if samples:
+        parts.append(Gallery(samples, title="Newest samples").html())
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+        + "\n".join(parts)
+    )
+
+
+def _curve(label: str, run: Path, key: str, colour: int) -> Series:
+    x, y = series(read_metrics(run), key)
+    return Series(label, x, smooth(y, max(1, len(y) // 40)), colour=colour)
+
+
+def _link(name: str) -> str:
+    return f'<td><a href="{html.escape(name)}.html">{html.escape(name)}</a></td>'
+
+
+def _cell(value: Any) -> str:
+    return f"<td>{html.escape(f'{value:.5g}' if isinstance(value, float) else str(value))}</td>"
