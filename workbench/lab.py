@@ -1,7 +1,7 @@
 """`dfm lab`: JupyterLab at the tour, on this machine only, with a token.
 
-The server takes the place of this process; Ctrl-C ends it, and runs go on. Where there is no `notebooks/` yet, the
-package's own are copied there, to be edited.
+The server takes the place of this process; Ctrl-C ends it, and runs go on. The package's notebooks are copied to be
+edited: to `notebooks/`, and in a checkout, which has them there, to `my-notebooks/`, so that it stays clean.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ HOST = "127.0.0.1"
 SHARE = "share/dfm_nb/notebooks"
 """Where the wheel puts the notebooks, below the environment's prefix (`data-files` in pyproject.toml)."""
 
+SETTINGS = Path(__file__).with_name("jupyter")
+"""A Jupyter configuration folder with our defaults for Lab's settings: no question about news."""
+
 
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm lab", description="JupyterLab at the first notebook, on loopback, with a token.")
     p.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next that is free")
     p.add_argument("--dir", default=".", help="the project folder; notebooks/ and runs/ are below it")
-    p.add_argument("--notebook", default=f"notebooks/{FIRST}", help="what to open first")
+    p.add_argument("--notebook", default=None, help=f"what to open first; default: {FIRST} of the copied notebooks")
     p.add_argument("--no-browser", action="store_true", help="print the address only")
     return p
 
@@ -39,17 +42,23 @@ def main(argv: list[str] | None = None) -> int:
     if not folder.is_dir():
         raise NotADirectoryError(f"--dir must be a folder; got {folder}")
     port = free_port(args.port)
-    copied = provide(folder / "notebooks")
+    place = working_copy(folder)
+    copied = provide(place)
     if copied:
-        print(f"copied {copied} notebooks to {folder / 'notebooks'}", flush=True)
-    if not (folder / args.notebook).is_file():
-        raise FileNotFoundError(f"there is no notebook {folder / args.notebook}")
+        print(f"copied {copied} notebooks to {place}", flush=True)
+    for name in outdated(place):
+        print(f"{place / name} is older than the package's; remove it to get the new one", flush=True)
+    notebook = args.notebook or f"{place.name}/{FIRST}"
+    if not (folder / notebook).is_file():
+        raise FileNotFoundError(f"there is no notebook {folder / notebook}")
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
-    print(f"open http://{HOST}:{port}/lab/tree/{args.notebook}?token={token}", flush=True)
+    print(f"open http://{HOST}:{port}/lab/tree/{notebook}?token={token}", flush=True)
     print("end with Ctrl-C twice; runs that were started go on", flush=True)
     os.environ["JUPYTER_TOKEN"] = token  # not in argv, where every user of the machine could read it
+    paths = [str(SETTINGS), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
+    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(paths)
     os.chdir(folder)
-    command = server_argv(port, args.notebook, not args.no_browser)
+    command = server_argv(port, notebook, not args.no_browser)
     try:
         os.execv(command[0], command)
     except OSError as error:
@@ -71,7 +80,6 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
         "--ServerApp.port_retries=0",
         "--ServerApp.root_dir=.",
         f"--LabApp.default_url=/lab/tree/{notebook}",
-        "--LabApp.news_url=None",
         f"--ServerApp.open_browser={browser}",
         "--ServerApp.log_level=WARN",
         f"--KernelManager.transport_encryption={kernel_encryption()}",
@@ -111,16 +119,32 @@ def shipped() -> Path | None:
     return None
 
 
+def working_copy(folder: Path) -> Path:
+    """Where the notebooks are worked on: `notebooks/`, unless those are the package's own, as in a checkout."""
+    own = folder / "notebooks"
+    return folder / "my-notebooks" if own.is_dir() and own.resolve() == shipped() else own
+
+
 def provide(folder: Path) -> int:
-    """Copy the shipped notebooks to a folder that does not exist yet; how many. What exists is left as it is."""
+    """Copy the shipped notebooks that a working copy lacks; how many. A folder without any of them is left as it is."""
     source = shipped()
-    if folder.exists() or source is None:
+    files = sorted(source.glob("*.ipynb")) if source else []
+    missing = [file for file in files if not (folder / file.name).exists()]
+    if folder.exists() and missing == files:
         return 0
-    folder.mkdir(parents=True)
-    files = sorted(source.glob("*.ipynb"))
-    for file in files:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in missing:
         shutil.copyfile(file, folder / file.name)
-    return len(files)
+    return len(missing)
+
+
+def outdated(folder: Path) -> list[str]:
+    """Copies that were last written before the shipped notebook of their name."""
+    source = shipped()
+    if source is None or source == folder.resolve():
+        return []
+    copies = [file for file in sorted(folder.glob("*.ipynb")) if (source / file.name).exists()]
+    return [file.name for file in copies if file.stat().st_mtime < (source / file.name).stat().st_mtime]
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ FLAGS = [
 LAB = {"LabApp": {"expose_app_in_browser": True}}
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "docmanager-extension/plugin": {"autosave": False},
 }
 
