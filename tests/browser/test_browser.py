@@ -44,6 +44,12 @@ run = Launcher("runs/long", ["--mock", "--recipe", "demo", "model.size=tiny", "t
 Monitor("runs/long").show()
 run
 """
+FORMS = """
+from workbench import ConfigForm, PrepareForm
+form = ConfigForm(["model.size", "train.train_iters", "optimizer.lr", "scheduler"], {"optimizer.lr": 3e-4},
+                  recipe="demo", nproc=2, run_dir="runs/a")
+form
+"""
 ATTACH = """
 from workbench import Launcher, Monitor, project_folder
 project_folder()
@@ -85,6 +91,7 @@ def server(tmp_path_factory):
     tour = papermill.iorw.load_notebook_node(str(NOTEBOOKS / "00_tour.ipynb"))
     nbformat.write(parameterize_notebook(tour, SMALL), project / "notebooks" / "00_tour.ipynb")
     write_notebook(project / "notebooks" / "long.ipynb", LONG, ATTACH)
+    write_notebook(project / "notebooks" / "forms.ipynb", FORMS, "PrepareForm('data', {'num_images': 20})")
     with LabServer(project, tmp_path_factory.mktemp("jupyter")) as running:
         yield running
     for record in project.rglob(
@@ -122,7 +129,7 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     lab.hide_sides()
     lab.run_all()
     train = page.locator(".dfm-launcher").nth(1)
-    start = train.get_by_role("button", name="Start")
+    start = train.get_by_role("button", name=re.compile("Start$"))
     start.wait_for(timeout=PATIENCE_S * 1000)
     assert train.get_by_role("status").inner_text().endswith("not started")
     assert train.get_by_role("button", name="Stop").is_disabled()
@@ -162,6 +169,47 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     shot(page, "tour_clips")
 
 
+def test_forms_by_hand(page, server):
+    """A fault beside its control and on its closed section, the recipe's value, the command on the clipboard."""
+    lab = NotebookPage(page, server, "notebooks/forms.ipynb")
+    lab.hide_sides()
+    assert page.locator(".Toastify__toast").count() == 0, "no question about news over the first screen"
+    lab.run_cell(0)
+    form = lab.cell(0).locator(".dfm-form")
+    sections = form.locator(".jupyter-widget-Collapse-header")
+    sections.filter(has_text="optimizer · 1 changed").click(timeout=120_000)
+    lr = form.get_by_label("lr", exact=True)
+    assert lr.input_value() in ("0.0003", "3e-4", "3.0e-04")
+    sections.filter(has_text="train").first.click()
+    iterations = form.get_by_label("train_iters")
+    iterations.fill("12.7")
+    iterations.press("Tab")
+    form.get_by_role("alert").filter(has_text="valid integer; got 12.7").wait_for()
+    sections.filter(has_text="train · ✖ 1 to correct").first.click()
+    sync_api.expect(iterations).to_be_hidden()
+    shot(page, "form_fault_in_closed_section")
+    sections.filter(has_text="train · ✖ 1 to correct").first.click()
+    iterations.fill("40")
+    iterations.press("Tab")
+    form.get_by_role("button", name="0.001").click()
+    command = "dfm pretrain --recipe demo --nproc-per-node 2 --run-dir runs/a train.train_iters=40"
+    sync_api.expect(form.locator("code").filter(has_text="dfm pretrain")).to_have_text(command)
+    sync_api.expect(form).to_contain_text("on this machine", timeout=60_000)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    form.get_by_role("button", name="Copy").first.click()
+    assert page.evaluate("() => navigator.clipboard.readText()") == command
+    shot(page, "form")
+
+    lab.run_cell(1)
+    prepare = lab.cell(1).locator(".dfm-form")
+    prepare.get_by_label("num images").wait_for(timeout=120_000)
+    prepare.get_by_label("source", exact=True).select_option("folder")
+    prepare.get_by_role("alert").filter(has_text="name the folder").wait_for()
+    sync_api.expect(prepare.get_by_label("num images")).to_be_hidden()
+    shot(page, "form_prepare")
+    assert lab.errors() == []
+
+
 def test_clips_of_a_page_play_by_themselves_and_rest_off_the_screen(browser):
     clips = Gallery([synthetic.render({"colour": c}, i, 64, 64, 9) for i, c in enumerate(synthetic.COLOURS * 8)])
     page = browser.new_page()
@@ -184,7 +232,7 @@ def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):
     lab.hide_sides()
     job, folder = Job(server.project / "runs/long"), server.project / "runs/long"
     lab.run_cell(0)
-    lab.cell(0).locator(".dfm-launcher").get_by_role("button", name="Start").click(timeout=120_000)
+    lab.cell(0).locator(".dfm-launcher").get_by_role("button", name=re.compile("Start$")).click(timeout=120_000)
     wait_for(lambda: len(read_metrics(folder)) >= 3, "three iterations", page)
     processes = job.processes()
     assert len(processes) >= 4, "a supervisor, torchrun and two workers"
@@ -213,7 +261,7 @@ def test_run_outlives_a_kernel_restart_and_stop_leaves_no_process(page, server):
     sync_api.expect(status).to_contain_text("stopped", timeout=90_000)
     assert alive(processes) == [] and job.state == "stopped"
     assert alive([p for p in psutil.process_iter() if _group(p) == group]) == [], "nothing of the process group is left"
-    sync_api.expect(again.get_by_role("button", name="Resume")).to_be_enabled()
+    sync_api.expect(again.get_by_role("button", name="Continue")).to_be_enabled()
     assert lab.errors() == []
     shot(page, "stopped")
 

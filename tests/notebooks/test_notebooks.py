@@ -6,6 +6,8 @@ The notebooks run in their order in one folder, as a person would go through the
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import nbformat
 import psutil
 import pytest
 
+from dfm_nb.base.metrics import read_metrics
 from tests.processes import commands
 from workbench import notebook_run
 
@@ -103,6 +106,37 @@ def test_training_notebook_stops_and_goes_on(ran):
     text = ran("02_train").output.read_text()
     assert "stopped after iteration" in text and "Resumed from" in text
     assert ran("02_train").results["iterations"] == SMALL["02_train"]["train_iters"]
+
+
+@pytest.mark.slow
+def test_sweep_that_the_training_notebook_prints_runs_as_it_stands(ran):
+    """The very command, with tiny parameters after it: a run folder for each value, and the runs differ."""
+    folder = ran("02_train").output.parents[1]
+    text = "\n".join(c.source for c in nbformat.read(FOLDER / "02_train.ipynb", as_version=4).cells)
+    (printed,) = re.findall(r"^dfm notebook sweep .*$", text, re.M)
+    words = shlex.split(printed.replace("notebooks/02_train.ipynb", str(FOLDER / "02_train.ipynb")))[1:]
+    for name, value in {**SMALL["02_train"], "train_iters": 8, "stop_at": 3}.items():
+        words += ["-p", name, str(value)]
+    done = commands().run("dfm", *words, "--no-report", cwd=folder)
+    assert done.returncode == 0 and "2 of 2 done" in done.stdout, done.stdout + done.stderr
+    assert "Training loss: lr=0.0005" in (folder / "runs/nb/sweep/index.html").read_text()
+    runs = [folder / "runs/nb" / f"lr-{lr}" for lr in ("0.0005", "0.002")]
+    assert [[r["iteration"] for r in read_metrics(run) if "loss" in r] for run in runs] == [list(range(1, 9))] * 2
+    assert read_metrics(runs[0])[-1] != read_metrics(runs[1])[-1] and not (folder / "runs/nb/lr-{lr}").exists()
+
+
+@pytest.mark.slow
+def test_what_the_form_says_is_what_the_training_notebook_uses(ran, tmp_path):
+    folder = ran("02_train").output.parents[1]
+    nb = nbformat.read(FOLDER / "02_train.ipynb", as_version=4)
+    at = next(i for i, c in enumerate(nb.cells) if c.source.startswith("form = ConfigForm("))
+    nb.cells.insert(at + 1, nbformat.v4.new_code_cell('form["train.train_iters"] = 10'))
+    nbformat.write(nb, tmp_path / "edited.ipynb")
+    values = {**SMALL["02_train"], "stop_at": 4, "run_dir": "runs/nb/edited"}
+    done = notebook_run.execute(
+        tmp_path / "edited.ipynb", tmp_path / "out.ipynb", values, progress=False, report=False, cwd=folder
+    )
+    assert done.error == "" and done.results["iterations"] == 10
 
 
 @pytest.mark.slow
