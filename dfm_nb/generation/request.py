@@ -228,6 +228,26 @@ def flags_of(args: argparse.Namespace, names: Iterable[str] = FLAGS) -> dict[str
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
+def changed(request: Request, recommended: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of a request that a call without them would not have, by name; not its prompt and index.
+
+    recommended : what the checkpoint recommends, as `requests_of_keywords` takes it.
+    """
+    usual = {f.name: f.default for f in fields(Request) if f.name in FLAGS} | (recommended or {})
+    return {name: getattr(request, name) for name in FLAGS if getattr(request, name) != usual[name]}
+
+
+def flag_words(request: Request, recommended: dict[str, Any] | None = None) -> list[str]:
+    """The words of `dfm generate` that make this request, the inverse of `flags_of`."""
+    words = [f"--prompt={request.prompt}"] if request.prompt.startswith("-") else ["--prompt", request.prompt]
+    for name, value in changed(request, recommended).items():
+        flag = _flag(Request.__dataclass_fields__[name])
+        several = list(map(str, value)) if isinstance(value, tuple) else [str(value)]
+        # a value that begins with a minus would read as a flag
+        words += [f"{flag}={several[0]}"] if several[0].startswith("-") else [flag, *several]
+    return words
+
+
 def request_of(values: dict[str, Any]) -> Request:
     """A `Request` from JSON values; ValueError names a field of a wrong type."""
     given = {f.name: _from_json(f, values[f.name]) for f in fields(Request) if f.name in values}
