@@ -12,7 +12,9 @@
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
     controls.py    one labelled control for one setting
     gallery.py     clips with their settings, side by side   `Gallery`
-    preview.py     a sample while it is generated            `SamplerPreview`
+    studio.py      one widget to work with a model           `Studio`
+    studio_html.py its pieces of HTML
+    slider.py      a slider with an accessible name          `Slider`
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
     parameters.py  a notebook's own parameters               `check_parameters`
@@ -40,7 +42,8 @@ _WHERE = {
     "ConfigForm": "form",
     "PrepareForm": "form",
     "Gallery": "gallery",
-    "SamplerPreview": "preview",
+    "Slider": "slider",
+    "Studio": "studio",
     "DatasetBrowser": "browser",
     "is_headless": "headless",
     "RankGrid": "rank_grid",

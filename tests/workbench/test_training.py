@@ -1,5 +1,5 @@
 """The workbench over the real trainer: stopped it has saved, resumed it goes on, and its
-samples, preview and gallery are real.
+samples, Studio and gallery are real.
 """
 
 from __future__ import annotations
@@ -104,26 +104,23 @@ def test_samples_of_the_run_fill_a_gallery(run):
     assert len(gallery) == 3 and gallery.html().count("a blue moth") >= 3
 
 
-def test_preview_ends_in_the_pipelines_own_clip(run):
+def test_studio_ends_in_the_pipelines_own_clip(run):
     from dfm_nb import parallel
-    from dfm_nb.generation.pipeline import Pipeline
 
     launcher, _ = run
     parallel.init()
     try:
-        pipe = Pipeline.from_checkpoint(launcher.run_dir)
         settings = {"height": 32, "width": 32, "num_steps": 4, "num_video_frames": 5}
-        preview = workbench.SamplerPreview(pipe, "a blue moth", **settings)
-        preview.widget  # noqa: B018
-        preview._inputs["num_steps"].value = 4
-        preview._draw.click()
+        studio = workbench.Studio(launcher.run_dir, "a blue moth", **settings)
+        studio.redraw()
         deadline = time.monotonic() + 120
-        while preview._draw.disabled and time.monotonic() < deadline:
+        while studio._running and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert preview.message.startswith("done"), preview.message
+        assert studio.message.startswith("done"), studio.message
+        pipe = studio.pipe
         plain = pipe(["a blue moth"], **settings, guidance=2.0, seed=1)
-        assert (preview.clips[0].frames == plain[0].frames).all()
-        assert [s for s, _ in preview.frames] == [1, 2, 3, 4] and preview.frames[0][1].shape == (32, 32, 3)
+        assert (studio.clip.frames == plain[0].frames).all()
+        assert [s for s, _, _ in studio.estimates] == [1, 2, 3, 4] and studio.estimates[0][2].shape == (32, 32, 3)
         compared = workbench.Gallery.of_guidance(pipe, ["a blue moth"], guidance=(1.0, 4.0), **settings)
         assert list(compared.columns) == ["guidance 1", "guidance 4"]
         assert compared.columns["guidance 1"][0].data != compared.columns["guidance 4"][0].data

@@ -1,0 +1,421 @@
+"""The Studio by its callbacks: with a pipeline that has a closed form, and with a trained one.
+
+In closed form the estimate's middle frame after step k of n is a constant, `level(request) * k / n`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from dfm_nb import generate
+from dfm_nb.base import video
+from dfm_nb.diffusion import samplers
+from dfm_nb.generate import Generated, Request
+from tests.processes import wait_until
+from workbench import studio as module
+from workbench.studio import FAST, Studio, Superseded
+from workbench.studio_html import strip_steps, words_html
+
+
+def level(request: Request) -> int:
+    """The brightness of a request's clip: its guidance tells it."""
+    return round(20 * request.guidance)
+
+
+class Estimate(NamedTuple):
+    pipe: ClosedForm
+    request: Request
+    share: float
+
+    @property
+    def frames(self) -> np.ndarray:
+        return self.pipe.decode(self.request, self.share)
+
+
+class ClosedForm:
+    """Notes requests as they begin and end, and which estimates are decoded. wait_s : of a step."""
+
+    sigma_data, ema, guide = 0.5, "auto", None
+    recommended = {"num_steps": 18, "guidance": 2.0, "sampler": "heun"}
+    source = SimpleNamespace(file=None, folder=Path("runs/closed form"))
+
+    def __init__(self, wait_s: float = 0.0):
+        self.wait_s, self.begun, self.ended, self.decoded = wait_s, [], [], 0
+
+    def decode(self, request: Request, share: float) -> np.ndarray:
+        self.decoded += 1
+        values = np.zeros((request.num_video_frames, request.height, request.width, 3), np.uint8)
+        values[request.num_video_frames // 2] = round(share * level(request))
+        return values
+
+    def run(self, requests, callback=None):
+        for i, request in enumerate(requests):
+            self.begun.append(request)
+            for k in range(1, request.num_steps + 1):
+                time.sleep(self.wait_s)
+                callback(k, request.num_steps, [Estimate(self, request, k / request.num_steps)])
+            self.ended.append(request)
+            yield i, Generated(self.decode(request, 1.0), request, torch.zeros(16, 1, 4, 4))
+
+
+@pytest.fixture(autouse=True)
+def closed_form_words(monkeypatch, request):
+    """Every second word is used; real effects have tests of their own."""
+    if "tiny_pipe" not in request.fixturenames:
+        monkeypatch.setattr(
+            module,
+            "word_effects",
+            lambda pipe, clip, check: [(w, i % 2) for i, w in enumerate(clip.request.prompt.split())],
+        )
+
+
+def small(pipe=None, **settings) -> Studio:
+    return Studio(pipe or ClosedForm(), "a moth", height=32, width=32, **settings)
+
+
+def settled(studio: Studio) -> None:
+    wait_until(lambda: not studio._running, "the thread to end", 20)
+
+
+def shown_level(studio: Studio) -> float:
+    """Mean of the picture in the page."""
+    data = re.search(r'<img src="data:image/png;base64,([^"]+)"', studio._image.value)
+    return float(video.read_image(base64.b64decode(data[1])).mean()) if data else -1.0
+
+
+def thumbnails(studio: Studio) -> list:
+    """(button, check box) of each clip of the history."""
+    return [column.children[:2] for column in studio._past.children]
+
+
+# ---- drawing -----------------------------------------------------------------------------------------------------
+
+
+def test_draw_returns_the_clip_and_the_controls_follow():
+    studio = small()
+    clip = studio.draw("a red moth", num_inference_steps=20, seed=3)
+    assert clip.request == Request(
+        "a red moth", height=32, width=32, num_steps=20, guidance=2.0, sampler="heun", seed=3
+    )
+    assert (studio.controls["prompt"].value, studio.controls["seed"].value) == ("a red moth", "3")
+    assert studio.request() == clip.request and studio.history == [clip]
+    assert [step for step, _, _ in studio.estimates] == [1, 4, 6, 9, 12, 15, 17, 20]
+    sigmas = clip.request.sigmas(0.5)
+    assert [sigma for _, sigma, _ in studio.estimates] == [float(sigmas[s]) for s, _, _ in studio.estimates]
+    levels = [int(frame.mean()) for _, _, frame in studio.estimates]
+    assert levels == sorted(levels) and levels[-1] == level(clip.request)
+    page = studio._repr_mimebundle_()["text/html"]
+    assert page.count("<img") == 9 and "a red moth" in page
+
+
+def test_a_moving_slider_draws_rough_pictures_and_one_clip_when_it_rests(monkeypatch):
+    monkeypatch.setattr(module, "REST_S", 0.4)
+    pipe = ClosedForm()
+    studio = small(pipe)
+    for guidance in (3.0, 3.5, 4.0):
+        studio.controls["guidance"].value = guidance
+        wait_until(lambda g=guidance: shown_level(studio) == 20 * g, "the rough picture", 20)
+        assert not studio.history
+    settled(studio)
+    assert [c.request.guidance for c in studio.history] == [4.0]
+    assert [r.guidance for r in pipe.ended] == [3.0, 3.5, 4.0, 4.0]
+    for rough in pipe.ended[:3]:
+        assert samplers.evaluations(rough.sampler, rough.num_steps) <= 10 and rough.guidance_interval
+    assert pipe.ended[3] == studio.request() and "Hardly used: a." in studio._words.value
+
+
+def test_a_change_that_the_rough_picture_does_not_show_draws_none():
+    pipe = ClosedForm()
+    studio = small(pipe)
+    studio.redraw()
+    settled(studio)
+    studio.controls["num_steps"].value = 7
+    settled(studio)
+    assert [r.num_steps for r in pipe.begun] == [FAST["num_steps"], 18, 7]
+
+
+def test_a_newer_request_ends_an_older_one_between_steps():
+    pipe = ClosedForm(wait_s=0.02)
+    studio = small(pipe, num_steps=100)
+    studio.redraw()
+    wait_until(lambda: len(pipe.begun) == 2, "the clip begins", 20)
+    studio.controls["guidance"].value = 5.0
+    wait_until(lambda: len(pipe.begun) == 3, "the newer begins", 1.0)
+    assert pipe.ended == [pipe.begun[0]] and pipe.begun[2].guidance == 5.0
+    studio.stop()
+    settled(studio)
+    assert studio.history == []
+
+
+def test_a_hand_faster_than_the_rough_picture_still_sees_some():
+    studio, seen = small(ClosedForm(wait_s=0.01)), set()
+    studio._image.observe(lambda change: seen.add(change["new"]), names="value")
+    for guidance in range(40, 90):
+        studio.controls["guidance"].value = guidance / 10
+        time.sleep(0.02)
+    studio.stop()
+    settled(studio)
+    assert 3 <= len(seen) <= 45 and not studio.history
+
+
+def test_the_kernel_is_free_while_it_draws():
+    studio = small(ClosedForm(wait_s=0.05))
+    began = time.monotonic()
+    studio.controls["prompt"].value = "a blue moth"  # Enter
+    assert time.monotonic() - began < 0.2 and studio._running
+    stop = next(b for b in buttons(studio.widget) if b.description == "Stop")
+    stop.click()
+    settled(studio)
+    assert studio.message == "stopped" and studio.clip is None
+
+
+def buttons(box) -> list:
+    """All buttons of a widget."""
+    return [b for child in getattr(box, "children", ()) for b in buttons(child)] + [box] * hasattr(box, "click")
+
+
+def test_draw_from_code_takes_over_from_the_thread():
+    pipe = ClosedForm(wait_s=0.02)
+    studio = small(pipe, num_steps=200)
+    studio.redraw()
+    wait_until(lambda: len(pipe.begun) == 2, "the clip begins", 20)
+    clip = studio.draw("a green moth", num_steps=2)
+    assert studio.clip is clip and [r.prompt for r in pipe.ended] == ["a moth", "a green moth"]
+
+
+def test_only_shown_steps_are_decoded():
+    pipe = ClosedForm()
+    small(pipe).draw(num_steps=100)
+    assert pipe.decoded == 8 + 1
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 7, 8, 35])
+def test_strip_has_first_and_last_step(num_steps):
+    steps = strip_steps(num_steps)
+    assert steps[0] == 1 and steps[-1] == num_steps and len(set(steps)) == len(steps) == min(8, num_steps)
+
+
+def test_an_error_of_the_pipeline_is_shown():
+    pipe = ClosedForm()
+    pipe.run = lambda requests, callback: (_ for _ in ()).throw(ValueError("too little memory"))
+    studio = small(pipe)
+    studio.redraw()
+    settled(studio)
+    assert studio.message == "not drawn: too little memory"
+    with pytest.raises(ValueError, match="too little memory"):
+        studio.draw()
+
+
+# ---- controls ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "typed", "said"),
+    [
+        ("seed", "1.5", "whole number"),
+        ("seed", "-1", "whole number"),
+        ("seed", "", "whole number"),
+        ("height", "65", "use 64 or 80"),
+        ("num_video_frames", "10", "use 9 or 13"),
+        ("num_video_frames", "0", "1 or 5"),
+    ],
+)
+def test_a_bad_value_is_a_sentence_beside_its_control_and_draws_nothing(name, typed, said):
+    pipe = ClosedForm()
+    studio = small(pipe)
+    studio.controls[name].value = typed
+    assert list(studio.faults) == [name] and said in studio.faults[name]
+    assert said in studio._fault_places[name].value and studio.controls[name].value == typed
+    settled(studio)
+    assert pipe.begun == []
+    with pytest.raises(ValueError, match=said):
+        studio.draw()
+    studio.controls[name].value = "32" if name == "height" else "5"
+    settled(studio)
+    assert studio.faults == {} and studio._fault_places[name].value == "" and len(studio.history) == 1
+
+
+def test_several_bad_values_are_all_said():
+    studio = small()
+    studio.controls["seed"].value, studio.controls["height"].value, studio.controls["width"].value = "x", "65", "70"
+    assert set(studio.faults) == {"seed", "height", "width"}
+
+
+def test_a_large_seed_is_kept_as_it_was_typed():
+    studio = small()
+    studio.controls["seed"].value = "99999999999999999999"
+    settled(studio)
+    assert studio.clip.request.seed == 99999999999999999999 and "99999999999999999999" in studio._image.value
+
+
+def test_a_negative_prompt_without_guidance_is_said_beside_it():
+    studio = small(guidance=1.0)
+    studio.controls["negative_prompt"].value = "night"
+    assert "no effect" in studio.faults["negative_prompt"]
+
+
+def test_draw_keeps_adds_or_randomises_the_seed():
+    studio = small()
+    draw = next(b for b in buttons(studio.widget) if b.description == "Draw")
+    seeds = []
+    for choice in module.NEXT_SEED:
+        studio._next_seed.value = choice
+        draw.click()
+        settled(studio)
+        seeds.append(studio.clip.request.seed)
+        assert studio.controls["seed"].value == str(seeds[-1])
+    assert seeds[:2] == [1, 2] and seeds[2] not in seeds[:2]
+
+
+def test_every_control_has_a_name():
+    studio = small()
+    studio.draw()
+    names = [c.label if hasattr(c, "label") and c.label else c.description for c in studio.controls.values()]
+    assert all(names) and len(set(names)) == len(names)
+    assert all(b.description for b in buttons(studio.widget))
+
+
+# ---- history -----------------------------------------------------------------------------------------------------
+
+
+def test_a_thumbnail_goes_back_to_its_settings():
+    pipe = ClosedForm()
+    studio = small(pipe)
+    first = studio.draw("one", seed=7, fps=8.0)
+    studio.draw("two", guidance=4.0, num_video_frames=5)
+    assert "<video" in studio._image.value
+    thumbnails(studio)[0][0].click()
+    assert studio.clip is first and studio.request() == first.request and shown_level(studio) == level(first.request)
+    begun = len(pipe.begun)
+    studio.redraw()
+    settled(studio)
+    assert len(pipe.begun) == begun and len(studio.history) == 2  # the same settings are the same clip
+
+
+def test_two_thumbnails_are_compared_by_what_differs():
+    studio = small()
+    for guidance in (1.0, 2.0, 3.0):
+        studio.draw(guidance=guidance)
+    picks = [pick for _, pick in thumbnails(studio)]
+    picks[0].value = picks[1].value = True
+    assert re.findall("600[^>]*>([^<]+)", studio._compared.value) == ["1, guidance 1.0", "2, guidance 2.0"]
+    picks[2].value = True  # the first picked makes room
+    assert [p.value for p in picks] == [False, True, True]
+    assert re.findall("600[^>]*>([^<]+)", studio._compared.value) == ["2, guidance 2.0", "3, guidance 3.0"]
+    picks[1].value = False
+    assert studio._compared.value == ""
+
+
+def test_the_history_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "HISTORY", 3)
+    studio = small()
+    for seed in range(5):
+        studio.draw(seed=seed)
+    assert [c.request.seed for c in studio.history] == [2, 3, 4] and len(thumbnails(studio)) == len(studio._ways) == 3
+
+
+def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
+    studio = small()
+    with pytest.raises(ValueError, match="press Draw"):
+        studio.save(tmp_path)
+    studio.draw("A moth, at ../night!", seed=5)
+    paths = [studio.save(tmp_path) for _ in range(2)]
+    studio.draw(num_video_frames=5)
+    paths.append(studio.save(tmp_path))
+    assert [p.name for p in paths] == [f"a-moth-at-night-seed5{end}" for end in (".png", "-2.png", "-3.mp4")]
+    assert json.loads(paths[0].with_suffix(".png.json").read_text())["seed"] == 5
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+
+def test_marked_words_are_named_in_text_and_escaped():
+    page = words_html([("a", 0.05), ("<b>blue</b>", 0.9), ("moth", 0.0)])
+    assert page.count("underline dotted") == 2 and "Hardly used: a, moth." in page and "<b>blue" not in page
+    assert words_html([]) == ""
+
+
+@pytest.mark.slow
+def test_word_effects_are_those_of_their_definition(tiny_pipe):
+    """Against single evaluations; and the whole prompt as one word is the whole effect."""
+    from dfm_nb.base.seeds import generator_for
+    from dfm_nb.generation.words import word_effects
+
+    (clip,) = tiny_pipe(["a red moth over a meadow"], height=32, width=48, num_steps=2)
+    (noise,) = [torch.randn(clip.latent.shape, generator=generator_for("words", 0), dtype=torch.float64)]
+
+    def D(prompt):
+        denoiser = tiny_pipe.denoiser([Request(prompt, height=32, width=48, guidance=1.0)])
+        return denoiser((clip.latent.double() + 1.5 * noise)[None], torch.tensor(1.5))
+
+    whole, empty, without = (D(p) for p in (clip.request.prompt, "", "a moth over a meadow"))
+    effects = word_effects(tiny_pipe, clip, sigmas=[1.5], num_noises=1)
+    assert [w for w, _ in effects] == clip.request.prompt.split()
+    expected = float((without - whole).norm() / (empty - whole).norm())
+    assert effects[1][1] == pytest.approx(expected, rel=1e-3)
+    each, both = (
+        [dict(word_effects(tiny_pipe, clip, levels, 1))["red"] for levels in several]
+        for several in (([1.5], [9.0]), ([1.5, 9.0],))
+    )
+    assert both == pytest.approx([max(each)])
+    (one,) = tiny_pipe(["moth"], height=32, width=48, num_steps=2)
+    assert word_effects(tiny_pipe, one)[0][1] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_word_effects_do_not_depend_on_batches_and_can_be_ended(tiny_pipe, monkeypatch):
+    from dfm_nb.generation import words
+
+    (clip,) = tiny_pipe(["a red moth over a meadow"], height=32, width=48, num_steps=2)
+    together = words.word_effects(tiny_pipe, clip)
+    monkeypatch.setattr(words, "BATCH", 3)
+    for (_, a), (_, b) in zip(together, words.word_effects(tiny_pipe, clip), strict=True):
+        assert a == pytest.approx(b, rel=1e-2)
+
+    def end():
+        raise Superseded
+
+    with pytest.raises(Superseded):
+        words.word_effects(tiny_pipe, clip, check=end)
+
+
+# ---- with a trained pipeline -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
+    studio = Studio(tiny_pipe, "a red moth", height=32, width=48, num_steps=3)
+    clip = studio.draw(guidance=3.0, seed=4, guidance_interval=(0.1, 10.0), negative_prompt="-night")
+    python, shell = studio.code()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(python, names)
+    torch.testing.assert_close(names["clip"].latent, clip.latent, rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "clip.png").is_file()
+    program, verb, *words = shlex.split(shell)
+    (request,) = generate.requests_of(generate.parse(words), tiny_pipe.recommended)
+    assert (program, verb) == ("dfm", "generate") and request == clip.request
+
+
+@pytest.mark.slow
+def test_the_widget_ends_in_the_pipelines_own_clip(tiny_pipe):
+    studio = Studio(tiny_pipe, "a red moth", height=32, width=48, num_steps=3)
+    threads = threading.active_count()
+    studio.controls["guidance"].value = 3.0
+    settled(studio)
+    (plain,) = tiny_pipe(["a red moth"], height=32, width=48, num_steps=3, guidance=3.0)
+    assert (studio.clip.frames == plain.frames).all() and studio.message.startswith("done")
+    assert [word for word, _ in studio.words()] == ["a", "red", "moth"] and "Hardly used" in studio._words.value
+    assert threading.active_count() <= threads  # the thread ends with its work

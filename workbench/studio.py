@@ -1,0 +1,436 @@
+"""One widget to work with a model: prompt and settings, a picture that follows them, a history, and the code for it.
+
+While a control moves, a rough picture of 10 evaluations follows it; when the hand rests, the clip is generated with
+the settings that are shown. One thread samples, so the kernel stays free, and a newer request ends an older one
+between two steps. A clip is the one that the pipeline gives for the same settings.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as w
+import numpy as np
+
+from dfm_nb.base import geometry, pretrained, video
+from dfm_nb.diffusion import samplers
+from dfm_nb.generation.clip_files import Generated
+from dfm_nb.generation.request import FLAGS, Request, changed, flag_words, requests_of_keywords
+from dfm_nb.generation.words import word_effects
+from workbench.controls import fault_html
+from workbench.gallery import Gallery, load
+from workbench.headless import is_headless
+from workbench.slider import Slider
+from workbench.studio_html import (
+    BORDER,
+    SIDE_PX,
+    THUMB_PX,
+    caption,
+    copied,
+    data_url,
+    framed,
+    strip_html,
+    strip_steps,
+    thumb_style,
+    words_html,
+)
+
+PROMPT = "A spotted blue swallowtail over a meadow."
+FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps": 10, "sigma_levels": None}
+FAST["guidance_interval"] = (0.1, 10.0)
+"""Settings of the rough picture: 10 evaluations, guided where that helps; see benchmarks/results/guidance.md."""
+REST_S = 0.6
+ROUGH_S = 0.5
+SHOW_S = 0.25
+HISTORY = 24
+WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
+NEXT_SEED = ("keeps the seed", "adds 1 to the seed", "takes a random seed")
+
+
+class Superseded(Exception):
+    """A newer request, or Stop, ended this one."""
+
+
+class Studio:
+    """Prompt, settings, picture and history for one model.
+
+    Parameters
+    ----------
+    pipe : a loaded pipeline, or what `Pipeline.from_pretrained` takes: a run folder, an exported file, the name of a
+        packaged model. None: the packaged butterflies.
+    prompt, settings : at the start; settings as for `pipe(...)`, by default as the checkpoint recommends.
+
+    >>> studio = Studio("runs/demo/train")                          # doctest: +SKIP
+    >>> clip = studio.draw("a blue morpho", num_steps=18)           # doctest: +SKIP
+    """
+
+    def __init__(self, pipe: Any = None, prompt: str = PROMPT, **settings: Any):
+        if not hasattr(pipe, "run"):
+            from dfm_nb.generation.pipeline import Pipeline
+
+            pipe = Pipeline.from_pretrained(pipe or pretrained.DEFAULT)
+        self.pipe = pipe
+        (start,) = requests_of_keywords([prompt], settings, pipe.recommended)
+        start.check()
+        self.clip: Generated | None = None
+        self.history: list[Generated] = []
+        self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}  # estimates on the way to each clip
+        self.message = ""
+        self.faults: dict[str, str] = {}
+        self._effects: dict[str, list[tuple[str, float]]] = {}
+        self._wake, self._busy = threading.Condition(), threading.Lock()
+        # what the thread is to draw, and when (monotonic s) it may refine it
+        self._job: tuple[Request, float] | None = None
+        self._running = self._filling = False
+        self._rough: Request | None = None  # the request of the rough picture that is shown
+        self._picked: list[w.Checkbox] = []
+        self._build(start)
+        self._fill(start)
+
+    # ---- generating -----------------------------------------------------------------------------------------------
+
+    def draw(self, prompt: str | None = None, **settings: Any) -> Generated:
+        """Generate now and return the clip; what is not given is as in the controls, which follow.
+
+        Raises
+        ------
+        ValueError, FileNotFoundError : a wrong setting.
+        """
+        now = self.request()
+        if now is None:
+            raise ValueError("; ".join(self.faults.values()))
+        base = {name: getattr(now, name) for name in FLAGS}
+        (request,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings, base)
+        request.check()
+        self.stop()
+        self._fill(request)
+        return self._finish(request, lambda: None)
+
+    def redraw(self, rest_s: float = 0.0) -> None:
+        """Ask the thread for a rough picture of the controls' settings, and for the clip after `rest_s` seconds."""
+        request = self.request()
+        if request is None:
+            return
+        with self._wake:
+            if not (self.history or self._running):
+                self._say("generating; the first time also loads the text encoder")
+            self._job = (request, time.monotonic() + rest_s)
+            self._wake.notify_all()
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="dfm-studio", daemon=True).start()
+
+    def stop(self) -> None:
+        """End what the thread draws after its current step."""
+        with self._wake:
+            self._job = None
+            self._wake.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                if (job := self._job) is None:
+                    self._running = False
+                    return
+            try:
+                self._serve(job)
+            except Superseded:
+                pass
+            except Exception as error:  # a thread's traceback would be seen by nobody
+                self._say(f"not drawn: {error}")
+            with self._wake:
+                if self._job is job:
+                    self._job = None
+
+    def _serve(self, job: tuple[Request, float]) -> None:
+        def check(patience_s: float = 0.0) -> None:
+            if self._job is not job and (self._job is None or time.monotonic() - began > patience_s):
+                raise Superseded
+
+        (request, refine_at), began = job, time.monotonic()
+        rough = replace(request, **FAST)
+        if rough != self._rough and request not in [c.request for c in self.history]:
+            # finished though the slider moves on, or a fast hand would see no picture at all
+            frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
+            self._picture(frames[len(frames) // 2], rough)
+            self._rough = rough
+            self._say(f"rough picture of {FAST['num_steps']} evaluations in {time.monotonic() - began:.2f} s")
+        with self._wake:
+            self._wake.wait_for(lambda: self._job is not job, refine_at - time.monotonic())
+        check()
+        self._finish(request, check)
+        self._words.value = words_html(self.words(check))
+
+    def _finish(self, request: Request, check: Callable[[], object]) -> Generated:
+        """The clip of a request, shown and in the history; one that is there already is the same clip."""
+        began = time.monotonic()
+        clip = next((c for c in self.history if c.request == request), None)
+        if clip is None:
+            clip = self._generate(request, check, rough=False)
+            self._remember(clip)
+            check()
+        self._show(clip)
+        self._say(f"done in {time.monotonic() - began:.1f} s: {load(clip).describe()}")
+        return clip
+
+    def _generate(self, request: Request, check: Callable[[], object], rough: bool) -> Generated:
+        sigmas, shown_s = request.sigmas(self.pipe.sigma_data), time.monotonic()
+        estimates: list[tuple[int, float, np.ndarray]] = []
+        follows = self._rough != replace(request, **FAST)  # no rough picture stands for this clip already
+
+        def on_step(step: int, num_steps: int, clips: Any) -> None:
+            nonlocal shown_s
+            check()
+            in_strip, due = not rough and step in strip_steps(num_steps), time.monotonic() - shown_s > SHOW_S
+            if not in_strip and not due:
+                return
+            frames, sigma = clips[0].frames, float(sigmas[step])  # decoded here
+            frame = frames[len(frames) // 2]
+            if in_strip:
+                estimates.append((step, sigma, frame))
+                self._strip.value = strip_html(estimates, request)
+            if due:
+                shown_s = time.monotonic()
+                self._say(f"step {step} of {num_steps}, sigma {sigma:.3g}")
+                if follows:
+                    self._picture(frame, request)
+
+        with self._busy:
+            ((_, clip),) = self.pipe.run([request], callback=on_step)
+        if not rough:
+            self._ways[request] = estimates
+        return clip
+
+    @property
+    def estimates(self) -> list[tuple[int, float, np.ndarray]]:
+        """(step, sigma after it, middle frame uint8 [H, W, 3]) on the way to the shown clip, evenly over its steps."""
+        return self._ways[self._shown().request]
+
+    def words(self, check: Callable[[], object] = lambda: None) -> list[tuple[str, float]]:
+        """`word_effects` for the prompt of the shown clip, measured once; ValueError when nothing was generated yet."""
+        clip = self._shown()
+        if clip.request.prompt not in self._effects:
+            with self._busy:
+                self._effects[clip.request.prompt] = word_effects(self.pipe, clip, check=check)
+        return self._effects[clip.request.prompt]
+
+    # ---- the controls ---------------------------------------------------------------------------------------------
+
+    def request(self) -> Request | None:
+        """What the controls ask for. None when something must be corrected: `faults` stand beside their controls."""
+        values, faults = dict(self._fixed), {}
+        for name, control in self.controls.items():
+            value = control.value
+            if name in WHOLE and not (value.strip().isascii() and value.strip().isdigit()):
+                faults[name] = f"{WHOLE[name]} must be a whole number, 0 or more; got {value!r}"
+                continue
+            values[name] = int(value) if name in (*WHOLE, "num_steps") else value
+            if name == "num_video_frames" and not geometry.is_frame_count(values[name]):
+                faults[name] = f"frames must be 1 + 4k; got {value}; use {geometry.nearest_frames(values[name])}"
+        request = None if faults else Request(**values)
+        alone = [Request("", **{n: v}) for n, v in values.items() if n in WHOLE and n not in faults]
+        for one in (request,) if request else alone:
+            try:
+                one.check()
+            except (ValueError, FileNotFoundError) as error:  # beside the control that it names first
+                named = re.match("--([a-z-]+)", str(error))
+                name, request = named[1].replace("-", "_") if named else "", None
+                faults[name if name in self.controls else "prompt"] = str(error).removeprefix("--")
+        self.faults = faults
+        for name, place in self._fault_places.items():
+            place.value = fault_html(faults[name]) if name in faults else ""
+            place.layout.display = "" if name in faults else "none"
+        return request
+
+    def _fill(self, request: Request) -> None:
+        """Set the controls without drawing."""
+        self._filling = True
+        self._fixed = {n: getattr(request, n) for n in FLAGS if n not in self.controls}
+        for name, control in self.controls.items():
+            control.value = str(getattr(request, name)) if name in WHOLE else getattr(request, name)
+        self._filling = False
+        self.request()
+
+    def _changed(self, control: Any) -> None:
+        if not self._filling:
+            self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when the hand rests already
+
+    def _on_draw(self) -> None:
+        seed, step = self.controls["seed"].value, self._next_seed.value
+        if step == NEXT_SEED[2] or (step == NEXT_SEED[1] and seed.isdigit()):
+            self._filling = True
+            self.controls["seed"].value = str(secrets.randbelow(2**31) if step == NEXT_SEED[2] else int(seed) + 1)
+            self._filling = False
+        self.redraw()
+
+    def _on_stop(self) -> None:
+        self.stop()
+        self._say("stopped")
+
+    # ---- history, files and code ----------------------------------------------------------------------------------
+
+    def go_back(self, clip: Generated) -> None:
+        """Show a clip of the history, with its settings in the controls."""
+        self.stop()
+        self._fill(clip.request)
+        self._rough = None
+        self._show(clip)
+        self._say(f"back at {load(clip).describe()}")
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the shown clip as .png or .mp4 with its settings beside it, under a name that is free."""
+        clip, folder = self._shown(), Path(folder).expanduser()
+        words = re.sub("[^a-z0-9]+", "-", clip.request.prompt.lower())[:40].strip("-") or "clip"
+        names = (f"{words}-seed{clip.request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
+        return clip.save(folder / next(name for name in names if not any(folder.glob(f"{name}.*"))))
+
+    def code(self) -> tuple[str, str]:
+        """The Python call and the `dfm generate` command that make the shown clip again."""
+        request, source = self._shown().request, _path_of(self.pipe)
+        file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
+        average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
+        settings = [f"{name}={value!r}" for name, value in changed(request, self.pipe.recommended).items()]
+        python = (
+            f"from dfm_nb import Pipeline\n\npipe = Pipeline.from_pretrained({source!r}{average})\n"
+            f"clip = pipe({', '.join([repr(request.prompt), *settings])})[0]\nclip.save({file!r})"
+        )
+        flags = ["--checkpoint-path", source, *(["--ema", str(self.pipe.ema or "none")] if average else [])]
+        flags += [*flag_words(request, self.pipe.recommended), "--video-save-path", file]
+        return python, shlex.join(["dfm", "generate", *flags])
+
+    def _shown(self) -> Generated:
+        if self.clip is None:
+            raise ValueError("nothing was generated yet; press Draw, or call draw(prompt)")
+        return self.clip
+
+    def _remember(self, clip: Generated) -> None:
+        self.history = [*self.history, clip][-HISTORY:]
+        self._ways = {c.request: self._ways[c.request] for c in self.history}
+        self._count += 1
+        place, url = f"dfm-{self._id}-{self._count}", data_url(clip.frames[len(clip.frames) // 2])
+        side = w.Layout(width=f"{THUMB_PX}px", height=f"{THUMB_PX}px", padding="0")
+        button = w.Button(description=f"back to {self._count}", tooltip=caption(clip.request), layout=side)
+        button.add_class(place)
+        button.on_click(lambda _b: self.go_back(clip))
+        style = w.HTML(thumb_style(place, url), layout=w.Layout(display="none"))
+        pick = w.Checkbox(description=f"compare {self._count}", indent=False, layout=w.Layout(width="100px"))
+        pick.clip = clip
+        pick.observe(lambda change: self._pick(pick, change["new"]), names="value")
+        column = w.VBox([button, pick, style], layout=w.Layout(overflow="visible"))
+        self._past.children = (*self._past.children, column)[-HISTORY:]
+
+    def _pick(self, pick: w.Checkbox, on: bool) -> None:
+        self._picked = [p for p in self._picked if p is not pick] + [pick] * on
+        if len(self._picked) > 2:
+            self._picked[0].value = False  # which comes back here
+            return
+        requests, shown = [p.clip.request for p in self._picked], []
+        differ = [n for n in FLAGS if len({getattr(r, n) for r in requests}) > 1]
+        for p, r in zip(self._picked, requests):
+            said = [p.description.removeprefix("compare "), *(f"{n.replace('_', ' ')} {getattr(r, n)}" for n in differ)]
+            page = Gallery([p.clip], width_px=SIDE_PX * 3 // 4, title=", ".join(said)).html()
+            shown.append(f"<div>{page}</div>")
+        self._compared.value = video.row_html(shown) if len(shown) == 2 else ""
+
+    # ---- what is seen ---------------------------------------------------------------------------------------------
+
+    def _build(self, start: Request) -> None:
+        wide, label = w.Layout(width="auto"), {"description_width": "6em"}
+
+        def text(name: str, shown: str, **more: Any) -> w.Text:
+            help = Request.__dataclass_fields__[name].metadata.get("help", "what the clip shows; Enter draws")
+            return w.Text(description=shown, tooltip=help, continuous_update=False, layout=wide, style=label, **more)
+
+        self.controls: dict[str, Any] = {
+            "prompt": text("prompt", "prompt", placeholder="what the clip shows; Enter draws"),
+            "negative_prompt": text("negative_prompt", "negative", placeholder="what to move away from"),
+            "guidance": Slider(label="guidance", max=max(10.0, start.guidance), step=0.05),
+            "num_steps": Slider(label="steps", min=1, max=max(60, start.num_steps), step=1),
+            "sampler": w.Dropdown(options=list(samplers.SAMPLERS), description="sampler", layout=wide, style=label),
+            **{name: text(name, shown) for name, shown in WHOLE.items()},
+        }
+        self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}
+        for control in self.controls.values():
+            control.observe(lambda _change, control=control: self._changed(control), names="value")
+        self._next_seed = w.Dropdown(options=NEXT_SEED, description="each Draw", layout=wide, style=label)
+        draw = w.Button(description="Draw", icon="play", button_style="primary", tooltip="Generate with these settings")
+        halt = w.Button(description="Stop", icon="stop", tooltip="Stop after this step")
+        draw.on_click(lambda _b: self._on_draw())
+        halt.on_click(lambda _b: self._on_stop())
+        self._words, self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self._compared, self._code, self._count, self._id = w.HTML(), w.HTML(), 0, secrets.token_hex(3)
+        folder = w.Text(value="runs/studio", description="folder", layout=w.Layout(width="18em"), style=label)
+        save = w.Button(description="Save", icon="save", tooltip="Write the clip and its settings into the folder")
+        save.on_click(lambda _b: self._on_save(folder.value))
+        rows: list[Any] = []
+        for name, control in self.controls.items():
+            rows += [control, self._fault_places[name], *([self._words] if name == "prompt" else [])]
+        flow: dict[str, Any] = {"flex_flow": "row wrap", "overflow": "visible"}
+        half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
+        controls = w.VBox([*rows, self._next_seed, w.HBox([draw, halt], layout=w.Layout(**flow))], layout=half)
+        pictures = w.VBox([self._image, self._note, self._strip], layout=half)
+        self._past = w.HBox(layout=w.Layout(**flow))
+        saving = w.HBox([folder, save], layout=w.Layout(**flow))
+        folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)
+        top = w.HBox([controls, pictures], layout=w.Layout(**flow))
+        self.widget = w.VBox([top, self._past, self._compared, saving, folded], layout=w.Layout(overflow="visible"))
+        self.widget.add_class("dfm-studio")
+        self._image.value = f'<div style="{BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
+        self._say("press Draw, or move a control")
+
+    def _on_save(self, folder: str) -> None:
+        try:
+            self._say(f"saved {self.save(folder)}")
+        except (ValueError, OSError) as error:
+            self._say(f"not saved: {error}")
+
+    def _say(self, text: str) -> None:
+        self.message = text
+        self._note.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
+
+    def _picture(self, frame: np.ndarray, request: Request) -> None:
+        """A still of what is on its way."""
+        media = video.media_html(*video.compressed(frame[None], 1), caption(request), SIDE_PX)
+        self._image.value = framed(media, frame)
+
+    def _show(self, clip: Generated) -> None:
+        item = load(clip)
+        media = video.media_html(item.media_type, item.data, caption(clip.request), SIDE_PX, item.poster)
+        self.clip, self._image.value = clip, framed(media, clip.frames[0])
+        self._strip.value = strip_html(self.estimates, clip.request)
+        self._words.value = words_html(self._effects.get(clip.request.prompt, []))
+        self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
+
+    def html(self) -> str:
+        """The shown clip and the estimates on the way to it, as a page that needs no kernel."""
+        if self.clip is None:
+            return "<i>nothing was generated yet</i>"
+        shown = Gallery([self.clip], width_px=SIDE_PX * 3 // 4).html()
+        return shown + strip_html(self.estimates, self.clip.request)
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if is_headless():
+            return {"text/html": self.html(), "text/plain": repr(self)}
+        if self.clip is None:
+            self.redraw()
+        bundle = self.widget._repr_mimebundle_(**kwargs)
+        return {**bundle, "text/html": self.html() + "<p>Run this cell again for the controls.</p>"}
+
+    def __repr__(self) -> str:
+        return f"Studio({_path_of(self.pipe)!r}, {len(self.history)} clips, {self.message!r})"
+
+
+def _path_of(pipe: Any) -> str:
+    """What `Pipeline.from_pretrained` takes for the same weights."""
+    path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
+    return path.stem if pretrained.packaged(path.stem) == path else str(path)

@@ -1,0 +1,83 @@
+"""Pieces of the Studio's page as HTML; every text is escaped here."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+
+import numpy as np
+
+from dfm_nb.base import video
+from dfm_nb.generation.request import Request
+
+STRIP = 8
+SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
+UNUSED = 0.2
+"""A word is marked when leaving it out moves the estimate less than this share of what the whole prompt does."""
+_SMALL = "font-size:12px;line-height:1.4;color:var(--jp-content-font-color1, inherit)"
+_CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all"
+BORDER = "border:1px solid var(--jp-border-color2, #8888)"
+
+
+def strip_steps(num_steps: int, count: int = STRIP) -> Sequence[int]:
+    """Which steps are kept for the strip: evenly spread, the first and the last among them."""
+    count = min(count, num_steps)
+    return [1 + round(i * (num_steps - 1) / max(1, count - 1)) for i in range(count)]
+
+
+def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Request) -> str:
+    """Estimates of the finished clip in a row, each with the step and the sigma that is left after it."""
+    cells = []
+    for step, sigma, frame in estimates:
+        image = (
+            f'<img src="{data_url(frame)}" alt="estimate after step {step}" style="width:{STRIP_PX}px;display:block">'
+        )
+        cells.append(f'<figure style="margin:0">{image}<figcaption>{step}: {sigma:.2g}</figcaption></figure>')
+    head = f"<div>The estimate on the way; step: sigma that is left. {html.escape(caption(request))}</div>"
+    return f'<div style="{_SMALL}">{head}{video.row_html(cells)}</div>'
+
+
+def words_html(effects: Sequence[tuple[str, float]]) -> str:
+    """The words of a prompt, those that are hardly used marked, and how that was measured."""
+    if not effects:
+        return ""
+    shown = []
+    for word, effect in effects:
+        mark = "text-decoration:underline dotted;opacity:.65" if effect < UNUSED else ""
+        title = f"without it the estimate moves by {effect:.0%} of what the whole prompt moves it"
+        shown.append(f'<span style="{mark}" title="{title}">{html.escape(word)}</span>')
+    unused = ", ".join(html.escape(word.strip(",.;:!?")) for word, effect in effects if effect < UNUSED) or "none"
+    how = (
+        f"Hardly used: {unused}. Without such a word the estimate moves by less than {UNUSED:.0%} of what the whole "
+        "prompt moves it, with noise of 20 and of 2 sigma_data on the clip. A used word may still be misunderstood."
+    )
+    return f'<div style="{_SMALL};margin-left:6.5em">{" ".join(shown)}<div style="opacity:.75">{how}</div></div>'
+
+
+def caption(request: Request) -> str:
+    return f"{request.prompt} (seed {request.seed}, guidance {request.guidance:g}, {request.num_steps} steps)"
+
+
+def data_url(frame: np.ndarray) -> str:
+    kind, data = video.compressed(frame[None], 1)
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def thumb_style(name: str, url: str) -> str:
+    """Makes the button of class `name` a picture, with its words small at the foot."""
+    text = "font-size:10px;color:white;text-shadow:0 0 3px black,0 0 3px black;display:flex;align-items:flex-end"
+    return f"<style>.{name}{{background:center/cover url({url})!important;line-height:1.6;{text}}}</style>"
+
+
+def framed(media: str, frame: np.ndarray) -> str:
+    """In a box of the picture's final size, so that the page does not jump while one replaces the other."""
+    return f'<div style="max-width:{SIDE_PX}px;aspect-ratio:{frame.shape[1]}/{frame.shape[0]}">{media}</div>'
+
+
+def copied(label: str, text: str) -> str:
+    """Code with a button that copies it."""
+    copy = "navigator.clipboard.writeText(this.parentElement.nextElementSibling.textContent);this.textContent='Copied'"
+    button = f'<button type="button" class="jupyter-button" style="width:auto" onclick="{copy}">Copy {label}</button>'
+    pre = f'<pre tabindex="0" aria-label="{label}" style="{_CODE}">'
+    return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"
