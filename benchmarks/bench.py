@@ -84,7 +84,7 @@ SET = (
 )
 
 NOT_IN_THE_SET = {
-    "sampler_quality, guidance": "they need a trained checkpoint: `--checkpoint-path RUN` after `make demo`",
+    "sampler_quality, guidance, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
     "optimizers, pack_shapes": "they compare settings of this project with one another",
     "chaos": "it proves recovery, not speed: `make chaos`",
     "parallel_check, sizes_axes, plan_memory": (

@@ -1,0 +1,106 @@
+"""How soon does the Studio's rough picture follow a moving slider, and how long does a move hold the kernel?
+
+    python benchmarks/studio.py --checkpoint-path runs/demo/train [--moves 50]
+
+Any checkpoint does: speed does not depend on the weights' values. Writes studio.json and studio.md. The process is
+held to one core. A redraw is the time from a change of the guidance slider in the kernel to the new picture in the
+widget: 10 evaluations, the tokenizer's decoder, PNG and HTML. The way to the browser is not in it. A move is made when
+the picture of the one before is there. CPU time is what it would take on an idle core. The handler is the part that
+runs in the kernel's own thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from benchmarks import report
+from dfm_nb.generation.pipeline import Pipeline
+from workbench.studio import Studio
+
+SIZES = {"still": {}, "clip of 9 frames": {"num_video_frames": 9}}
+
+
+def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]]:
+    """Seconds of `moves` redraws and of their handlers, of 5 finished clips, and of marking their words."""
+    studio, pictured = Studio(pipe, height=64, width=64, **settings), threading.Event()
+    studio.draw()  # loads tokenizer and text encoder
+    took: dict[str, list[float]] = {"redraw": [], "cpu": [], "handler": [], "finished": [], "words": []}
+
+    def said(_change: object) -> None:  # after each picture; estimates on the way do not count
+        if studio._rough and studio._rough.guidance == studio.controls["guidance"].value:
+            pictured.set()
+
+    studio._note.observe(said, names="value")
+    for move in range(moves):
+        pictured.clear()
+        began, cpu = time.perf_counter(), time.process_time()
+        studio.controls["guidance"].value = 3 + 0.05 * move
+        took["handler"].append(time.perf_counter() - began)
+        assert pictured.wait(60), studio.message
+        took["redraw"].append(time.perf_counter() - began)
+        took["cpu"].append(time.process_time() - cpu)
+    studio.stop()
+    for seed in range(2, 7):
+        began = time.perf_counter()
+        studio.draw(seed=seed)
+        took["finished"].append(time.perf_counter() - began)
+        studio._effects.clear()
+        pipe._texts.clear()
+        began = time.perf_counter()
+        studio.words()
+        took["words"].append(time.perf_counter() - began)
+    return took
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint-path", required=True)
+    parser.add_argument("--moves", type=int, default=50)
+    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    args = parser.parse_args(argv)
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    about = report.machine()
+    pipe = Pipeline.from_checkpoint(args.checkpoint_path)
+    took = {name: measure(pipe, args.moves, settings) for name, settings in SIZES.items()}
+    parameters = sum(p.numel() for chunk in pipe.chunks for p in chunk.parameters())
+    usual = "{num_steps} steps of {sampler}".format(**pipe.recommended)
+
+    def shown(seconds: list[float]) -> str:
+        middle, least, most = (1000 * s for s in report.spread(seconds))
+        return (
+            f"{middle:.0f} ({least:.0f} - {most:.0f})" if middle >= 10 else f"{middle:.1f} ({least:.1f} - {most:.1f})"
+        )
+
+    head = [
+        "64 x 64 px",
+        "redraw",
+        "its CPU time",
+        "of it in the kernel's thread",
+        f"finished ({usual})",
+        "words marked",
+    ]
+    rows = [
+        [name, *(shown(t[k]) for k in ("redraw", "cpu", "handler", "finished", "words"))] for name, t in took.items()
+    ]
+    text = (
+        f"# The Studio's redraw while a slider moves\n\nWritten by `benchmarks/studio.py`: a network of "
+        f"{parameters / 1e6:.1f} M parameters, {pipe.config.mixed_precision}. Milliseconds, median (least - greatest) "
+        f"of {args.moves} redraws and of 5 finished clips. {report.sentence(about)}.\n\n{report.table(head, rows)}"
+    )
+    result = {"machine": about, "parameters": parameters, "seconds": took}
+    report.save("studio", result, text, args.output_dir)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
