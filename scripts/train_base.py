@@ -89,7 +89,8 @@ A small text-to-video Diffusion Transformer that comes with the package: `Pipeli
 ## What it cannot do
 
 It knows eight colours, four patterns, four places and six kinds of butterflies. Anything else gives a butterfly, too.
-Of clips, frames with half-closed wings are blurry: the tokenizer loses them.
+Other words for colours than those of training are not understood, nor is negation (see the wordings). Of clips,
+frames with half-closed wings are blurry: the tokenizer loses them. At 128 px wings are softer than at 64 px.
 """
         asset.with_suffix(".md").write_text(text)
         print(text, flush=True)

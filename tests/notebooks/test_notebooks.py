@@ -38,6 +38,7 @@ SMALL = {
     "03_generate": {"num_steps": 4, "reference_steps": 8},
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
     "05_parallelism": {"layouts": ["tensor_model_parallel_size"], "train_iters": 3},
+    "06_finetune": {"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3, "num_measured": 8},
 }
 NOTEBOOKS = sorted(SMALL)
 
