@@ -169,7 +169,7 @@ class Evaluation:
             }
 
     def _worded(self, prompts: list[str], wanted: list[dict[str, str]]) -> dict[str, Any]:
-        videos = self._generate(requests(prompts, 1, self.args))
+        videos = self._generate(requests(prompts, 1, self.args), shown=8)
         sure = self._renders("images", 1).thresholds(self.classifier)
         return {"samples": len(videos), **shares(self.classifier, videos, wanted, sure)["all three"]}
 
@@ -214,12 +214,12 @@ class Evaluation:
             measured |= frechet.compare(*([network(v) for v in some] for some in sets))
             self.result[kind] = measured
 
-    def _generate(self, asked: list[Request]) -> list[np.ndarray]:
-        """Samples uint8 [T, H, W, 3], in the order of the requests."""
+    def _generate(self, asked: list[Request], shown: int = 24) -> list[np.ndarray]:
+        """Samples uint8 [T, H, W, 3], in the order of the requests; so many stills, or 8 clips, go on the sheet."""
         done = dict(self.pipe.run(asked, batch_size=32, progress=True))
         videos = [done[i].frames for i in range(len(asked))]
-        many = 24 if asked[0].num_video_frames == 1 else 6
-        self.sheet += list(zip(videos, (r.prompt for r in asked)))[:many]
+        shown = shown if asked[0].num_video_frames == 1 else 8
+        self.sheet += list(zip(videos, (r.prompt for r in asked)))[:shown]
         return videos
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict[str, Any]:
