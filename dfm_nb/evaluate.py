@@ -10,7 +10,8 @@ figures, each with its 95 % interval:
 - with `--wordings`, the same for prompts in words that training did not use;
 - with `--distances`, the kernel distance, coverage and recall to real renders in two feature networks;
 - with `--dataset`, the Frechet (FID) and kernel distance (KID) to real samples, beside those between two sets of real
-  samples, which a perfect model would get;
+  samples, which a perfect model would get; and of a prepared folder the share of samples that are nearer to a training
+  sample than 99 % of the held-out ones are, so that copies are seen;
 - for clips the temporal consistency and the wing motion, beside those of real clips.
 
 There are two parts of unseen combinations and wordings: choose settings on `development`, report `test` once.
@@ -22,12 +23,14 @@ import argparse
 import functools
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from dfm_nb import parallel
 from dfm_nb.base import video
@@ -39,6 +42,7 @@ from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, unsee
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.evaluation.table import rows, table
+from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import RECOMMENDED, Request, add_flags, flags_of
 
@@ -51,6 +55,9 @@ REAL_SEED = 987_654
 NETWORKS = ("efficientnet_lite0", "efficientnet_lite2")
 """Of `--distances`: nothing here was tuned on the second."""
 
+
+MOST_STORED = 20_000
+"""Latents of a split that copies are looked for in."""
 
 SHARED = ("negative_prompt", "num_steps", "guidance", "guidance_interval", "autoguidance", "sampler", "schedule")
 """Flags of `dfm generate` that are flags here."""
@@ -157,7 +164,7 @@ class Evaluation:
                 continue
             wanted = unseen_attributes(count, "still" if frames == 1 else "flapping", a.part)
             prompts = [synthetic.caption_for(w, template=i) for i, w in enumerate(wanted)]
-            videos = self._generate(requests(prompts, frames, a))
+            videos = [g.frames for g in self._generate(requests(prompts, frames, a))]
             self.result[kind] = self._score(kind, videos, wanted)
             if networks:
                 self.result[kind]["distances"] = diversity.against_renders(self._renders_like(kind, videos), networks)
@@ -169,7 +176,7 @@ class Evaluation:
             }
 
     def _worded(self, prompts: list[str], wanted: list[dict[str, str]]) -> dict[str, Any]:
-        videos = self._generate(requests(prompts, 1, self.args), shown=8)
+        videos = [g.frames for g in self._generate(requests(prompts, 1, self.args), shown=8)]
         sure = self._renders("images", 1).thresholds(self.classifier)
         return {"samples": len(videos), **shares(self.classifier, videos, wanted, sure)["all three"]}
 
@@ -205,22 +212,44 @@ class Evaluation:
             if len(found) < 4:
                 raise ValueError(f"{args.dataset} has {len(found)} {kind}; distances need 4 or more; set {flag} 0")
             asked, others = found[: len(found) // 2], found[len(found) // 2 :]
-            videos = self._generate(requests_like(asked, args))
+            generated = self._generate(requests_like(asked, args))
+            videos = [g.frames for g in generated]
             measured: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": network.name}
             attributes = [r.attributes for r in asked]
             if all(set(MEASURED) <= set(a) for a in attributes):
                 measured |= self._score(kind, videos, attributes)
             sets = (videos, [r.frames for r in asked], [r.frames for r in others])
             measured |= frechet.compare(*([network(v) for v in some] for some in sets))
+            if isinstance(opened, reference.PreparedFolder) and args.split != "train":
+                measured |= self._copies(generated)
             self.result[kind] = measured
 
-    def _generate(self, asked: list[Request], shown: int = 24) -> list[np.ndarray]:
-        """Samples uint8 [T, H, W, 3], in the order of the requests; so many stills, or 8 clips, go on the sheet."""
+    def _generate(self, asked: list[Request], shown: int = 24) -> list[Generated]:
+        """Samples in the order of the requests; so many stills, or 8 clips, go on the sheet."""
         done = dict(self.pipe.run(asked, batch_size=32, progress=True))
-        videos = [done[i].frames for i in range(len(asked))]
+        samples = [done[i] for i in range(len(asked))]
         shown = shown if asked[0].num_video_frames == 1 else 8
-        self.sheet += list(zip(videos, (r.prompt for r in asked)))[:shown]
-        return videos
+        self.sheet += [(g.frames, g.request.prompt) for g in samples[:shown]]
+        return samples
+
+    def _copies(self, generated: list[Generated]) -> dict[str, Any]:
+        """Of the commonest size among the samples, how many are nearer to a training sample than real ones are."""
+        grid, _ = Counter(g.request.latent_grid for g in generated).most_common(1)[0]
+        ours = torch.stack([g.latent for g in generated if g.request.latent_grid == grid])
+        train, held_out = (
+            torch.stack([self.pipe.statistics.to_model(x, self.pipe.sigma_data) for x in found])
+            if len(found)
+            else found
+            for found in (
+                reference.stored_latents(self.args.dataset, split, grid, MOST_STORED)
+                for split in ("train", self.args.split)
+            )
+        )
+        if min(len(train), len(held_out)) < 2:
+            return {}
+        sets = [x.flatten(1).numpy() for x in (ours.float().cpu(), held_out, train)]
+        found = {"share": diversity.memorised(*sets), "samples": len(ours)}
+        return {"memorised": {**found, "training_samples": len(train), "held_out": len(held_out)}}
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict[str, Any]:
         renders = self._renders(kind, max(map(len, videos)))

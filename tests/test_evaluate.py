@@ -3,14 +3,19 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from dfm_nb import evaluate
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
+from dfm_nb.data.stores import EnergonStore
 from dfm_nb.evaluation import reference, wordings
 from dfm_nb.evaluation.attributes import MEASURED, TOGETHER
+from dfm_nb.packs.packs import LatentStatistics
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -95,6 +100,35 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
         assert guard(evaluate.main, ["--checkpoint", str(tiny_checkpoint), *flags, *STEPS]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert len(errors) == 1 and message in errors[0], errors
+
+
+def test_copies_of_training_samples_are_counted(monkeypatch):
+    """Five of twenty samples are training latents with a little noise; one of another size is left out."""
+    rng = np.random.default_rng(0)
+    stored = {
+        split: torch.from_numpy(rng.normal(size=(n, 2, 1, 4, 4))).float() for split, n in (("train", 300), ("val", 200))
+    }
+    monkeypatch.setattr(reference, "stored_latents", lambda folder, split, grid, most: stored[split])
+    fresh = torch.from_numpy(rng.normal(size=(15, 2, 1, 4, 4))).float()
+    latents = [*fresh, *(stored["train"][:5] + 0.01), torch.zeros(2, 1, 2, 2)]
+    generated = [SimpleNamespace(latent=x, request=SimpleNamespace(latent_grid=tuple(x.shape[1:]))) for x in latents]
+    plain = LatentStatistics(torch.zeros(2), torch.ones(2))
+    run = evaluate.Evaluation(
+        SimpleNamespace(dataset="d", split="val"), SimpleNamespace(statistics=plain, sigma_data=1.0)
+    )
+    assert run._copies(generated) == {
+        "memorised": {"share": 0.25, "samples": 20, "training_samples": 300, "held_out": 200}
+    }
+
+
+@pytest.mark.slow
+def test_stored_latents_are_those_of_one_size(tiny_data):
+    store = EnergonStore(str(tiny_data), "train")
+    grid = store.grid(0)
+    of_size = [i for i in range(len(store)) if store.grid(i) == grid]
+    found = reference.stored_latents(str(tiny_data), "train", grid, 2)
+    assert torch.equal(found, torch.stack([store.read(i).latent[0].float() for i in of_size[:2]]))
+    assert len(reference.stored_latents(str(tiny_data), "train", (9, 9, 9), 2)) == 0
 
 
 def test_a_source_is_drawn_from_by_the_seed_alone():

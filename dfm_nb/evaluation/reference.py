@@ -92,6 +92,18 @@ class RawSource:
         return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes)
 
 
+def stored_latents(folder: str, split: str, grid: tuple[int, int, int], most: int) -> torch.Tensor:
+    """The first `most` latents of one size (T, H, W) of a split, float32 [n, C, T, H, W], as they are stored."""
+    store, found = EnergonStore(folder, split), []
+    of_size = [i for i in range(len(store)) if store.grid(i) == grid]
+    for index in tqdm(of_size[:most], desc=f"{split} latents", unit="sample", leave=False, disable=None):
+        try:
+            found.append(store.read(index).latent[0].float())
+        except SampleError:
+            continue  # counted where samples are chosen
+    return torch.stack(found) if found else torch.empty(0, store.channels, *grid)
+
+
 def open_reference(
     spec: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict, short_side: int
 ) -> PreparedFolder | RawSource:

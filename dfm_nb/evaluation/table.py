@@ -94,6 +94,12 @@ def _notes(kind: str, r: Mapping[str, Any]) -> list[str]:
             f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in r[name]["found"].items()
         )
         lines.append(f"{kind.capitalize()}, {name} by argmax: {parts}.")
+    if "memorised" in r:
+        m = r["memorised"]
+        lines.append(
+            f"{kind.capitalize()}: {m['share']:.1%} of {m['samples']} are nearer to a training sample than 99 % of "
+            f"{m['held_out']} held-out ones are (of samples that are new: 1 %; {m['training_samples']} looked at)."
+        )
     if "wing_motion" in r:
         m = r["wing_motion"]
         lines.append(f"Wing motion of the clips: {m['mean']:.3f} (real clips: {m['real_clips']:.3f}; a still: 0).")
