@@ -56,7 +56,8 @@ function render({ model, el }) {
 
   function draw() {
     asked = 0;
-    const w = Math.max(260, el.clientWidth || 480), h = model.get("height");
+    if (!el.clientWidth) return;  // hidden, or not on the page yet: the watcher asks again when it has a width
+    const w = Math.max(260, el.clientWidth), h = model.get("height");
     const box = { left: 52, right: w - 10, top: 40, bottom: h - 34 };
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
@@ -66,7 +67,8 @@ function render({ model, el }) {
     sx = scale(data.flatMap((s) => s.x), model.get("log_x"), box.left, box.right, 0);
     const sy = scale(data.flatMap((s) => s.y), model.get("log_y"), box.bottom, box.top, 0.06);
     points = data.filter((s) => s.style !== "faint");
-    node(svg, "text", { x: box.left, y: 13, class: "title" }, model.get("title"));
+    const title = node(svg, "text", { x: box.left, y: 13, class: "title" }, model.get("title"));
+    if (model.get("y_label")) node(svg, "text", { x: box.left + title.getComputedTextLength() + 8, y: 13 }, model.get("y_label"));
     node(svg, "text", { x: box.right, y: h - 4, "text-anchor": "end" }, model.get("x_label"));
     for (const t of data.length ? sy.ticks : []) {
       node(svg, "line", { x1: box.left, x2: box.right, y1: sy.at(t), y2: sy.at(t), class: "grid" });
@@ -104,7 +106,10 @@ function render({ model, el }) {
   function show(x) {
     cursor = x;
     readout.textContent = x === null ? "" : `${model.get("x_label")} ${short(x)}: ` +
-      points.map((s) => `${s.name} ${short(s.y[nearest(s, x)])}`).join(", ");
+      points.map((s) => {
+        const i = nearest(s, x), there = s.x[i] === x ? "" : ` (at ${short(s.x[i])})`;
+        return `${s.name} ${short(s.y[i])}${there}`;
+      }).join(", ");
     ask();
   }
 
@@ -129,7 +134,7 @@ function render({ model, el }) {
   svg.addEventListener("keydown", atKey);
   const watcher = new ResizeObserver(ask);
   watcher.observe(el);
-  for (const name of ["data", "log_x", "log_y", "height", "title"]) model.on(`change:${name}`, ask);
+  for (const name of ["data", "log_x", "log_y", "height", "title", "y_label"]) model.on(`change:${name}`, ask);
   draw();
   return () => { watcher.disconnect(); if (asked) cancelAnimationFrame(asked); };
 }
