@@ -11,6 +11,8 @@ from typing import Any
 
 _CELL = re.compile(r"Executing Cell (\d+)-+")
 _HEADING = re.compile(r"^#{1,3} (.+)$", re.M)
+_NO_SCRIPT = "data:text/javascript,"
+"""In place of require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
 _QUIET = ("Ending Cell", "Executing notebook", "Input Notebook", "Output Notebook", "<")
 
 
@@ -87,7 +89,7 @@ def write_report(notebook: str | Path) -> Path | None:
     path = Path(notebook)
     page = path.with_suffix(".html")
     try:
-        body, _ = HTMLExporter(embed_images=True).from_notebook_node(
+        body, _ = HTMLExporter(embed_images=True, require_js_url=_NO_SCRIPT, mathjax_url=_NO_SCRIPT).from_notebook_node(
             offline(nbformat.read(path, as_version=4)), {"metadata": {"name": path.stem}}
         )
     except Exception as error:

@@ -1,10 +1,14 @@
-"""The plot's script alone in Chromium: its width when it was hidden, its labels, what the pointer reads."""
+"""Without JupyterLab in Chromium: the plot's script, and the HTML page of a notebook."""
 
 from pathlib import Path
 
+import nbformat
 import pytest
 
+from dfm_nb.base import video
+from dfm_nb.data.sources import synthetic
 from tests.browser.lab_page import FLAGS, find_browser
+from workbench.notebook_report import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_browser() is None, reason="there is no Chromium")]
@@ -32,15 +36,18 @@ VALUES |= {"log_y": False, "height": 220, "summary": "loss"}
 
 
 @pytest.fixture(scope="module")
-def plot():
+def browser():
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=FLAGS)
-        page = browser.new_page(viewport={"width": 1000, "height": 400})
-        page.set_content('<div id="outer" style="width:900px"><div id="plot"></div></div>')
-        page.evaluate(START, [SCRIPT, VALUES])
-        page.wait_for_selector("svg[viewBox]")
-        yield page
-        browser.close()
+        yield playwright.chromium.launch(executable_path=find_browser(), args=FLAGS)
+
+
+@pytest.fixture(scope="module")
+def plot(browser):
+    page = browser.new_page(viewport={"width": 1000, "height": 400})
+    page.set_content('<div id="outer" style="width:900px"><div id="plot"></div></div>')
+    page.evaluate(START, [SCRIPT, VALUES])
+    page.wait_for_selector("svg[viewBox]")
+    return page
 
 
 def test_a_plot_that_was_hidden_has_its_width_again(plot):
@@ -70,3 +77,18 @@ def test_the_pointer_reads_the_value_of_its_own_point(plot):
         at[place] = plot.locator(".readout").text_content()
     assert at["left"] == "iteration 1: training 4, validation 1.25 (at 4)"
     assert at["right"] == "iteration 4: training 1.5, validation 1.25"
+
+
+def test_a_report_asks_the_network_for_nothing_and_its_clips_play(browser, tmp_path):
+    shown = video.inline_html(synthetic.render({"colour": "red"}, 0, 64, 64, 9), 12, "a red one")
+    cell = nbformat.v4.new_code_cell("clip")
+    cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})]
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A run"), cell]), tmp_path / "a.ipynb"
+    )
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(write_report(tmp_path / "a.ipynb").as_uri())
+    page.wait_for_function("document.querySelector('video').currentTime > 0")
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert page.get_by_role("heading", name="A run").is_visible()
