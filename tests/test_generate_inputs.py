@@ -52,7 +52,7 @@ def test_later_frames_see_the_given_one(conditioned, picture, tmp_path):
     one, other = (
         conditioned.sample_latents([Request("a", init_image=p, **FAST)]) for p in (picture, str(tmp_path / "black.png"))
     )
-    assert (one[:, :, 1:] - other[:, :, 1:]).abs().mean() > 1e-3
+    assert (one[:, :, 1:] - other[:, :, 1:]).abs().mean() > 1e-4
 
 
 @pytest.mark.slow
