@@ -85,7 +85,7 @@ SET = (
 
 NOT_IN_THE_SET = {
     "sampler_quality, guidance, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
-    "optimizers, pack_shapes": "they compare settings of this project with one another",
+    "optimizers, pack_shapes, sigma_per_sample": "they compare settings of this project with one another",
     "chaos": "it proves recovery, not speed: `make chaos`",
     "parallel_check, sizes_axes, plan_memory": (
         "they prove equality and estimates: `make parallel-check`, the scripts by name"
