@@ -113,8 +113,7 @@ def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, 
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = ["--prompts-file", f"{out}.json"]
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", *again, *guided) == 0
-    a, b = (read_video(p)[0].astype(int) for p in (out, tmp_path / "b.mp4"))
-    assert np.abs(a - b).max() <= 8, "the same clip; a value at the edge of two levels may round to the other one"
+    assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
     capsys.readouterr()
     assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again) == 2
     assert "is of a clip made with --autoguidance-checkpoint {'folder': 'iter_" in said(capsys)
