@@ -177,8 +177,8 @@ class Evaluation:
 
     def _worded(self, prompts: list[str], wanted: list[dict[str, str]]) -> dict[str, Any]:
         videos = [g.frames for g in self._generate(requests(prompts, 1, self.args), shown=8)]
-        sure = self._renders("images", 1).thresholds(self.classifier)
-        return {"samples": len(videos), **shares(self.classifier, videos, wanted, sure)["all three"]}
+        found = shares(self.classifier, videos, wanted, self._thresholds("images", 1))
+        return {"samples": len(videos), **found["all three"]}
 
     def _renders_like(self, kind: str, videos: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
         """Equal numbers of samples and of real renders; those compared are drawn apart."""
@@ -252,12 +252,16 @@ class Evaluation:
         return {"memorised": {**found, "training_samples": len(train), "held_out": len(held_out)}}
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict[str, Any]:
-        renders = self._renders(kind, max(map(len, videos)))
-        sure = renders.thresholds(self.classifier)
+        frames = max(map(len, videos))
+        sure = self._thresholds(kind, frames)
         measured = score(videos, wanted, self.classifier, sure)
-        return measured | {"real_renders": renders.shares(self.classifier, sure)}
+        return measured | {"real_renders": self._renders(kind, frames).shares(self.classifier, sure)}
 
     @functools.cache  # noqa: B019  (one evaluation a process)
+    def _thresholds(self, kind: str, frames: int) -> dict[str, float]:
+        return self._renders(kind, frames).thresholds(self.classifier)
+
+    @functools.cache  # noqa: B019
     def _renders(self, kind: str, frames: int) -> Renders:
         through = lambda v: self.pipe.decode(self.pipe.encode_pixels(v))  # noqa: E731
         return Renders(through, kind, self.args.size_px, frames, self.args.part, REAL_SEED)

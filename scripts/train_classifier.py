@@ -7,7 +7,7 @@ wings do, learns to say nothing. Most are worn as a small tokenizer leaves them:
 pixels and, after the first frame, of 4 frames, with noise in it; blur, contrast, tint, grain. Never a model's output,
 nor any tokenizer's.
 
-Deterministic for a number of threads. Takes 17 minutes on two cores shared with other work, a third of them to render.
+Deterministic for a number of threads. Takes 19 minutes on one core shared with other work.
 """
 
 from __future__ import annotations

@@ -66,15 +66,14 @@ def is_pair(attributes: Mapping[str, str]) -> bool:
     return wanted not in {(a["colour"], a["pattern"]) for a in synthetic.seen_combinations()}
 
 
-def probabilities_of(classifier: AttributeClassifier, videos: Videos, wanted: Attributes) -> dict[str, np.ndarray]:
-    """Of each attribute, the probability that the classifier gives the asked value, float [N]."""
-    said = classifier.probabilities(videos)
+def _of_asked(said: Mapping[str, np.ndarray], wanted: Attributes) -> dict[str, np.ndarray]:
+    """Of each attribute, the probability of the asked value, float [N]. said : `AttributeClassifier.probabilities`."""
     return {name: np.array([p[HEADS[name].index(w[name])] for p, w in zip(said[name], wanted)]) for name in MEASURED}
 
 
 def thresholds(classifier: AttributeClassifier, videos: Videos, wanted: Attributes) -> dict[str, float]:
     """The probability of the right value that 98 % of these reach, of each attribute."""
-    found = probabilities_of(classifier, videos, wanted)
+    found = _of_asked(classifier.probabilities(videos), wanted)
     return {name: float(np.quantile(p, UNSURE_SHARE)) for name, p in found.items()}
 
 
@@ -85,9 +84,13 @@ def shares(
 
     sure : `thresholds`. The intervals are Wilson's.
     """
-    predicted = classifier.predict(videos)
-    by_argmax = {n: np.array([p[n] == w[n] for p, w in zip(predicted, wanted)]) for n in MEASURED}
-    surely = {n: p >= sure[n] for n, p in probabilities_of(classifier, videos, wanted).items()}
+    return _shares(classifier.probabilities(videos), wanted, sure)
+
+
+def _shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    asked = {n: np.array([HEADS[n].index(w[n]) for w in wanted]) for n in MEASURED}
+    by_argmax = {n: said[n].argmax(1) == asked[n] for n in MEASURED}
+    surely = {n: p >= sure[n] for n, p in _of_asked(said, wanted).items()}
     out: dict[str, dict[str, Any]] = {}
     for name, parts in {**{n: (n,) for n in MEASURED}, **TOGETHER}.items():
         out[name] = {
@@ -158,18 +161,19 @@ def score(
     videos : uint8 [T, H, W, 3]; clips (T > 1) get their mean wing motion, beside that of real ones, as well.
     wanted : the attributes asked of each. sure : `thresholds`.
     """
-    found, n = classifier.predict(videos), len(videos)
-    out: dict[str, Any] = {"samples": n, "thresholds": dict(sure), **shares(classifier, videos, wanted, sure)}
+    said = classifier.probabilities(videos)
+    out: dict[str, Any] = {"samples": len(videos), "thresholds": dict(sure), **_shares(said, wanted, sure)}
     for name in MEASURED:
         by_value: dict[str, dict[str, int]] = {}  # asked: {found: how often}
-        for (asked, saw), count in sorted(Counter((w[name], f[name]) for f, w in zip(found, wanted)).items()):
+        found = [HEADS[name][i] for i in said[name].argmax(1)]
+        for (asked, saw), count in sorted(Counter((w[name], f) for f, w in zip(found, wanted)).items()):
             by_value.setdefault(asked, {})[saw] = count
         out[name] |= {"chance": 1 / len(HEADS[name]), "found": by_value}
     for name, parts in TOGETHER.items():
         out[name]["chance"] = float(np.prod([1 / len(HEADS[p]) for p in parts]))
     pair = np.array([is_pair(w) for w in wanted])
-    probabilities = probabilities_of(classifier, videos, wanted)
-    right = np.all([probabilities[name] >= sure[name] for name in CORE], 0)
+    of_asked = _of_asked(said, wanted)
+    right = np.all([of_asked[name] >= sure[name] for name in CORE], 0)
     for name, which in (("pairs", pair), ("triples", ~pair)):
         if pair.any() and which.any():
             out[name] = {"samples": int(which.sum()), **share(right[which])}
