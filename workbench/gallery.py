@@ -67,8 +67,7 @@ def load(thing: Any) -> Item:
         )
     settings = asdict(request) if is_dataclass(request) and not isinstance(request, type) else {}
     frames = np.asarray(frames)
-    poster = video.mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
-    return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, poster)
+    return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))
 
 
 def _from_file(path: Path) -> Item:

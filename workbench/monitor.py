@@ -7,7 +7,6 @@ that picture and a line of text.
 
 from __future__ import annotations
 
-import base64
 import html
 import math
 import threading
@@ -248,9 +247,10 @@ class Monitor:
         self._display.update(HTML(self.picture_html(folded=not is_headless())))
 
     def picture_html(self, folded: bool = False) -> str:
+        from dfm_nb.base.video import data_url  # with it come the codecs, which a run without samples never needs
+
         said = html.escape(f"{self.status()}. {self.loss.summary}", quote=True)
-        data = base64.b64encode(self.png()).decode()
-        image = f'<img src="data:image/png;base64,{data}" alt="{said}" style="max-width:100%">'
+        image = f'<img src="{data_url("image/png", self.png())}" alt="{said}" style="max-width:100%">'
         image += f"<p>{html.escape(self.status())}</p>"
         return (
             f"<details><summary>Picture of the run, kept in the notebook</summary>{image}</details>"

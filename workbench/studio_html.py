@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Sequence
 
@@ -60,8 +59,7 @@ def caption(request: Request) -> str:
 
 
 def data_url(frame: np.ndarray) -> str:
-    kind, data = video.compressed(frame[None], 1)
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    return video.data_url(*video.compressed(frame[None], 1))
 
 
 def thumb_style(name: str, url: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dfm_nb.base import video
 from dfm_nb.base.metrics import read_metrics, series, smooth
 from dfm_nb.base.run import Run
 from workbench.gallery import Gallery
@@ -40,8 +40,8 @@ def page(title: str, header: Sequence[str], cells: Sequence[Sequence[Any]], runs
         plot = LinePlot(name, "iteration", "loss", height=300)
         plot.update([_curve(label, run, key, at) for at, (label, run) in enumerate(runs.items())])
         if plot.data:
-            picture = base64.b64encode(draw_png([plot])).decode()
-            parts.append(f'<p><img src="data:image/png;base64,{picture}" alt="{html.escape(plot.summary)}"></p>')
+            picture = video.data_url("image/png", draw_png([plot]))
+            parts.append(f'<p><img src="{picture}" alt="{html.escape(plot.summary)}"></p>')
     newest = {label: Run(run).newest_samples() for label, run in runs.items()}
     samples = {label: found[1] for label, found in newest.items() if found}
     if samples:

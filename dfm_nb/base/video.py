@@ -439,6 +439,11 @@ def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
     return "video/mp4", mediapy().compress_video(_even_sides(frames), fps=fps, crf=18, ffmpeg_args=args)
 
 
+def poster(frames: np.ndarray) -> bytes:
+    """A PNG of a clip's first frame, for `media_html`; of a still, which is its own, nothing."""
+    return mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
+
+
 def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"") -> str:
     """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
 
@@ -453,17 +458,18 @@ def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes =
     poster : PNG that is shown until the clip plays, and where it cannot.
     """
     said = html.escape(said, quote=True)
-    src, style = _data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
+    src, style = data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
     if not kind.startswith("video/"):
         return f'<img src="{src}" alt="{said}" style="{style}">'
-    shown = f' poster="{_data_url("image/png", poster)}"' if poster else ""
+    shown = f' poster="{data_url("image/png", poster)}"' if poster else ""
     return (
         f'<video src="{src}" autoplay loop muted playsinline{shown} onmouseenter="this.controls=true" '
         f'onmouseleave="this.controls=false" aria-label="{said}" style="{style}"></video>'
     )
 
 
-def _data_url(kind: str, data: bytes) -> str:
+def data_url(kind: str, data: bytes) -> str:
+    """Bytes of a media type as an address that needs no file."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
@@ -476,8 +482,7 @@ def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
     caption : shown beneath and read aloud in place of the picture; escaped here.
     """
     width = max(frames.shape[2], 192)
-    poster = mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
-    media = media_html(*compressed(frames, fps), caption, width, poster)
+    media = media_html(*compressed(frames, fps), caption, width, poster(frames))
     text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{html.escape(caption)}</figcaption>'
     return f'<figure style="display:inline-block;margin:8px;vertical-align:top">{media}{text}</figure>'
 
