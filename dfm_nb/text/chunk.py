@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 import orjson
 
-from dfm_nb.base.argv import end_with_parent
 from dfm_nb.text.encode import DocumentTooLong, TextEncoder
 from dfm_nb.text.input import CHUNK_BYTES, Chunk
 from dfm_nb.text.tokenizer import TokenizerSpec
@@ -197,17 +195,6 @@ def _excerpt(line: bytes) -> str:
     return text + ("..." if len(line) > 100 else "")
 
 
-_ENCODER: ChunkEncoder | None = None
-
-
-def start_worker(spec: TokenizerSpec, config: PreprocessConfig) -> None:
-    """Set up a worker process: one encoder, one thread."""
-    global _ENCODER
-    end_with_parent()  # a killed command would leave its workers waiting for chunks for ever
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _ENCODER = ChunkEncoder(spec, config)
-
-
-def encode_in_worker(chunk: Chunk) -> Encoded:
-    assert _ENCODER is not None
-    return _ENCODER.encode(chunk)
+def chunk_encoder(spec: TokenizerSpec, config: PreprocessConfig) -> Callable[[Chunk], Encoded]:
+    """The work of a worker process."""
+    return ChunkEncoder(spec, config).encode

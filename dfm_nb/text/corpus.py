@@ -14,11 +14,7 @@ import glob
 import json
 import os
 import shutil
-from collections import deque
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Generator, Iterator
 
@@ -28,7 +24,7 @@ from tqdm import tqdm
 from dfm_nb.base.files import fsync_replace
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, encode_in_worker, part_prefix, start_worker
+from dfm_nb.text.chunk import Encoded, PreprocessConfig, chunk_encoder, part_prefix
 from dfm_nb.text.index import Index, bin_path, idx_path, meta_path, optimal_dtype, read_meta, write_index
 from dfm_nb.text.input import (
     STDIN,
@@ -43,6 +39,7 @@ from dfm_nb.text.input import (
 )
 from dfm_nb.text.parts import Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
+from dfm_nb.text.workers import LostWorker, ordered_map
 
 
 @dataclass
@@ -140,28 +137,18 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
 def _encoded(
     source: Iterator[Chunk], spec: TokenizerSpec, config: PreprocessConfig
 ) -> Generator[tuple[Chunk, Encoded], None, None]:
-    """Chunks with their encodings in order; at most `workers + 2` chunks are in flight."""
+    """Chunks with their encodings in order."""
     if config.workers == 1:
-        encoder = ChunkEncoder(spec, config)
-        yield from ((chunk, encoder.encode(chunk)) for chunk in source)
+        encode = chunk_encoder(spec, config)
+        yield from ((chunk, encode(chunk)) for chunk in source)
         return
-    pool = ProcessPoolExecutor(config.workers, get_context("spawn"), start_worker, (spec, config))
-    waiting: deque[tuple[Chunk, Future[Encoded]]] = deque()
     try:
-        for chunk in source:
-            waiting.append((chunk, pool.submit(encode_in_worker, chunk)))
-            if len(waiting) == config.workers + 2:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
-    except BrokenProcessPool as error:
+        yield from ordered_map(chunk_encoder, (spec, config), source, config.workers)
+    except LostWorker as error:
         raise ValueError(
             "a worker process ended (out of memory, most often); run the same command again to go on from the last "
             "chunk, with fewer --workers or a smaller --chunk-size"
         ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[Chunk, Encoded]], parts: Parts) -> None:
