@@ -67,11 +67,13 @@ def scan(tars: list[Path], progress: bool) -> tuple[list[SampleEntry], list[str]
     return entries, faults
 
 
+def size_of(meta: dict) -> str:
+    """Frames, height and width of a sample in px, `9x64x64`; `?` for what its .json does not say."""
+    return "x".join(str(meta.get(k, "?")) for k in ("num_frames", "image_height", "image_width"))
+
+
 def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest: dict | None) -> dict:
     """Counts, sizes and token statistics from headers, .json parts and the manifest."""
-
-    def size(meta: dict) -> str:
-        return "x".join(str(meta.get(k, "?")) for k in ("num_frames", "image_height", "image_width"))
 
     text = [e.meta["text_tokens"] for e in entries if isinstance(e.meta.get("text_tokens"), int)]
     repeated = [k for k, n in Counter(e.key for e in entries).items() if n > 1]
@@ -80,7 +82,7 @@ def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest
         "shards": len(tars),
         "samples": len(entries),
         "bytes": sum(t.stat().st_size for t in tars),
-        "sizes": dict(Counter(size(e.meta) for e in entries).most_common(12)),
+        "sizes": dict(Counter(size_of(e.meta) for e in entries).most_common(12)),
         "parts": dict(Counter("+".join(sorted(e.parts)) for e in entries)),
         "captions": len({e.meta["caption"] for e in entries if isinstance(e.meta.get("caption"), str)}),
         "duplicate_keys": repeated[:NAMED],

@@ -15,11 +15,12 @@ import argparse
 import itertools
 import math
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterable, Iterator
 
 from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.plots import PALETTE
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import divisors, layout_faults
 from dfm_nb.config.schema import ModelConfig
@@ -303,7 +304,11 @@ class Candidate:
 
 
 class Layouts(list[Candidate]):
-    """Layouts, the shortest step first."""
+    """Layouts, the shortest step first. gpu_memory_gib : of the GPUs that they were looked for on."""
+
+    def __init__(self, candidates: Iterable[Candidate], gpu_memory_gib: float):
+        super().__init__(candidates)
+        self.gpu_memory_gib = gpu_memory_gib
 
     def to_frame(self) -> pd.DataFrame:
         """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits.
@@ -331,11 +336,47 @@ class Layouts(list[Candidate]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self._count() + self.table().to_html(index=False, float_format="%.2f")
+        """The table with a bar of each layout's memory; a click on a column's head sorts by it."""
+        frame = self.table().drop(columns=list(PARTS)).rename(columns={"gib_total": "GiB"})
+        heads = "".join(
+            f'<th scope="col" style="text-align:left;cursor:pointer" onclick="{_SORT}">{name.replace("_", " ")}</th>'
+            for name in [*frame.columns, f"memory of {self.gpu_memory_gib:g} GiB"]
+        )
+        rows = ""
+        for at, row in zip(frame.index, frame.itertuples(index=False)):
+            cells = [(v, v) if isinstance(v, str) else (f"{v:.2f}", v) for v in row]
+            cells.append((self._bar(self[at].memory), self[at].memory.total))
+            rows += "<tr>" + "".join(f'<td style="text-align:left" data-v="{v}">{s}</td>' for s, v in cells) + "</tr>"
+        key = "".join(
+            f'<span style="margin-right:1em"><span style="{_BOX};background:{colour}"></span> {name[4:]}</span>'
+            for name, colour in PARTS.items()
+        )
+        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return f'<div>{self._count()}</div>{table}<div style="font-size:12px">{key}</div>'
+
+    def _bar(self, memory: Memory) -> str:
+        """A GPU's memory, filled by what holds it."""
+        shares = {name: getattr(memory, name[4:]) / GIB / self.gpu_memory_gib for name in PARTS}
+        said = ", ".join(f"{name[4:]} {share * self.gpu_memory_gib:.1f} GiB" for name, share in shares.items())
+        parts = "".join(
+            f'<span style="width:{100 * share:.1f}%;background:{PARTS[name]}"></span>' for name, share in shares.items()
+        )
+        frame = "display:flex;width:160px;height:12px;overflow:hidden;border:1px solid #8888"
+        return f'<div role="img" aria-label="{said}" title="{said}" style="{frame}">{parts}</div>'
 
     def _count(self) -> str:
         least = min(c.memory.total for c in self) / GIB
         return f"{sum(c.fits for c in self)} of {len(self)} layouts fit; the smallest takes {least:.1f} GiB a GPU."
+
+
+PARTS = dict(zip(("gib_parameters", "gib_gradients", "gib_optimizer", "gib_activations"), PALETTE))
+"""What holds memory, and its colour."""
+_BOX = "display:inline-block;width:10px;height:10px"
+_SORT = (
+    "const i=this.cellIndex,b=this.closest('table').tBodies[0],s=this.dataset.s=this.dataset.s==='1'?-1:1,"
+    "v=r=>r.cells[i].dataset.v,n=r=>Number(v(r));"
+    "b.append(...[...b.rows].sort((x,y)=>s*(isNaN(n(x))?v(x).localeCompare(v(y)):n(x)-n(y))))"
+)
 
 
 def _row(c: Candidate, best: float) -> dict[str, Any]:
@@ -410,7 +451,7 @@ def search(args: argparse.Namespace, config: cfg.Config, load: Load) -> Layouts:
     if not found:
         fault = _faults(config, Plan(dp=args.gpus))[0]
         raise ValueError(f"no layout of {args.gpus} GPUs is legal for this model and batch: {fault}")
-    return Layouts(sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total)))
+    return Layouts(sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total)), args.gpu_memory_gib)
 
 
 def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:

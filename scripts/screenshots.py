@@ -1,9 +1,8 @@
 """The pictures of the workbench in the docs: JupyterLab in headless Chromium, looking at the output of `make demo`.
 
-    python scripts/screenshots.py [--demo runs/demo] [--output docs/images]
+    python scripts/screenshots.py [--demo runs/demo] [--output docs/images] [--only studio form] [--dark]
 
-It writes workbench_monitor.png, workbench_gallery.png and workbench_data.png in about a minute. Needs Chromium and
-playwright.
+It writes workbench_NAME.png for each part of the workbench in about two minutes. Needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -36,14 +35,50 @@ Gallery.of_guidance(pipe, prompts, guidance=(1, 2, 4), num_video_frames=9, num_s
     "data": """
 from workbench import DatasetBrowser
 
-DatasetBrowser("demo/data").widget
+DatasetBrowser("demo/data")
+""",
+    "studio": """
+from workbench import Studio
+
+studio = Studio("butterflies", "A spotted red morpho flapping its wings over a meadow.", num_video_frames=9)
+for prompt in ("A striped blue swallowtail in the sky.", "A spotted red morpho flapping its wings over a meadow."):
+    studio.draw(prompt, seed=3)
+studio
+""",
+    "form": """
+from workbench import ConfigForm
+
+ConfigForm(["train.train_iters", "model.size", "optimizer.lr"], {"optimizer.lr": -1, "train.train_iters": 700},
+           recipe="demo", run_dir="runs/first")
+""",
+    "launcher": """
+from workbench import Launcher
+
+Launcher("demo/train", ["--dataset-path", "demo/data"])
+""",
+    "layout": """
+from IPython.display import display
+
+from dfm_nb import plan_layouts
+from workbench import RankGrid
+
+display(RankGrid(16, tp=2, cp=2, pp=2, rank=5))
+plan_layouts("DiT-7B", gpus=16)
 """,
 }
 ERROR = '[data-mime-type="application/vnd.jupyter.error"]'
-SHOWN = {"monitor": ".dfm-monitor .dfm-plot path", "gallery": "video", "data": ".dfm-browser [role=status]"}
+SHOWN = {
+    "monitor": ".dfm-monitor .dfm-plot path",
+    "gallery": "video",
+    "data": ".dfm-browser [role=status]",
+    "studio": ".dfm-studio video",
+    "form": ".dfm-form",
+    "launcher": ".dfm-launcher",
+    "layout": "thead",
+}
 
 
-def take(project: Path, private: Path, output: Path) -> None:
+def take(names: list[str], project: Path, private: Path, output: Path, dark: bool) -> None:
     from playwright.sync_api import sync_playwright
 
     from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
@@ -51,14 +86,15 @@ def take(project: Path, private: Path, output: Path) -> None:
     browser = find_browser()
     if browser is None:
         raise SystemExit("error: there is no Chromium here; install Debian's package chromium")
-    for name, cell in CELLS.items():
-        write_notebook(project / f"{name}.ipynb", cell)
+    for name in names:
+        write_notebook(project / f"{name}.ipynb", CELLS[name])
     with LabServer(project, private) as server, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, headless=True, args=FLAGS)
-        for name in CELLS:
+        for name in names:
             page = chromium.new_page(viewport={"width": 1180, "height": 900})
             notebook = NotebookPage(page, server, f"{name}.ipynb")
             notebook.hide_sides()
+            notebook.theme("JupyterLab Dark" if dark else "JupyterLab Light")
             notebook.run_cell(0)
             notebook.cell(0).locator(f"{SHOWN[name]}, {ERROR}").first.wait_for(timeout=300_000)
             notebook.wait_idle(300)
@@ -75,6 +111,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--demo", type=Path, default=Path("runs/demo"))
     p.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
+    p.add_argument("--only", nargs="+", choices=list(CELLS), default=list(CELLS), metavar="NAME")
+    p.add_argument("--dark", action="store_true", help="JupyterLab's dark theme")
     args = p.parse_args()
     if not (args.demo / "train").is_dir():
         p.error(f"{args.demo} holds no finished demo; run `make demo` first")
@@ -82,7 +120,8 @@ def main() -> None:
         project = Path(folder) / "butterflies"
         project.mkdir()
         (project / "demo").symlink_to(args.demo.resolve())
-        take(project, Path(folder) / "private", args.output)
+        args.output.mkdir(parents=True, exist_ok=True)
+        take(args.only, project, Path(folder) / "private", args.output, args.dark)
 
 
 if __name__ == "__main__":

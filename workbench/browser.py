@@ -1,4 +1,4 @@
-"""What a data set holds: decoded samples with captions, a histogram of lengths, what was dropped and why.
+"""What a data set holds: decoded samples with captions, histograms of their lengths, what was dropped and why.
 
 It writes nothing, and reads and decodes only the samples of the page that is shown. A damaged sample is named in its
 place. Pictures are decoded with the tokenizer that the manifest names; a folder may bring one of tensors only.
@@ -18,12 +18,18 @@ from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.shards import Fits
+from workbench.live import Live
 
-PAGE = 12
-DROPS_SHOWN = 20
+PAGE, SIDE_PX = 12, 160
+DROPS_SHOWN, BARS = 20, 12
+KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
+LEGEND = (
+    "latent: channels x frames x height x width of what the model is trained on; "
+    "text tokens: vectors that the caption became"
+)
 
 
-class DatasetBrowser:
+class DatasetBrowser(Live):
     """Look through shards.
 
     Parameters
@@ -49,47 +55,55 @@ class DatasetBrowser:
         self._tokenizer_names = (tokenizer, tokenizer_path)
         self._tokenizer: Any = None
         self._tokenizer_note: str | None = None
-        self._figures: dict[int, str] = {}
+        split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
+        self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
+        self._figures: dict[tuple[int, bool], str] = {}
         self._box: Any = None
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
-    def find(self, words: str = "") -> list[int]:
-        """Positions of the samples whose caption or key has all these words, in any order and case."""
+    def find(self, words: str = "", split: str = "", kind: str = "", size: str = "") -> list[int]:
+        """Positions of the samples whose caption or key has all these words, in any order and case.
+
+        split : "train", "val" or "test". kind : "pictures" or "clips". size : as in the summary, "9x64x64".
+        """
         wanted = words.lower().split()
         return [
             i
             for i, e in enumerate(self.entries)
             if all(w in f"{e.meta.get('caption', '')} {e.key}".lower() for w in wanted)
+            and split in ("", self.splits[i])
+            and (not kind or KINDS[kind](length_of(e.meta)))
+            and size in ("", inspect.size_of(e.meta))
         ]
 
-    def figure(self, index: int) -> str:
-        """One sample as HTML: clip or picture, caption, sizes; or why it cannot be read."""
-        if index not in self._figures:
-            self._figures[index] = self._figure(index)
-        return self._figures[index]
+    def figure(self, index: int, latent: bool = False) -> str:
+        """One sample as HTML: clip or picture, caption, sizes; or why it cannot be read.
 
-    def _figure(self, index: int) -> str:
+        latent : the latent in false colours instead of the picture that it decodes to.
+        """
+        if (index, latent) not in self._figures:
+            self._figures[index, latent] = self._figure(index, latent)
+        return self._figures[index, latent]
+
+    def _figure(self, index: int, latent: bool) -> str:
         from workbench.gallery import Gallery, Item
 
         entry = self.entries[index]
         try:
             clip = entry.read(self.fits)
         except SampleError as error:
-            return (
-                f'<div role="alert" style="width:160px;font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
-            )
-        tokenizer = self._load_tokenizer()
+            return f'<div role="alert" style="font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
+        tokenizer = None if latent else self._load_tokenizer()
         frames = inspect.false_colours(clip) if tokenizer is None else inspect.decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
         caption = clip.meta.get("caption") or entry.key
         shape = "x".join(map(str, clip.latent.shape[1:]))
-        about = (
-            f"{entry.key} · {length_of(entry.meta)} frame(s) · latent {shape} · {clip.text_emb.shape[1]} text tokens"
-        )
-        shown = Gallery([Item(kind, data, {"prompt": caption})], width_px=160, details=False).html()
+        about = f"{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
+        width = round(SIDE_PX * min(1, frames.shape[2] / frames.shape[1]))  # the longer side fits its place
+        shown = Gallery([Item(kind, data, {"name": caption})], width_px=width, details=False).html()
         small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
-        return f'<div style="width:160px">{shown}{small}</div>'
+        return f"<div>{shown}{small}</div>"
 
     def _load_tokenizer(self) -> Any:
         if self._tokenizer_note is None:
@@ -104,18 +118,31 @@ class DatasetBrowser:
                 self._tokenizer_note = f"in false colours: {error}"
         return self._tokenizer
 
-    def samples_html(self, indices: list[int]) -> str:
-        cells = "".join(self.figure(i) for i in indices)
-        note = (
-            f'<div style="opacity:.75">{html.escape(self._tokenizer_note or "")}</div>' if self._tokenizer_note else ""
+    def samples_html(self, indices: list[int], latent: bool = False) -> str:
+        cells = "".join(self.figure(i, latent) for i in indices)
+        grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
+        notes = "".join(
+            f'<div style="font-size:12px;opacity:.75;margin-bottom:4px">{html.escape(note)}</div>'
+            for note in (self._tokenizer_note, LEGEND)
+            if note
         )
-        return f'{note}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells or "no sample has these words"}</div>'
+        return f'{notes}<div style="{grid}">{cells}</div>' if cells else "<div>no sample is like that</div>"
 
     # ---- the whole ------------------------------------------------------------------------------------------------
 
     def lengths(self) -> dict[int, int]:
         """Pixel frames of a sample -> how many samples have so many."""
         return dict(sorted(Counter(length_of(e.meta) for e in self.entries).items()))
+
+    def text_lengths(self) -> dict[int, int]:
+        """Text tokens -> how many samples have so many."""
+        found = Counter(e.meta["text_tokens"] for e in self.entries if isinstance(e.meta.get("text_tokens"), int))
+        return dict(sorted(found.items()))
+
+    def lengths_html(self) -> str:
+        """Histograms of frames and of text tokens."""
+        parts = histogram_svg(self.lengths(), "frames of a sample"), histogram_svg(self.text_lengths(), "text tokens")
+        return video.row_html(f'<div style="flex:1 1 320px">{part}</div>' for part in parts)
 
     def summary_html(self) -> str:
         """Counts, sizes, encoders, faults."""
@@ -165,10 +192,13 @@ class DatasetBrowser:
         """All of it without controls, for a notebook that is only read."""
         n = len(self.entries)
         spread = [i * n // min(samples, n) for i in range(min(samples, n))]
-        return f"{self.summary_html()}{histogram_svg(self.lengths())}{self.samples_html(spread)}{self.drops_html()}"
+        return f"{self.summary_html()}{self.lengths_html()}{self.samples_html(spread)}{self.drops_html()}"
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    def kept_html(self) -> str:
+        return self.html() if self._box is None else f"{self.summary_html()}{self._samples.value}"
+
+    def __repr__(self) -> str:
+        return f"DatasetBrowser({str(self.place)!r}, {len(self.entries):,} samples)"
 
     @property
     def widget(self) -> Any:
@@ -180,41 +210,60 @@ class DatasetBrowser:
     def _build(self) -> None:
         import ipywidgets as w
 
-        self._search = w.Text(description="caption has", placeholder="words", continuous_update=False)
-        self._page = w.BoundedIntText(
-            value=1, min=1, max=self._pages(), description="page", layout=w.Layout(width="11em")
+        self._search = w.Text(
+            placeholder="words of the caption", tooltip="Words of the caption", continuous_update=False
         )
-        back = w.Button(icon="arrow-left", description="Back", tooltip="Previous page", layout=w.Layout(width="auto"))
-        on = w.Button(icon="arrow-right", description="Next", tooltip="Next page", layout=w.Layout(width="auto"))
-        back.on_click(lambda _b: self._turn(-1))
-        on.on_click(lambda _b: self._turn(1))
-        self._found, self._samples = w.HTML(), w.HTML()
-        self._page.observe(lambda _c: self._paint(), names="value")
-        self._search.observe(lambda _c: self._searched(), names="value")
-        samples = w.VBox([w.HBox([self._search, back, self._page, on, self._found]), self._samples])
-        pages = [w.HTML(self.summary_html()), samples, w.HTML(histogram_svg(self.lengths())), w.HTML(self.drops_html())]
-        self._box = w.Tab(pages, titles=("Summary", "Samples", "Lengths", "Drops"))
-        self._box.selected_index = 1
+        sizes = list(dict.fromkeys(inspect.size_of(e.meta) for e in self.entries))
+        choices = {"split": sorted({*self.splits} - {""}), "kind": list(KINDS), "size": sizes}
+        self._filters = {
+            name: w.Dropdown(
+                options=[(f"any {name}", ""), *((c, c) for c in found)],
+                tooltip=f"Only samples of this {name}",
+                layout=w.Layout(width="auto", display="" if len(found) > 1 else "none"),
+            )
+            for name, found in choices.items()
+        }
+        self._looks = w.ToggleButtons(
+            options=[("decoded", False), ("latent", True)],
+            tooltips=["What the tokenizer makes of the latent", "The latent itself, its 16 channels in false colours"],
+            style={"button_width": "auto"},
+        )
+        self._page = w.BoundedIntText(value=1, min=1, tooltip="Page", layout=w.Layout(width="5em"))
+        self._back = w.Button(icon="arrow-left", tooltip="Previous page", layout=w.Layout(width="auto"))
+        self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=w.Layout(width="auto"))
+        self._back.on_click(lambda _b: self._turn(-1))
+        self._on.on_click(lambda _b: self._turn(1))
+        self._status, self._samples = w.HTML(), w.HTML()
+        for control in (self._page, self._looks):
+            control.observe(lambda _c: self._paint(), names="value")
+        for control in (self._search, *self._filters.values()):
+            control.observe(lambda _c: self._searched(), names="value")
+        flow = w.Layout(flex_flow="row wrap", overflow="visible")
+        looking = w.HBox([self._search, *self._filters.values(), self._looks], layout=flow)
+        paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
+        samples = w.VBox([looking, paging, self._samples])
+        pages = [samples, w.HTML(self.summary_html()), w.HTML(self.lengths_html()), w.HTML(self.drops_html())]
+        self._box = w.Tab(pages, titles=("Samples", "Summary", "Lengths", "Drops"), selected_index=0)
         self._box.add_class("dfm-browser")
-        self._paint()
-
-    def _pages(self) -> int:
-        words = self._search.value if hasattr(self, "_search") else ""
-        return max(1, math.ceil(len(self.find(words)) / PAGE))
+        self._searched()
 
     def _turn(self, by: int) -> None:
         self._page.value = min(self._page.max, max(1, self._page.value + by))
 
     def _searched(self) -> None:
-        self._page.max = self._pages()
-        self._page.value = 1
-        self._paint()
+        self._found = self.find(self._search.value, **{name: f.value for name, f in self._filters.items()})
+        self._page.max = max(1, math.ceil(len(self._found) / PAGE))
+        if self._page.value == 1:
+            self._paint()
+        else:
+            self._page.value = 1  # paints
 
     def _paint(self) -> None:
-        found = self.find(self._search.value)
-        first = (self._page.value - 1) * PAGE
-        self._found.value = f'<span role="status">{len(found):,} samples, {self._page.max} pages</span>'
-        self._samples.value = self.samples_html(found[first : first + PAGE])
+        page, last = self._page.value, self._page.max
+        self._back.disabled, self._on.disabled = page == 1, page == last
+        self._status.value = f'<span role="status">of {last:,} pages; {len(self._found):,} samples</span>'
+        self._samples.value = self.samples_html(self._found[(page - 1) * PAGE : page * PAGE], self._looks.value)
+        self.keep()
 
 
 def length_of(meta: dict) -> int:
@@ -222,21 +271,31 @@ def length_of(meta: dict) -> int:
     return meta.get("num_frames") or 1
 
 
-def histogram_svg(counts: dict[int, int], width: int = 560, height: int = 200) -> str:
-    """Bars with their counts written on top, named for screen readers; colours follow the theme."""
+def histogram_svg(counts: dict[int, int], of: str, width: int = 480, height: int = 200) -> str:
+    """Bars with their counts written on top, named for screen readers; many values share `BARS` bars.
+
+    counts : value -> how often, in the order of the values. of : what the values are.
+    """
     if not counts:
-        return "<p>No samples.</p>"
-    said = html.escape("; ".join(f"{n} samples of {k} frame(s)" for k, n in counts.items()), quote=True)
-    top, bottom, step = 28, height - 36, (width - 20) / len(counts)
-    bar, highest = min(70.0, step * 0.75), max(counts.values())
+        return ""
+    bars = {str(k): n for k, n in counts.items()}
+    if len(counts) > BARS:
+        low, high = min(counts), max(counts) + 1
+        edges = [low + (high - low) * i // BARS for i in range(BARS + 1)]
+        bars = {
+            f"{a}-{b - 1}": sum(n for k, n in counts.items() if a <= k < b) for a, b in zip(edges, edges[1:]) if a < b
+        }
+    said = html.escape(f"{of}: " + "; ".join(f"{n} samples of {k}" for k, n in bars.items()), quote=True)
+    top, bottom, step = 28, height - 36, (width - 20) / len(bars)
+    bar, highest = min(70.0, step * 0.75), max(bars.values())
     parts = []
-    for i, (k, n) in enumerate(counts.items()):
+    for i, (k, n) in enumerate(bars.items()):
         x, y = 10 + (i + 0.5) * step, bottom - (bottom - top) * n / highest
         size = f'width="{bar:.1f}" height="{max(1.0, bottom - y):.1f}"'
         parts.append(f'<rect x="{x - bar / 2:.1f}" y="{y:.1f}" {size} fill="{PALETTE[0]}"/>')
         parts.append(f'<text x="{x:.1f}" y="{y - 5:.1f}" text-anchor="middle">{n:,}</text>')
         parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{k}</text>')
-    axis = f'<text x="{width / 2}" y="{height - 3}" text-anchor="middle">frames of a sample</text>'
+    axis = f'<text x="{width / 2}" y="{height - 3}" text-anchor="middle">{html.escape(of)}</text>'
     style = (
         f"max-width:{width}px;width:100%;fill:currentColor;font-size:11px;color:var(--jp-content-font-color1, inherit)"
     )

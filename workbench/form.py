@@ -29,7 +29,7 @@ from dfm_nb.base.log import duration
 from dfm_nb.config import notation, sizes
 from workbench import controls
 from workbench.controls import Control
-from workbench.headless import is_headless
+from workbench.live import Live
 
 if typing.TYPE_CHECKING:
     from dfm_nb.data.preparation import PrepareConfig
@@ -37,7 +37,7 @@ if typing.TYPE_CHECKING:
 GROUPS = ("model", "train", "optimizer", "dataset")
 
 
-class Form:
+class Form(Live):
     """What both forms have: controls by name, their values, and the command and the call that they amount to."""
 
     controls: dict[str, Control]
@@ -76,11 +76,6 @@ class Form:
         style = "user-select:all;white-space:pre-wrap;overflow-wrap:anywhere"
         rows = [f'{button} <code style="{style}">{html.escape(t)}</code>' for t in (self.command(), self.python())]
         return f'<div style="font-size:12px;line-height:1.6">{"<br>".join(rows)}</div>'
-
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        if is_headless():
-            return {"text/plain": repr(self)}
-        return self.widget._repr_mimebundle_(**kwargs)
 
 
 def _call(function: str, **keywords: Any) -> str:
@@ -222,6 +217,7 @@ class ConfigForm(Form):
         self._general.value = "".join(controls.fault_html(t) for t in said.get("", []))
         self._summary.value = _summary(self.overrides(), len(self.faults), cost)
         self._copy.value = self._to_copy()
+        self.keep()
         self._title_sections()
         return self.faults
 
@@ -460,6 +456,7 @@ class PrepareForm(Form):
                 control.mark(self._actions[dest].default, dest in given)
         self._message.value = controls.fault_html(self.fault) if self.fault and not at else ""
         self._copy.value = self._to_copy()
+        self.keep()
 
     def _look(self, config: PrepareConfig) -> None:
         """Open the source, as the command does before any work; one that would be fetched is left alone."""

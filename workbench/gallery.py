@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -17,6 +18,14 @@ import numpy as np
 from dfm_nb.base import video
 
 MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+
+TOOLS_STYLE = (
+    "<style>.dfm-clip .dfm-tools{display:flex!important;gap:4px;opacity:0;margin-top:2px}"
+    ".dfm-clip:hover .dfm-tools,.dfm-clip:focus-within .dfm-tools{opacity:1}"
+    ".dfm-tools button{font-size:11px;padding:0 6px;cursor:pointer;border-radius:4px;background:none;"
+    "border:1px solid var(--jp-border-color2,#8888);color:var(--jp-content-font-color1,inherit)}</style>"
+)
+"""The buttons' own style hides them: a notebook that is not trusted has no style, and no script for them."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +41,19 @@ class Item:
     def prompt(self) -> str:
         return str(self.settings.get("prompt", "") or self.settings.get("name", "clip"))
 
+    @property
+    def copied(self) -> str:
+        """The settings as JSON; "" when they are not known."""
+        return "" if set(self.settings) <= {"name"} else json.dumps(self.settings, default=str)
+
     def describe(self, leave_out: Sequence[str] = ()) -> str:
         """`seed 1, guidance 2, 18 steps of heun`."""
         s = self.settings
         parts = [f"{k} {_brief(s[k])}" for k in ("seed", "guidance") if s.get(k) is not None and k not in leave_out]
         if s.get("num_steps") is not None:
             parts.append(f"{s['num_steps']} steps" + (f" of {s['sampler']}" if s.get("sampler") else ""))
-        parts += [f"{k} {_brief(s[k])}" for k in ("iteration", "fps") if s.get(k) is not None]
+        of_clips = ("iteration", "fps") if self.media_type.startswith("video/") else ("iteration",)
+        parts += [f"{k} {_brief(s[k])}" for k in of_clips if s.get(k) is not None]
         return ", ".join(parts)
 
 
@@ -131,10 +146,12 @@ class Gallery:
     def html(self) -> str:
         """Self-contained HTML, of `video.media_html`."""
         head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
+        head = TOOLS_STYLE + head
         if set(self.columns) == {""}:
             cells = "".join(self._figure(item, "") for item in self.columns[""])
             return f'{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
-        labels = "".join(f'<th scope="col" style="text-align:left">{html.escape(c)}</th>' for c in self.columns)
+        padding = "text-align:left;padding:4px 8px 4px 0"
+        labels = "".join(f'<th scope="col" style="{padding}">{html.escape(c)}</th>' for c in self.columns)
         rows = range(max(map(len, self.columns.values())))
         body = "".join(f"<tr>{''.join(self._cell(c, r) for c in self.columns)}</tr>" for r in rows)
         table = f"<thead><tr>{labels}</tr></thead><tbody>{body}</tbody>"
@@ -154,7 +171,9 @@ class Gallery:
         )
         small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
         caption = f'<figcaption style="{small}">{caption}</figcaption>'
-        return f'<figure style="margin:0;width:{self.width_px}px">{media}{caption}</figure>'
+        return (
+            f'<figure class="dfm-clip" style="margin:0;width:{self.width_px}px">{media}{caption}{_tools(item)}</figure>'
+        )
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -167,6 +186,19 @@ class Gallery:
 
             self._view = GalleryView(content=self.html())
         return self._view
+
+
+def _tools(item: Item) -> str:
+    """Buttons under a clip, seen under the pointer: enlarge, save, copy the settings."""
+    media = "const m=this.closest('figure').querySelector('video,img')"
+    name = f"{re.sub(r'[^0-9A-Za-z]+', '-', item.prompt).strip('-')[:60]}.{item.media_type.partition('/')[2]}"
+    save = f"{media},a=document.createElement('a');a.href=m.src;a.download='{name}';a.click()"
+    buttons = [("Enlarge", f"{media};m.requestFullscreen()", ""), ("Save", save, "")]
+    if item.copied:
+        settings = f' data-settings="{html.escape(item.copied, quote=True)}"'
+        buttons.append(("Copy settings", "navigator.clipboard.writeText(this.dataset.settings)", settings))
+    made = "".join(f'<button type="button" onclick="{does}"{data}>{label}</button>' for label, does, data in buttons)
+    return f'<div class="dfm-tools" style="display:none">{made}</div>'
 
 
 def _listed(things: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from dfm_nb.base.run import Run
 from workbench.headless import is_headless
 from workbench.job import GRACE_S, Job, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel
+from workbench.live import Live
 from workbench.outcome import clean_lines, is_report
 
 TRAINER, PREPARE = "dfm_nb.train", "dfm_nb.prepare"
@@ -52,7 +53,7 @@ class _Done:
         return ""
 
 
-class Launcher:
+class Launcher(Live):
     """One run: its command and its folder.
 
     Parameters
@@ -303,9 +304,7 @@ class Launcher:
     def _ask(self) -> None:
         """Say which button a waiting cell waits for, below the buttons."""
         if self._panel is None:
-            from IPython.display import display
-
-            display(self.widget)
+            self._ipython_display_()
         why = self.difference()
         print(f"waiting for {' or '.join(self.offers())}" + (f": {why}" if why else ""), flush=True)
 
@@ -368,10 +367,8 @@ class Launcher:
         if self._panel is not None:
             self._panel.watch()
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        if is_headless():  # a page has no buttons
-            return {"text/plain": repr(self)}
-        return self.widget._repr_mimebundle_(**kwargs)
+    def kept_html(self) -> str:
+        return self._panel.html() if self._panel else super().kept_html()
 
     def __repr__(self) -> str:
         return f"Launcher({str(self.run_dir)!r}, state={self.state!r}, pid={self.pid})"

@@ -90,6 +90,10 @@ class Panel:
                 return
             time.sleep(LOOK_S)
 
+    def html(self) -> str:
+        """State, fault and log, without the buttons."""
+        return "".join(part.value for part in (self.status, self.alert, self.log))
+
     def refresh(self) -> None:
         job, state = self.launcher.job, self.launcher.state
         running, offers = state == "running", self.launcher.offers()
@@ -122,6 +126,7 @@ class Panel:
         put(self.alert, _alert(alert) if alert else "")
         tail = html.escape(job.tail(14)) if now or not cause else ""
         put(self.log, _log_html(tail, bool(cause)) if tail else "")
+        self.launcher.keep()
 
 
 def put(widget: Any, value: str) -> None:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from typing import Any
+
+from workbench.controls import fault_html
+from workbench.live import Live
 
 AXES = ("tp", "cp", "dp", "pp")
 MEANING = {
@@ -18,9 +22,11 @@ MEANING = {
 TINTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
 
-@dataclass(frozen=True)
-class RankGrid:
+@dataclass
+class RankGrid(Live):
     """A layout of `world_size` processes; dp = world_size / (tp cp pp).
+
+    gpus_per_node : ranks of a node follow one another. rank : whose groups are marked; None for no marks.
 
     >>> grid = RankGrid(8, tp=2, pp=2)
     >>> grid.dp, grid.where(5), grid.groups("tp")[:2]
@@ -31,9 +37,11 @@ class RankGrid:
     tp: int = 1
     cp: int = 1
     pp: int = 1
+    gpus_per_node: int = 8
+    rank: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "tp", "cp", "pp"):
+        for name in ("world_size", "tp", "cp", "pp", "gpus_per_node"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.world_size % self.model_size:
@@ -42,6 +50,10 @@ class RankGrid:
                 f"tp * cp * pp = {self.tp} * {self.cp} * {self.pp} = {self.model_size} must divide the number of "
                 f"processes; got {self.world_size}; take {fits} processes or other degrees"
             )
+
+        if self.rank is not None and not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be 0 to {self.world_size - 1}; got {self.rank}")
+        self._box: Any = None
 
     @property
     def model_size(self) -> int:
@@ -71,17 +83,69 @@ class RankGrid:
 
     # ---- the drawing ----------------------------------------------------------------------------------------------
 
-    def _repr_html_(self) -> str:
+    def kept_html(self) -> str:
         stages = "".join(self._stage(p) for p in range(self.pp))
         used = [a for a in AXES if getattr(self, a) > 1]
-        legend = "".join(
-            f"<li><b>{a} = {getattr(self, a)}</b>, {MEANING[a]}; groups {self._shown(a)}</li>" for a in used
-        )
+        legend = "".join(f"<li>{self._group_of(a)}</li>" for a in used)
         said = html.escape(repr(self), quote=True)
         return (
             f'<div role="group" aria-label="{said}" style="display:flex;flex-wrap:wrap;gap:18px">{stages}</div>'
             f'<ul style="margin:8px 0">{legend or "<li>one process does all</li>"}</ul>'
         )
+
+    def _group_of(self, axis: str) -> str:
+        """An axis, what its ranks do, and which they are, on how many nodes."""
+        said = f"<b>{axis} = {getattr(self, axis)}</b>, {MEANING[axis]}; "
+        if self.rank is None:
+            return f"{said}groups {self._shown(axis)}"
+        group = next(g for g in self.groups(axis) if self.rank in g)
+        nodes = len({r // self.gpus_per_node for r in group})
+        return f"{said}rank {self.rank} talks to {[r for r in group if r != self.rank]}" + (
+            f", over {nodes} nodes" if nodes > 1 else ", on its node"
+        )
+
+    @property
+    def widget(self) -> Any:
+        """The grid below sliders of its numbers; a layout that cannot be says what would fit."""
+        if self._box is None:
+            import ipywidgets as w
+
+            from workbench.slider import Slider
+
+            most = max(32, self.world_size)
+            ends = {"world_size": most, "tp": 8, "cp": 8, "pp": 8, "gpus_per_node": 16, "rank": most - 1}
+            self._sliders = {
+                name: Slider(
+                    label="GPUs" if name == "world_size" else name.replace("gpus_per_node", "per node"),
+                    value=getattr(self, name) or 0,
+                    min=0 if name == "rank" else 1,
+                    max=max(end, getattr(self, name) or 0),
+                    step=1,
+                )
+                for name, end in ends.items()
+            }
+            for slider in self._sliders.values():
+                slider.observe(lambda _change: self._moved(), names="value")
+            self._drawn, half = w.HTML(), w.Layout(flex="1 1 22em", overflow="visible")
+            rows = list(self._sliders.values())
+            flow = w.Layout(flex_flow="row wrap", overflow="visible")
+            sliders = w.HBox([w.VBox(rows[:3], layout=half), w.VBox(rows[3:], layout=half)], layout=flow)
+            self._box = w.VBox([sliders, self._drawn])
+            self._moved()
+        return self._box
+
+    def _moved(self) -> None:
+        asked = {name: int(slider.value) for name, slider in self._sliders.items()}
+        rank = min(asked.pop("rank"), asked["world_size"] - 1)
+        try:
+            now = RankGrid(**asked, rank=rank)
+        except ValueError as error:
+            self._drawn.value = fault_html(str(error))
+            return
+        for name in ("world_size", "tp", "cp", "pp", "gpus_per_node", "rank"):
+            setattr(self, name, getattr(now, name))
+        self._drawn.value = now.kept_html()
+        self.keep()
 
     def _shown(self, axis: str, most: int = 4) -> str:
         groups = self.groups(axis)
@@ -106,11 +170,23 @@ class RankGrid:
 
     def _cell(self, t: int, c: int, d: int, p: int) -> str:
         rank = t + self.tp * (c + self.cp * (d + self.dp * p))
-        tint = TINTS[d % len(TINTS)]
+        tint, mark = TINTS[d % len(TINTS)], self._mark(rank)
+        node = f"node {rank // self.gpus_per_node}" if self.world_size > self.gpus_per_node else ""
+        small = " · ".join(part for part in (node, mark) if part)
+        filled = f";background:{tint}{'66' if rank == self.rank else '26'}" if mark else ""
         return (
-            f'<td style="border:2px solid {tint};border-radius:5px;min-width:3em;padding:5px 8px;text-align:center;'
-            f'font-variant-numeric:tabular-nums">rank {rank}</td>'
+            f'<td style="border:2px solid {tint};border-radius:5px;min-width:7.5em;padding:3px 8px;text-align:center;'
+            f'font-variant-numeric:tabular-nums{filled}">rank {rank}<div style="font-size:11px;opacity:.75">'
+            f"{small or '&nbsp;'}</div></td>"
         )
+
+    def _mark(self, rank: int) -> str:
+        """`this one`, the axis along which a rank talks to the marked one, or nothing."""
+        if self.rank is None:
+            return ""
+        here, marked = self.where(rank), self.where(self.rank)
+        differ = [a for a in AXES if here[a] != marked[a]]
+        return "this one" if not differ else differ[0] if len(differ) == 1 else ""
 
 
 _HEAD = "font-weight:400;opacity:.75;text-align:center;padding:0 4px"

@@ -30,6 +30,7 @@ from dfm_nb.generation.words import word_effects
 from workbench.controls import fault_html
 from workbench.gallery import Gallery, load
 from workbench.headless import is_headless
+from workbench.live import Live
 from workbench.slider import Slider
 from workbench.studio_html import (
     BORDER,
@@ -61,7 +62,7 @@ class Superseded(Exception):
     """A newer request, or Stop, ended this one."""
 
 
-class Studio:
+class Studio(Live):
     """Prompt, settings, picture and history for one model.
 
     Parameters
@@ -410,21 +411,19 @@ class Studio:
         self._strip.value = strip_html(self.estimates, clip.request)
         self._words.value = words_html(self._effects.get(clip.request.prompt, []))
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
+        self.keep()
 
-    def html(self) -> str:
+    def kept_html(self) -> str:
         """The shown clip and the estimates on the way to it, as a page that needs no kernel."""
         if self.clip is None:
             return "<i>nothing was generated yet</i>"
         shown = Gallery([self.clip], width_px=SIDE_PX * 3 // 4).html()
         return shown + strip_html(self.estimates, self.clip.request)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        if is_headless():
-            return {"text/html": self.html(), "text/plain": repr(self)}
-        if self.clip is None:
+    def _ipython_display_(self) -> None:
+        if self.clip is None and not is_headless():
             self.redraw()
-        bundle = self.widget._repr_mimebundle_(**kwargs)
-        return {**bundle, "text/html": self.html() + "<p>Run this cell again for the controls.</p>"}
+        super()._ipython_display_()
 
     def __repr__(self) -> str:
         return f"Studio({_path_of(self.pipe)!r}, {len(self.history)} clips, {self.message!r})"

@@ -29,10 +29,6 @@ FLAGS = [
     "--disable-sync",
 ]
 LAB = {"LabApp": {"expose_app_in_browser": True}}
-SETTINGS = {
-    "notebook-extension/tracker": {"windowingMode": "none", "autoStartDefaultKernel": True},
-    "docmanager-extension/plugin": {"autosave": False},
-}
 
 
 def find_browser() -> str | None:
@@ -53,11 +49,6 @@ class LabServer:
             folder.mkdir(parents=True)
         (config / "jupyter_server_config.json").write_text(json.dumps(LAB))
         (config / "jupyter_lab_config.json").write_text(json.dumps(LAB))
-        for name, values in SETTINGS.items():
-            extension, _, plugin = name.partition("/")
-            file = settings / "@jupyterlab" / extension / f"{plugin}.jupyterlab-settings"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(values))
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "DFM_HEADLESS"))}
         env |= {
             "JUPYTER_CONFIG_DIR": str(config),
@@ -157,6 +148,13 @@ class NotebookPage:
         self.page.locator(".jp-Dialog button.jp-mod-accept").click()
         self.page.locator(".jp-Dialog").wait_for(state="detached")
         self.wait_idle()
+
+    def theme(self, name: str) -> None:
+        """Settings > Theme: "JupyterLab Light" or "JupyterLab Dark"."""
+        self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
+
+    def save(self) -> None:
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
 
     def hide_sides(self) -> None:
         """Give the notebook the whole window, for screenshots."""

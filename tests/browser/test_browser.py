@@ -3,6 +3,7 @@
 Screenshots go to `runs/browser` (or $DFM_SCREENSHOTS), to be kept as output of CI.
 """
 
+import json
 import os
 import re
 from pathlib import Path
@@ -13,11 +14,13 @@ import psutil
 import pytest
 from papermill.parameterize import parameterize_notebook
 
+from dfm_nb.base import video
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.data.sources import synthetic
 from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 from tests.processes import alive, wait_until
 from workbench import Gallery
+from workbench.gallery import Item
 from workbench.job import Job
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -49,6 +52,10 @@ from workbench import ConfigForm, PrepareForm
 form = ConfigForm(["model.size", "train.train_iters", "optimizer.lr", "scheduler"], {"optimizer.lr": 3e-4},
                   recipe="demo", nproc=2, run_dir="runs/a")
 form
+"""
+KEPT = """
+from workbench import ConfigForm
+ConfigForm(["train.train_iters"], {"train.train_iters": 77}, recipe="demo")
 """
 ATTACH = """
 from workbench import Launcher, Monitor, project_folder
@@ -91,6 +98,7 @@ def server(tmp_path_factory):
     tour = papermill.iorw.load_notebook_node(str(NOTEBOOKS / "00_tour.ipynb"))
     nbformat.write(parameterize_notebook(tour, SMALL), project / "notebooks" / "00_tour.ipynb")
     write_notebook(project / "notebooks" / "long.ipynb", LONG, ATTACH)
+    write_notebook(project / "notebooks" / "kept.ipynb", KEPT)
     write_notebook(project / "notebooks" / "forms.ipynb", FORMS, "PrepareForm('data', {'num_images': 20})")
     with LabServer(project, tmp_path_factory.mktemp("jupyter")) as running:
         yield running
@@ -210,6 +218,27 @@ def test_forms_by_hand(page, server):
     assert lab.errors() == []
 
 
+def test_a_widget_without_a_kernel_gives_way_to_its_copy(page, server):
+    """After a restart of the kernel, and in a reloaded tab: what was shown last, and how to have the controls again."""
+    lab = NotebookPage(page, server, "notebooks/kept.ipynb")
+    form, kept = lab.cell(0).locator(".dfm-form"), lab.cell(0).locator(".dfm-kept")
+    lab.run_cell(0)
+    form.wait_for(timeout=PATIENCE_S * 1000)
+    sync_api.expect(kept).to_be_hidden()
+    lab.restart_kernel()
+    sync_api.expect(form).to_be_hidden()
+    sync_api.expect(kept).to_contain_text("train.train_iters=77")
+    lab.run_cell(0)
+    sync_api.expect(form).to_be_visible(timeout=PATIENCE_S * 1000)
+    sync_api.expect(kept).to_be_hidden()
+    lab.save()
+    lab.restart_kernel()
+    page.reload()
+    lab.wait_idle()
+    sync_api.expect(kept).to_contain_text("run this cell again")
+    assert page.get_by_text("model not found").locator("visible=true").count() == 0
+
+
 def test_clips_of_a_page_play_by_themselves_and_rest_off_the_screen(browser):
     clips = Gallery([synthetic.render({"colour": c}, i, 64, 64, 9) for i, c in enumerate(synthetic.COLOURS * 8)])
     page = browser.new_page()
@@ -224,6 +253,26 @@ def test_clips_of_a_page_play_by_themselves_and_rest_off_the_screen(browser):
     videos.last.scroll_into_view_if_needed()
     wait_for(lambda: videos.evaluate_all(PLAYING)[-1], "the last clip plays", page, 60)
     wait_for(lambda: not videos.evaluate_all(PLAYING)[0], "the first one rests", page, 60)
+    page.close()
+
+
+def test_a_clip_is_enlarged_saved_and_its_settings_copied(browser):
+    frames = synthetic.render({"colour": "red"}, 0, 64, 64, 9)
+    kind, data = video.compressed(frames, 12)
+    page = browser.new_page()
+    page.set_content(Gallery([Item(kind, data, {"prompt": "a red one", "seed": 3})]).html())
+    buttons = page.locator(".dfm-tools")
+    assert buttons.evaluate("e => getComputedStyle(e).opacity") == "0"
+    page.locator("video").hover()
+    assert buttons.evaluate("e => getComputedStyle(e).opacity") == "1"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save").click()
+    assert download.value.suggested_filename == "a-red-one.mp4"
+    assert Path(download.value.path()).read_bytes() == data
+    settings = page.get_by_role("button", name="Copy settings").get_attribute("data-settings")
+    assert json.loads(settings) == {"prompt": "a red one", "seed": 3}
+    page.get_by_role("button", name="Enlarge").click()
+    page.wait_for_function("document.fullscreenElement && document.fullscreenElement.tagName === 'VIDEO'")
     page.close()
 
 

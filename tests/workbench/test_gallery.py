@@ -101,9 +101,34 @@ def test_browser_finds_captions_and_turns_pages(data):
     browser._turn(1)
     assert browser._page.value == 3 and browser._samples.value.count("<figure") == 6
     browser._search.value = word
-    assert browser._page.value == 1 and f"{len(browser.find(word)):,} samples" in browser._found.value
+    assert browser._page.value == 1 and f"{len(browser.find(word)):,} samples" in browser._status.value
     browser._search.value = "nosuchword"
-    assert "no sample has these words" in browser._samples.value
+    assert "no sample is like that" in browser._samples.value
+
+
+def test_browser_filters_by_split_kind_and_size(data):
+    browser = DatasetBrowser(data)
+    browser.widget  # noqa: B018
+    assert browser._back.disabled and not browser._on.disabled
+    clips = [i for i, e in enumerate(browser.entries) if e.meta["num_frames"] > 1]
+    browser._filters["kind"].value = "clips"
+    assert browser._found == clips and browser._on.disabled and browser._samples.value.count("<video") == 4
+    size = inspect.size_of(browser.entries[clips[0]].meta)
+    browser._filters["size"].value = size
+    assert browser._found == [i for i in clips if inspect.size_of(browser.entries[i].meta) == size]
+    of_splits = [browser.find(split=s) for s in ("train", "val", "test")]
+    assert sorted(i for found in of_splits for i in found) == list(range(30)) and of_splits[0]
+    counts = browser.manifest["counts"]
+    assert [len(found) for found in of_splits] == [counts["train"], counts["val"], counts["test"]]
+
+
+def test_browser_shows_a_latent_instead_of_its_picture(data):
+    browser = DatasetBrowser(data)
+    assert browser.figure(0, latent=True) != browser.figure(0)
+    png = base64.b64decode(re.search(r"data:image/png;base64,([^\"]+)", browser.figure(0, latent=True))[1])
+    from dfm_nb.base.video import read_image
+
+    np.testing.assert_array_equal(read_image(png), inspect.false_colours(browser.entries[0].read()))
 
 
 def test_browser_shows_what_the_tokenizer_decodes(data):
@@ -133,9 +158,11 @@ def test_browser_reads_only_the_page_it_shows(data, monkeypatch):
 def test_length_histogram_counts_every_sample(data):
     lengths = DatasetBrowser(data).lengths()
     assert lengths[1] == 26 and sum(lengths.values()) == 30
-    svg = histogram_svg(lengths)
-    assert "26 samples of 1 frame(s)" in svg and svg.count("<rect") == len(lengths) and 'role="img"' in svg
-    assert histogram_svg({}) == "<p>No samples.</p>"
+    svg = histogram_svg(lengths, "frames of a sample")
+    assert "26 samples of 1;" in svg and svg.count("<rect") == len(lengths) and 'role="img"' in svg
+    assert histogram_svg({}, "frames of a sample") == ""
+    many = histogram_svg({k: 1 for k in range(5, 105)}, "text tokens")
+    assert many.count("<rect") == 12 and sum(int(n) for n in re.findall(r">(\d+)</text><text", many)) == 100
 
 
 def test_drops_are_told_by_reason(data):

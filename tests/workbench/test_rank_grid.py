@@ -14,7 +14,7 @@ def test_groups_are_those_of_megatron_core(world, tp, cp, pp):
 
 
 def test_every_rank_is_drawn_once_with_its_copy_and_stage():
-    page = RankGrid(8, tp=2, pp=2)._repr_html_()
+    page = RankGrid(8, tp=2, pp=2).kept_html()
     assert all(page.count(f">rank {r}<") == 1 for r in range(8))
     assert "stage 1 of 2" in page and "dp 1" in page and "cp 0" not in page
 
@@ -24,3 +24,22 @@ def test_degrees_that_do_not_fit_say_what_would():
         RankGrid(6, tp=2, pp=2)
     with pytest.raises(ValueError, match="an axis is one of tp, cp, dp, pp; got 'ep'"):
         RankGrid(2).groups("ep")
+    with pytest.raises(ValueError, match="rank must be 0 to 3; got 4"):
+        RankGrid(4, rank=4)
+
+
+def test_marked_ranks_are_those_of_the_groups():
+    grid = RankGrid(16, tp=2, cp=2, pp=2, rank=5)
+    for rank in range(16):
+        axes = [a for a in AXES if rank != 5 and rank in next(g for g in grid.groups(a) if 5 in g)]
+        assert grid._mark(rank) == ("this one" if rank == 5 else axes[0] if axes else "")
+    assert "over 2 nodes" in grid.kept_html() and "on its node" in grid.kept_html()
+
+
+def test_sliders_change_the_layout_and_a_wrong_one_says_what_fits():
+    grid = RankGrid(8, tp=2)
+    grid.widget  # noqa: B018
+    grid._sliders["pp"].value = 4
+    assert (grid.pp, grid.dp) == (4, 1) and "stage 3 of 4" in grid._drawn.value
+    grid._sliders["world_size"].value = 6
+    assert "take 8 processes" in grid._drawn.value and grid.world_size == 8

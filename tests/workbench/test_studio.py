@@ -116,7 +116,7 @@ def test_draw_returns_the_clip_and_the_controls_follow():
     assert [sigma for _, sigma, _ in studio.estimates] == [float(sigmas[s]) for s, _, _ in studio.estimates]
     levels = [int(frame.mean()) for _, _, frame in studio.estimates]
     assert levels == sorted(levels) and levels[-1] == level(clip.request)
-    page = studio._repr_mimebundle_()["text/html"]
+    page = studio.kept_html()
     assert page.count("<img") == 9 and "a red moth" in page
 
 
