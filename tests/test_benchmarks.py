@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import bench, bench_gpu, growth, noise_levels, packing, report, scaling
+from benchmarks import bench, bench_gpu, growth, monitor, noise_levels, packing, report, scaling
 from tests.processes import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -259,3 +259,9 @@ def test_cuda_set_without_cuda_says_so():
     done = commands().run("python", ROOT / "benchmarks/bench_gpu.py")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "needs a CUDA device" in done.stderr
+
+
+def test_the_monitors_benchmark_measures_every_size(tmp_path):
+    assert monitor.main(["--records", "50", "2500", "--repaints", "2", "--output-dir", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "monitor.json").read_text())["measured"]
+    assert [r["records"] for r in found] == [50, 2500] and all(len(r["repaint_s"]) == 2 for r in found)

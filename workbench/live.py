@@ -35,30 +35,31 @@ class Live:
     widget: Any
     _kept: Any = None
     _kept_now = ""
+    _shown: Any = None
 
     def kept_html(self) -> str:
-        """What the widget shows, as HTML that needs no kernel."""
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        """What the widget shows, as HTML that needs no kernel; "" where the text of `repr` says it all."""
+        return ""
 
     def keep(self) -> None:
-        """Bring the copy below the widget up to date."""
-        if self._kept is not None and (now := self.kept_html()) != self._kept_now:
-            self._kept_now = now
-            self._kept.update({"text/html": _page(now), "text/plain": repr(self)}, raw=True)
+        """Bring the copy up to date."""
+        if self._kept is not None:
+            self._kept_now = self.kept_html()
+            if (bundle := self._bundle()) != self._shown:
+                self._shown = bundle
+                self._kept.update(bundle, raw=True)
+
+    def _bundle(self) -> dict[str, str]:
+        page, text = self._kept_now, repr(self)
+        if not is_headless():
+            page = f'{STYLE}<div class="dfm-kept">{page or f"<pre>{html.escape(text)}</pre>"}{AGAIN}</div>'
+        return {"text/plain": text, **({"text/html": page} if page else {})}
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
-        if is_headless():
-            display({"text/html": self.kept_html(), "text/plain": repr(self)}, raw=True)
-            return
-        self.widget.add_class("dfm-live")
-        view = self.widget._repr_mimebundle_()
-        display({**view, "text/plain": ""}, raw=True)
+        if not is_headless():
+            self.widget.add_class("dfm-live")
+            display({**self.widget._repr_mimebundle_(), "text/plain": ""}, raw=True)
         self._kept_now = self.kept_html()
-        kept = {"text/html": _page(self._kept_now), "text/plain": repr(self)}
-        self._kept = display(kept, raw=True, display_id=True)
-
-
-def _page(content: str) -> str:
-    return f'{STYLE}<div class="dfm-kept">{content}{AGAIN}</div>'
+        self._kept = display(self._bundle(), raw=True, display_id=True)

@@ -1,14 +1,24 @@
 """`metrics.jsonl` read while it is being written, also across a resume that rewrites it.
 
-A half-written last line is read later, when it is whole. A damaged line is reported, not raised.
+Numbers are kept in columns, 12 bytes a point, so that a million records are a matter of megabytes. A half-written last
+line is read later, when it is whole. A damaged line is reported, not raised.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.base.metrics import tail_metrics
+import numpy as np
+
+from dfm_nb.base.metrics import series, tail_metrics
+
+CHUNK_BYTES = 16 << 20
+"""Of the file, in memory at a time."""
+RECENT = 60
 
 
 class MetricsReader:
@@ -20,15 +30,16 @@ class MetricsReader:
 
     Attributes
     ----------
-    records : list of dicts, one a line. fault : what is wrong with the file, "" when nothing is.
+    count : records so far. recent : the last 60 of them. last : newest number of each key.
+    rounds : first and newest record that has validation by noise level.
+    fault : what is wrong with the file, "" when nothing is.
     """
 
     def __init__(self, run_dir: str | Path):
         path = Path(run_dir).expanduser()
         self.path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
-        self.records: list[dict[str, Any]] = []
-        self.fault = ""
-        self._offset, self._inode = 0, 0
+        self.fault, self.count, self._offset, self._inode = "", 0, 0, 0
+        self._restart(0)
 
     def read(self) -> int:
         """Take in what was added; returns how many records are new (all of them when the file was rewritten)."""
@@ -38,19 +49,55 @@ class MetricsReader:
             return self._restart(0)
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._restart(stat.st_ino)
+        before = self.count
         try:
-            new, self._offset = tail_metrics(self.path, self._offset)
+            while self._offset < stat.st_size:
+                new, offset = tail_metrics(self.path, self._offset, CHUNK_BYTES)
+                if offset == self._offset:
+                    break  # the last line is not whole yet
+                self._offset = offset
+                self._take(new)
         except ValueError as error:
             self.fault = str(error)
-            return 0
+            return self.count - before
         self.fault = ""
-        self.records += new
-        return len(new)
+        return self.count - before
 
     def _restart(self, inode: int) -> int:
-        self.records, self._offset, self._inode = [], 0, inode
+        self._offset, self._inode, self.count = 0, inode, 0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.last: dict[str, float] = {}
+        self.rounds: list[dict[str, Any]] = []
+        self._columns: defaultdict[str, tuple[array, array]] = defaultdict(lambda: (array("i"), array("d")))
         return 0
 
-    def last(self, key: str) -> Any:
-        """The newest value of a key that is not null; None when there is none."""
-        return next((r[key] for r in reversed(self.records) if r.get(key) is not None), None)
+    def _take(self, records: Sequence[dict[str, Any]]) -> None:
+        for key in set().union(*records) - {"iteration"}:
+            x, y = series(records, key)
+            if y:
+                self._columns[key][0].extend(x)
+                self._columns[key][1].extend(y)
+                self.last[key] = y[-1]
+        rounds = [r for r in records if r.get("val_loss_by_sigma") and r.get("val_sigmas")]
+        if rounds:
+            self.rounds = [*self.rounds[:1], rounds[0], rounds[-1]]
+            self.rounds = [self.rounds[0], self.rounds[-1]] if self.rounds[0] != self.rounds[-1] else self.rounds[:1]
+        self.recent.extend(records[-RECENT:])
+        self.count += len(records)
+
+    @property
+    def iteration(self) -> int:
+        """Of the newest record; 0 without one."""
+        return int(self.recent[-1]["iteration"]) if self.recent else 0
+
+    def keys(self) -> list[str]:
+        """Those that have a number."""
+        return list(self._columns)
+
+    def points(self, key: str, over: str = "iteration") -> tuple[np.ndarray, np.ndarray]:
+        """x and y, float64 [N] each. over : "iteration", "samples" or "elapsed_s"; in between it is interpolated."""
+        x, y = (np.array(column, float) for column in self._columns.get(key, ((), ())))
+        if over != "iteration" and len(x):
+            at, amount = (np.array(column, float) for column in self._columns.get(over, ((), ())))
+            x = np.interp(x, at, amount) if len(at) else np.full_like(x, np.nan)
+        return x, y

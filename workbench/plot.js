@@ -1,4 +1,5 @@
-// Draws `data` into an SVG whenever it changes; the mouse or the arrow keys move a cursor that reads out values.
+// Draws `data` into an SVG whenever it changes; the mouse or the arrow keys move a cursor that reads out values. A drag
+// zooms in: the kernel then sends the points of that stretch. A double click shows all.
 const NS = "http://www.w3.org/2000/svg";
 
 function node(parent, name, attributes, text) {
@@ -16,15 +17,17 @@ function short(v) {
   return String(Number(v.toPrecision(4)));
 }
 
-function scale(values, log, from, to, pad) {
+function scale(values, log, from, to, pad, ends) {
   let ok = log ? values.filter((v) => v > 0) : values;
   if (!ok.length) ok = [1, 2];
   const f = log ? Math.log10 : (v) => v;
   let lo = Math.min(...ok.map(f)), hi = Math.max(...ok.map(f));
+  if (ends && ends.length) [lo, hi] = ends.map(f);
   const room = hi > lo ? (hi - lo) * pad : Math.abs(hi) * 0.1 || 1;
   if (pad || hi === lo) { lo -= room; hi += room; }
   const at = (v) => from + ((f(Math.max(v, log ? 1e-30 : -Infinity)) - lo) / (hi - lo)) * (to - from);
-  return { at, ticks: log ? logTicks(lo, hi) : ticks(lo, hi) };
+  const back = (px) => { const v = lo + ((px - from) / (to - from)) * (hi - lo); return log ? 10 ** v : v; };
+  return { at, back, ticks: log ? logTicks(lo, hi) : ticks(lo, hi) };
 }
 
 function ticks(lo, hi) {
@@ -48,11 +51,36 @@ function logTicks(lo, hi) {
 function render({ model, el }) {
   el.classList.add("dfm-plot");
   const svg = node(el, "svg", { role: "img", tabindex: "0" });
-  const readout = document.createElement("div");
+  const foot = document.createElement("div"), readout = document.createElement("div");
+  foot.className = "foot";
   readout.className = "readout";
   readout.setAttribute("aria-live", "polite");
-  el.appendChild(readout);
-  let cursor = null, sx = null, points = [], asked = 0;
+  foot.append(readout);
+  el.append(foot);
+  const clip = `dfm-clip-${Math.random().toString(36).slice(2)}`;
+  let cursor = null, sx = null, sy = null, points = [], asked = 0, drag = null;
+
+  function button(text, title, press) {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.textContent = text;
+    made.title = title;
+    made.addEventListener("click", press);
+    foot.append(made);
+    return made;
+  }
+  const all = button("Show all", "Zoom out; a double click does the same", () => zoom([]));
+  const log = button("log", "Logarithm of the vertical axis", () => { model.set("log_y", !model.get("log_y")); model.save_changes(); });
+  button("PNG", "Download the picture", () => model.send("png"));
+  button("CSV", "Download every point", () => model.send("csv"));
+  function download(sent, buffers) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob(buffers, { type: sent.kind }));
+    link.download = sent.name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+  function zoom(range) { model.set("zoom", range); model.save_changes(); ask(); }
 
   function draw() {
     asked = 0;
@@ -63,9 +91,15 @@ function render({ model, el }) {
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
     svg.setAttribute("height", h);
     svg.setAttribute("aria-label", model.get("summary") + ". Arrow keys read out values.");
-    const data = model.get("data");
-    sx = scale(data.flatMap((s) => s.x), model.get("log_x"), box.left, box.right, 0);
-    const sy = scale(data.flatMap((s) => s.y), model.get("log_y"), box.bottom, box.top, 0.06);
+    const data = model.get("data"), range = model.get("zoom");
+    all.hidden = !range.length;
+    log.setAttribute("aria-pressed", String(model.get("log_y")));
+    const seen = (s) => s.y.filter((_, i) => !range.length || (s.x[i] >= range[0] && s.x[i] <= range[1]));
+    sx = scale(data.flatMap((s) => s.x), model.get("log_x"), box.left, box.right, 0, range);
+    sy = scale(data.flatMap(seen), model.get("log_y"), box.bottom, box.top, 0.06);
+    const cut = node(svg, "clipPath", { id: clip });
+    node(cut, "rect", { x: box.left - 4, y: box.top - 4, width: box.right - box.left + 8, height: box.bottom - box.top + 8 });
+    const drawing = node(svg, "g", { "clip-path": `url(#${clip})` });
     points = data.filter((s) => s.style !== "faint");
     const title = node(svg, "text", { x: box.left, y: 13, class: "title" }, model.get("title"));
     if (model.get("y_label")) node(svg, "text", { x: box.left + title.getComputedTextLength() + 8, y: 13 }, model.get("y_label"));
@@ -78,12 +112,13 @@ function render({ model, el }) {
     node(svg, "line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" });
     let legend = box.left;
     for (const s of data) {
+      if (!s.x.length) continue;
       const path = s.x.map((x, i) => `${i ? "L" : "M"}${sx.at(x).toFixed(1)},${sy.at(s.y[i]).toFixed(1)}`).join("");
       const faint = s.style === "faint";
       if (s.style === "points" || s.x.length === 1)
-        s.x.forEach((x, i) => node(svg, "circle", { cx: sx.at(x), cy: sy.at(s.y[i]), r: 3.5, fill: s.color }));
+        s.x.forEach((x, i) => node(drawing, "circle", { cx: sx.at(x), cy: sy.at(s.y[i]), r: 3.5, fill: s.color }));
       else
-        node(svg, "path", { d: path, fill: "none", stroke: s.color, "stroke-width": faint ? 0.8 : 2, opacity: faint ? 0.35 : 1,
+        node(drawing, "path", { d: path, fill: "none", stroke: s.color, "stroke-width": faint ? 0.8 : 2, opacity: faint ? 0.35 : 1,
                             "stroke-dasharray": faint ? "" : s.dash });
       if (faint) continue;
       if (s.style === "points") node(svg, "circle", { cx: legend + 9, cy: 25, r: 3.5, fill: s.color });
@@ -92,7 +127,17 @@ function render({ model, el }) {
       legend += 36 + 6.3 * s.name.length;
     }
     if (!data.length) node(svg, "text", { x: (box.left + box.right) / 2, y: h / 2, "text-anchor": "middle", opacity: 0.7 }, "no points yet");
-    if (cursor !== null) node(svg, "line", { x1: sx.at(cursor), x2: sx.at(cursor), y1: box.top, y2: box.bottom, class: "cursor" });
+    if (cursor !== null) {
+      node(drawing, "line", { x1: sx.at(cursor), x2: sx.at(cursor), y1: box.top, y2: box.bottom, class: "cursor" });
+      for (const s of points) {
+        const i = nearest(s, cursor);
+        node(drawing, "circle", { cx: sx.at(s.x[i]), cy: sy.at(s.y[i]), r: 4, fill: "none", stroke: s.color, "stroke-width": 2 });
+      }
+    }
+    if (drag) {
+      const [a, b] = drag.map((px) => Math.min(box.right, Math.max(box.left, px)));
+      node(svg, "rect", { x: Math.min(a, b), y: box.top, width: Math.abs(b - a), height: box.bottom - box.top, class: "drag" });
+    }
   }
 
   function ask() { if (!asked) asked = requestAnimationFrame(draw); }
@@ -107,17 +152,31 @@ function render({ model, el }) {
     cursor = x;
     readout.textContent = x === null ? "" : `${model.get("x_label")} ${short(x)}: ` +
       points.map((s) => {
-        const i = nearest(s, x), there = s.x[i] === x ? "" : ` (at ${short(s.x[i])})`;
+        // a point that is drawn within a pixel of the cursor is the cursor's own
+        const i = nearest(s, x), there = Math.abs(sx.at(s.x[i]) - sx.at(x)) < 1 ? "" : ` (at ${short(s.x[i])})`;
         return `${s.name} ${short(s.y[i])}${there}`;
       }).join(", ");
     ask();
   }
 
+  function place(event) {
+    const r = svg.getBoundingClientRect();
+    return ((event.clientX - r.left) / r.width) * svg.viewBox.baseVal.width;
+  }
+
   function atMouse(event) {
     if (!points.length) return;
-    const r = svg.getBoundingClientRect(), px = ((event.clientX - r.left) / r.width) * svg.viewBox.baseVal.width;
-    const xs = points[0].x;
+    if (drag) { drag[1] = place(event); ask(); return; }
+    const px = place(event), xs = points[0].x;
     show(xs.reduce((a, b) => (Math.abs(sx.at(b) - px) < Math.abs(sx.at(a) - px) ? b : a)));
+  }
+
+  function dragEnds() {
+    if (!drag) return;
+    const [a, b] = drag;
+    drag = null;
+    if (Math.abs(a - b) > 5) zoom([sx.back(Math.min(a, b)), sx.back(Math.max(a, b))]);
+    else ask();
   }
 
   function atKey(event) {
@@ -130,13 +189,17 @@ function render({ model, el }) {
   }
 
   svg.addEventListener("mousemove", atMouse);
+  svg.addEventListener("mousedown", (event) => { if (points.length && !event.button) drag = [place(event), place(event)]; });
+  svg.addEventListener("dblclick", () => zoom([]));
+  window.addEventListener("mouseup", dragEnds);
   svg.addEventListener("mouseleave", () => show(null));
   svg.addEventListener("keydown", atKey);
   const watcher = new ResizeObserver(ask);
   watcher.observe(el);
-  for (const name of ["data", "log_x", "log_y", "height", "title", "y_label"]) model.on(`change:${name}`, ask);
+  model.on("msg:custom", download);
+  for (const name of ["data", "log_x", "log_y", "height", "title", "x_label", "y_label", "zoom"]) model.on(`change:${name}`, ask);
   draw();
-  return () => { watcher.disconnect(); if (asked) cancelAnimationFrame(asked); };
+  return () => { watcher.disconnect(); window.removeEventListener("mouseup", dragEnds); model.off("msg:custom", download); if (asked) cancelAnimationFrame(asked); };
 }
 
 export default { render };

@@ -1,20 +1,25 @@
 """A light line plot: SVG drawn in the browser; and the same picture as a PNG for saved notebooks.
 
-At most 500 points a series are sent, extremes kept. Lines differ in dash and marker as well as colour; the arrow keys
-move a cursor that reads out values.
+At most 500 points a series are sent, extremes kept; zooming in sends as many of the part that is seen. Lines differ in
+dash and marker as well as colour; the arrow keys move a cursor that reads out values.
+Why it is our own: docs/decisions/0010.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 import anywidget
+import numpy as np
 import traitlets
 
+from dfm_nb.base.metrics import smooth
 from dfm_nb.base.plots import PALETTE
 
 MAX_POINTS = 500
@@ -23,17 +28,30 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")
 
 @dataclass
 class Series:
-    """One line of a plot: name, x and y; `style` is "line", "faint" or "points"; `colour` indexes the palette."""
+    """One line of a plot.
+
+    name, x, y : x ascends. style : "line", "faint" or "points". colour : in the palette.
+    smoothing : a running mean over this share of what is shown; 0 for none.
+    """
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    x: Sequence[float] | np.ndarray
+    y: Sequence[float] | np.ndarray
     style: str = "line"
     colour: int = 0
     dash: str = ""
+    smoothing: float = 0.0
 
-    def sent(self) -> dict[str, Any]:
-        x, y = downsample(self.x, self.y)
+    def shown(self, zoom: Sequence[float] = ()) -> tuple[list[float], list[float]]:
+        """At most `MAX_POINTS` points, of the stretch of x that is seen and a point beyond each end."""
+        x, y = np.asarray(self.x, float), np.asarray(self.y, float)
+        if len(zoom):
+            low, high = max(0, np.searchsorted(x, zoom[0]) - 1), np.searchsorted(x, zoom[1], "right") + 1
+            x, y = x[low:high], y[low:high]
+        return averaged(x, y, self.smoothing) if self.smoothing else downsample(x, y)
+
+    def sent(self, zoom: Sequence[float] = ()) -> dict[str, Any]:
+        x, y = self.shown(zoom)
         return {
             "name": self.name,
             "x": x,
@@ -44,29 +62,41 @@ class Series:
         }
 
 
-def downsample(x: Sequence[float], y: Sequence[float], limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
+def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
     """At most `limit` points: the first, the last, and the lowest and highest of each stretch."""
-    n = len(x)
-    if n <= limit:
-        return list(x), list(y)
-    buckets = (limit - 2) // 2
-    keep = {0, n - 1}
-    for b in range(buckets):
-        stretch = range(1 + b * (n - 2) // buckets, 1 + (b + 1) * (n - 2) // buckets)
-        keep |= {min(stretch, key=lambda i: y[i]), max(stretch, key=lambda i: y[i])}
-    return [x[i] for i in sorted(keep)], [y[i] for i in sorted(keep)]
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    n, stretches = len(x), (limit - 2) // 2
+    if n > limit:
+        size = math.ceil((n - 2) / stretches)
+        middle = np.pad(y[1:-1], (0, size * stretches - (n - 2)), mode="edge").reshape(stretches, size)
+        first = 1 + size * np.arange(stretches)
+        at = np.concatenate([[0, n - 1], first + middle.argmin(1), first + middle.argmax(1)])
+        at = np.unique(np.minimum(at, n - 1))  # the padding repeats the point before the last
+        x, y = x[at], y[at]
+    return x.tolist(), y.tolist()
 
 
-def finite(x: Sequence[float], y: Sequence[float | None], log_x: bool = False) -> tuple[list[float], list[float]]:
+def averaged(x: np.ndarray, y: np.ndarray, share: float, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
+    """A running mean over `share` of the points; of many, over the means of at most `limit` stretches."""
+    if len(x) > limit:
+        begin = np.unique(np.linspace(0, len(x), limit, endpoint=False).astype(int))
+        counts = np.diff(np.append(begin, len(x)))
+        ends = np.append(begin[1:], len(x)) - 1  # where a stretch is known, so that the line ends with the run
+        x, y = x[ends], np.add.reduceat(y, begin) / counts
+    return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
+
+
+def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The points that can be plotted: finite, and positive on a log axis."""
-    good = [
-        (a, b) for a, b in zip(x, y) if b is not None and math.isfinite(b) and math.isfinite(a) and (a > 0 or not log_x)
-    ]
-    return [a for a, _ in good], [b for _, b in good]
+    x, y = np.asarray(x, float), np.asarray(y, float)  # None becomes NaN
+    good = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x))
+    return (x, y) if good.all() else (x[good], y[good])
 
 
 class LinePlot(anywidget.AnyWidget):
     """Lines in an SVG; `update` replaces them.
+
+    A drag zooms in, a double click out; buttons switch the y axis to its logarithm and download PNG and CSV.
 
     >>> plot = LinePlot("loss", "iteration", "EDM loss")
     >>> plot.update([Series("training", [1, 2, 3], [0.9, 0.7, 0.6])])
@@ -84,27 +114,54 @@ class LinePlot(anywidget.AnyWidget):
     log_y = traitlets.Bool(False).tag(sync=True)
     height = traitlets.Int(220).tag(sync=True)
     summary = traitlets.Unicode().tag(sync=True)
+    zoom: Any = traitlets.List(traitlets.Float()).tag(sync=True)  # from x, to x; [] for all
 
     def __init__(self, title: str = "", x_label: str = "", y_label: str = "", **settings: Any):
         super().__init__(title=title, x_label=x_label, y_label=y_label, **settings)
         self.series: list[Series] = []
+        self.observe(lambda _change: self._send_shown(), names="zoom")
+        self.on_msg(self._asked)
 
     def update(self, series: Sequence[Series]) -> None:
         """Replace the series."""
         solid = [s for s in series if s.style == "line"]
-        self.series = [
-            Series(s.name, *finite(s.x, s.y, self.log_x), s.style, s.colour, _dash(solid, s)) for s in series
-        ]
-        sent = [s.sent() for s in self.series if s.x]
+        self.series = []
+        for s in series:
+            x, y = finite(s.x, s.y, self.log_x)
+            self.series.append(replace(s, x=x, y=y, dash=_dash(solid, s)))
+        self._send_shown()
+
+    def _send_shown(self) -> None:
+        sent = [s.sent(self.zoom) for s in self.series if len(s.x)]
         if sent != self.data:
             with self.hold_sync():
                 self.data = sent
                 self.summary = self._summarise()
 
     def _summarise(self) -> str:
-        told = [s for s in self.series if s.x and s.style != "faint"]
-        parts = [f"{s.name} {s.y[-1]:.4g} at {s.x[-1]:.4g} (lowest {min(s.y):.4g})" for s in told]
+        parts = []
+        for s in self.series:
+            if len(s.x) and s.style != "faint":
+                x, y = s.shown()
+                parts.append(f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})")
         return f"{self.title}: " + ("; ".join(parts) if parts else "no points yet")
+
+    def csv(self) -> str:
+        """Every point of every series: name, x, y."""
+        out = io.StringIO()
+        writer = csv.writer(out)
+        writer.writerow(["series", self.x_label or "x", self.y_label or "y"])
+        for s in self.series:
+            if s.style != "faint":  # the same points as the line over it
+                writer.writerows((s.name, x, y) for x, y in zip(np.asarray(s.x).tolist(), np.asarray(s.y).tolist()))
+        return out.getvalue()
+
+    def _asked(self, _widget: Any, asked: Any, _buffers: Any) -> None:
+        kind = {"csv": "text/csv", "png": "image/png"}.get(str(asked))
+        if kind:
+            data = self.csv().encode() if asked == "csv" else draw_png([self])
+            name = "".join(c if c.isalnum() else "-" for c in self.title.lower()) or "plot"
+            self.send({"name": f"{name}.{asked}", "kind": kind}, [data])
 
 
 def _dash(lines: list[Series], one: Series) -> str:
@@ -118,19 +175,20 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
     from matplotlib.ticker import LogFormatter
 
     plain = LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5))
-    shown = [p for p in plots if any(s.x for s in p.series)] or list(plots[:1])
+    shown = [p for p in plots if any(len(s.x) for s in p.series)] or list(plots[:1])
     figure = Figure(figsize=(4.6 * len(shown) + 0.4, 3.1), dpi=110, layout="constrained", facecolor="white")
     for axes, plot in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
-        for s in plot.series:
+        drawn = [(s, *s.shown()) for s in plot.series if len(s.x)]
+        for s, x, y in drawn:
             colour = PALETTE[s.colour % len(PALETTE)]
             if s.style == "points":
-                axes.plot(s.x, s.y, "o", color=colour, markersize=5, markeredgecolor="white", label=s.name)
+                axes.plot(x, y, "o", color=colour, markersize=5, markeredgecolor="white", label=s.name)
             else:
                 faint = s.style == "faint"
                 line = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
                 axes.plot(
-                    s.x,
-                    s.y,
+                    x,
+                    y,
                     color=colour,
                     linewidth=0.8 if faint else 1.8,
                     alpha=0.3 if faint else 1,
@@ -142,11 +200,11 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(plain)
             axes.xaxis.set_minor_formatter(plain)
-        if plot.log_y and any(v > 0 for s in plot.series for v in s.y):
+        if plot.log_y and any(v > 0 for _, _, y in drawn for v in y):
             axes.set_yscale("log")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        if any(s.x and s.style != "faint" for s in plot.series):
+        if any(s.style != "faint" for s, _, _ in drawn):
             axes.legend(frameon=False, fontsize=8)
     out = io.BytesIO()
     figure.savefig(out, format="png")

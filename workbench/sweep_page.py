@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base import video
-from dfm_nb.base.metrics import read_metrics, series, smooth
 from dfm_nb.base.run import Run
 from workbench.gallery import Gallery
+from workbench.metrics import MetricsReader
+from workbench.monitor import SMOOTHING
 from workbench.plot import LinePlot, Series, draw_png
 
 STYLE = (
@@ -53,8 +54,9 @@ def page(title: str, header: Sequence[str], cells: Sequence[Sequence[Any]], runs
 
 
 def _curve(label: str, run: Path, key: str, colour: int) -> Series:
-    x, y = series(read_metrics(run), key)
-    return Series(label, x, smooth(y, max(1, len(y) // 40)), colour=colour)
+    reader = MetricsReader(run)
+    reader.read()
+    return Series(label, *reader.points(key), colour=colour, smoothing=SMOOTHING if key == "loss" else 0.0)
 
 
 def _link(name: str) -> str:

@@ -90,8 +90,10 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def tail_metrics(path: str | os.PathLike, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int]:
     """Records after `offset` bytes, and the offset for the next call; a file that shrank is read from its start.
+
+    limit : bytes that are read at most; -1 for all.
 
     Raises
     ------
@@ -104,7 +106,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0) -> tuple[list[dict[st
     with path.open("rb") as file:
         offset = 0 if offset > os.fstat(file.fileno()).st_size else offset
         file.seek(offset)
-        data = file.read()
+        data = file.read(limit)
     data = data[: data.rfind(b"\n") + 1]
     return list(_records(data, path)), offset + len(data)
 

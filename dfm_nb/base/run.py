@@ -107,13 +107,18 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def newest_samples(self) -> tuple[int, list[Path]] | None:
-        """The last iteration that has samples, and its pictures and clips by name; None when there are none yet."""
-        for iteration, folder in reversed(iteration_folders(self.samples)):
+    def sample_rounds(self) -> list[tuple[int, list[Path]]]:
+        """The iterations that have samples, in order, each with its pictures and clips by name."""
+        rounds = []
+        for iteration, folder in iteration_folders(self.samples):
             media = sorted(p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
-            if media:
-                return iteration, media
-        return None
+            rounds += [(iteration, media)] if media else []
+        return rounds
+
+    def newest_samples(self) -> tuple[int, list[Path]] | None:
+        """The last of `sample_rounds`; None when there are none yet."""
+        rounds = self.sample_rounds()
+        return rounds[-1] if rounds else None
 
     def save_config(self, text: str) -> None:
         """Write `config.yaml`, whole or not at all."""
@@ -151,6 +156,12 @@ class Run:
             raise
         _HELD[self._key] = lock
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
+
+    def tell(self, phase: str) -> None:
+        """Write into `run.pid` what its owner does now, and since when; other processes write nothing."""
+        if self._key in _HELD:
+            told = {"phase": phase, "since_s": time.time()}
+            write_atomically(self.pid_file, orjson.dumps({**_this_process(), **told}))
 
     def release(self) -> None:
         """Give the folder up, if it is ours."""

@@ -189,10 +189,13 @@ class Training:
         train, save_interval = self.config.train, self.config.checkpoint.save_interval
         begun, first = time.monotonic(), self.iteration
         stop = 0
+        self.folder.tell("first step")
         with tqdm(total=train.train_iters, initial=first, desc="train", unit="it", disable=no_bars()) as bar:
             while self.iteration < train.train_iters and not stop:
                 # the first step of a process may compile and fill caches: it may take as long as it needs
                 self.step(first=self.iteration == first)
+                if self.iteration == first + 1:
+                    self.folder.tell("training")
                 bar.update()
                 if train.eval_interval and self.iteration % train.eval_interval == 0:
                     self.validate()
@@ -259,13 +262,17 @@ class Training:
 
     def validate(self) -> None:
         """Losses on held-out packs and, unless `validation.samples` is off, a sample per data-parallel rank."""
+        self.folder.tell("validating")
         record = self.validation.run()
         if self.config.validation.samples:
+            self.folder.tell("drawing samples")
             self.report.samples(self.iteration, self.samples.generate(self.iteration))
         self.report.validation(self.iteration, record)
+        self.folder.tell("training")
 
     def save(self) -> None:
         """A checkpoint of this iteration, from which the run goes on bit for bit."""
+        self.folder.tell("saving")
         data = self.loader.state()
         state = {
             "iteration": self.iteration,
@@ -279,6 +286,7 @@ class Training:
         small = {**self.assets, checkpoint.STATISTICS: checkpoint.statistics_file(self.store.statistics)}
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
+        self.folder.tell("training")
 
 
 def run(resolved: cfg.Resolved, run_dir: str) -> int:
@@ -291,6 +299,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     start_logging(folder, rank)
     if rank == 0:
         folder.claim()
+    folder.tell("opening the data")
     try:
         _train(resolved, folder)
     finally:
@@ -322,6 +331,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     config = resolved.config
     if parallel.rank() == 0:
         run.save_config(cfg.to_yaml(resolved))
+    run.tell("building the model")
     training = Training(resolved, run, store)
     log.info(
         "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples",

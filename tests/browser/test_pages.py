@@ -21,7 +21,11 @@ async ([source, values]) => {
   window.model = {
     get: (name) => values[name],
     on: (event, call) => { on[event.replace("change:", "")] = call; },
+    off: () => {},
     set: (name, value) => { values[name] = value; on[name]?.(); },
+    save_changes: () => {},
+    send: (asked) => { window.asked = asked; },
+    receive: (message, buffers) => on["msg:custom"](message, buffers),
   };
   const el = document.getElementById("plot");
   module.default.render({ model: window.model, el });
@@ -32,7 +36,7 @@ LINES = [
     {"name": "validation", "x": [4], "y": [1.25], "style": "points", "color": "#f00", "dash": ""},
 ]
 VALUES = {"data": LINES, "title": "Loss", "x_label": "iteration", "y_label": "EDM loss", "log_x": False}
-VALUES |= {"log_y": False, "height": 220, "summary": "loss"}
+VALUES |= {"log_y": False, "height": 220, "summary": "loss", "zoom": []}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +81,42 @@ def test_the_pointer_reads_the_value_of_its_own_point(plot):
         at[place] = plot.locator(".readout").text_content()
     assert at["left"] == "iteration 1: training 4, validation 1.25 (at 4)"
     assert at["right"] == "iteration 4: training 1.5, validation 1.25"
+
+
+def test_a_drag_zooms_in_and_a_double_click_out(plot):
+    box = plot.locator("svg").bounding_box()
+    show_all = plot.get_by_role("button", name="Show all")
+    assert show_all.is_hidden()
+    left, right = (box["x"] + 52, box["x"] + 890)  # of iterations 1 and 4
+    plot.mouse.move(left + (right - left) / 3, box["y"] + 100)
+    plot.mouse.down()
+    plot.mouse.move(right, box["y"] + 100)
+    plot.mouse.up()
+    low, high = plot.evaluate("window.model.get('zoom')")
+    assert abs(low - 2) < 0.02 and abs(high - 4) < 0.02
+    plot.wait_for_timeout(100)
+    ticks = plot.locator("svg text[text-anchor=middle]").all_text_contents()
+    assert ticks[0] == "2" and ticks[-1] == "4"
+    plot.locator("svg").dblclick(position={"x": 300, "y": 100})
+    assert plot.evaluate("window.model.get('zoom')") == []
+
+
+def test_a_plot_has_a_log_axis_and_is_downloaded(plot):
+    plot.locator("svg").hover()
+    plot.get_by_role("button", name="log").click()
+    assert plot.evaluate("window.model.get('log_y')") is True
+    plot.wait_for_timeout(100)
+    assert plot.get_by_role("button", name="log").get_attribute("aria-pressed") == "true"
+    assert plot.locator("path").get_attribute("d").startswith("M")
+    plot.get_by_role("button", name="log").click()
+    plot.get_by_role("button", name="CSV").click()
+    assert plot.evaluate("window.asked") == "csv"
+    with plot.expect_download() as download:
+        plot.evaluate(
+            "() => window.model.receive({ name: 'loss.csv', kind: 'text/csv' }, [new TextEncoder().encode('a,b')])"
+        )
+    assert download.value.suggested_filename == "loss.csv"
+    assert Path(download.value.path()).read_text() == "a,b"
 
 
 def test_a_report_asks_the_network_for_nothing_and_its_clips_play(browser, tmp_path):

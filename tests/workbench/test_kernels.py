@@ -177,7 +177,7 @@ def test_monitor_paints_while_a_cell_is_busy(place, kernel):
     wait_until(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
     seen = kernel.run(
         "import time\nseen = []\nfor _ in range(6):\n"
-        "    time.sleep(0.5); seen.append(len(monitor.reader.records))\nprint(*seen)"
+        "    time.sleep(0.5); seen.append(monitor.reader.count)\nprint(*seen)"
     )
     counts = list(map(int, seen.split()))
     assert all(b > a for a, b in zip(counts, counts[1:])), counts

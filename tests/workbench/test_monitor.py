@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dfm_nb.base.metrics import Metrics
+from dfm_nb.base.run import Run
+from dfm_nb.base.video import write_png
 from workbench.metrics import MetricsReader
 from workbench.monitor import Monitor
-from workbench.plot import LinePlot, Series, downsample, draw_png
+from workbench.plot import LinePlot, Series, averaged, downsample, draw_png
 
 
 def record(i: int, **more) -> dict:
@@ -19,7 +25,7 @@ def record(i: int, **more) -> dict:
 
 
 def write(run, *records) -> None:
-    run.mkdir(exist_ok=True)
+    run.mkdir(exist_ok=True, parents=True)
     with Metrics(run / "metrics.jsonl") as metrics:
         for r in records:
             metrics.write(r)
@@ -29,16 +35,16 @@ def test_reader_waits_for_the_end_of_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     line = json.dumps(record(1)) + "\n"
     reader = MetricsReader(tmp_path)
-    assert reader.read() == 0 and reader.records == []
+    assert reader.read() == 0 and reader.count == 0
     for cut in (5, len(line) - 1):
         path.write_text(line[:cut])
-        assert reader.read() == 0 and reader.records == [] and reader.fault == ""
+        assert reader.read() == 0 and reader.count == 0 and reader.fault == ""
     with path.open("a") as f:
         f.write(line[-1:] + '{"iteration": 2, "lo')
-    assert reader.read() == 1 and [r["iteration"] for r in reader.records] == [1]
+    assert reader.read() == 1 and [r["iteration"] for r in reader.recent] == [1]
     with path.open("a") as f:
         f.write('ss": 0.5}\n')
-    assert reader.read() == 1 and reader.records[1] == {"iteration": 2, "loss": 0.5}
+    assert reader.read() == 1 and reader.recent[1] == {"iteration": 2, "loss": 0.5}
 
 
 def test_reader_follows_a_resume_that_cuts_records_off(tmp_path):
@@ -50,8 +56,8 @@ def test_reader_follows_a_resume_that_cuts_records_off(tmp_path):
         for i in range(4, 12):  # longer than before: the size alone would not tell
             metrics.write(record(i, loss=7.0))
     reader.read()
-    assert [r["iteration"] for r in reader.records] == list(range(1, 12))
-    assert [r["loss"] for r in reader.records[3:]] == [7.0] * 8
+    iterations, losses = reader.points("loss")
+    assert iterations.tolist() == list(range(1, 12)) and losses[3:].tolist() == [7.0] * 8 and reader.count == 11
 
 
 def test_reader_reports_a_damaged_line_and_recovers(tmp_path):
@@ -115,7 +121,7 @@ def test_widget_follows_the_run_in_a_thread(tmp_path):
         while not monitor.loss.data and time.monotonic() < deadline:
             time.sleep(0.02)
         assert monitor.loss.data[0]["y"] == [1.0, 0.5]
-        assert "loss 0.5000" in monitor._text.value and monitor.loss in box.children
+        assert "loss 0.5000" in monitor._text.value and monitor.loss in box.children[4].children
     finally:
         monitor.close()
     monitor._thread.join(5)
@@ -167,6 +173,105 @@ def test_newest_samples_play_in_the_monitor(tmp_path):
     monitor.widget  # noqa: B018
     monitor.close()
     assert "Samples at iteration 1" in monitor._media.value and "<video src=" in monitor._media.value
+    assert monitor._when.layout.display == "none"
+
+
+def test_slider_goes_back_through_the_samples(tmp_path):
+    write(tmp_path, record(1))
+    for i in (5, 10, 15):
+        folder = tmp_path / "samples" / f"iter_{i:07d}"
+        folder.mkdir(parents=True)
+        write_png(folder / "a.png", np.full((8, 8, 3), i, np.uint8))
+    monitor = Monitor(tmp_path)
+    monitor.widget  # noqa: B018
+    assert "Samples at iteration 15 (3 of 3 rounds)" in monitor._media.value
+    monitor._when.value = 0
+    assert "Samples at iteration 5 (1 of 3 rounds)" in monitor._media.value
+    monitor._when.value = 2
+    (tmp_path / "samples" / "iter_0000020").mkdir()
+    write_png(tmp_path / "samples" / "iter_0000020" / "a.png", np.zeros((8, 8, 3), np.uint8))
+    monitor.paint()
+    assert "Samples at iteration 20 (4 of 4 rounds)" in monitor._media.value, "at its end it follows the newest"
+    monitor.close()
+
+
+# ---- several runs -------------------------------------------------------------------------------------------------
+
+
+def runs(folder, *settings: dict) -> list:
+    """Runs a, b, ... of ten steps with these settings."""
+    made = []
+    for name, values in zip("abcdef", settings):
+        made.append(folder / name)
+        write(made[-1], *(record(i, samples=4 * i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.5})
+        (made[-1] / "config.yaml").write_text(
+            json.dumps({"train": {"train_iters": 10, **values}, "dataset": {"path": "d"}})
+        )
+    return made
+
+
+def test_runs_are_drawn_over_one_another_and_named_by_what_differs(tmp_path):
+    made = runs(tmp_path, {"lr": 0.1}, {"lr": 0.2})
+    for what in (made, tmp_path):
+        monitor = Monitor(what)
+        monitor.finish()
+        assert [s["name"] for s in monitor.loss.data] == ["lr 0.1", "lr 0.2"]
+        assert len({s["color"] for s in monitor.loss.data}) == 2
+        assert [s["y"] for s in monitor.validation.data] == [[0.5], [0.5]]
+        assert monitor.status() == "2 runs: 2 finished" and monitor.progress == 1
+        assert "train.lr" in monitor.table_html() and "dataset.path" not in monitor.table_html()
+    named = runs(tmp_path / "many", {"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2})
+    monitor = Monitor(named)
+    monitor.finish()
+    assert [w.label for w in monitor.runs] == ["a", "b"]
+
+
+def test_a_run_can_be_left_out_and_a_new_one_is_found(tmp_path, monkeypatch):
+    runs(tmp_path, {"lr": 0.1}, {"lr": 0.2})
+    monkeypatch.setattr("workbench.monitor.LOOK_FOR_RUNS_S", 0.0)
+    monitor = Monitor(tmp_path)
+    monitor.widget  # noqa: B018
+    monitor.close()
+    monitor._picker.children[0].value = False
+    assert [s["name"] for s in monitor.loss.data] == ["lr 0.2"]
+    runs(tmp_path, {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3})
+    monitor.finish()
+    assert [box.description for box in monitor._picker.children] == ["lr 0.1", "lr 0.2", "lr 0.3"]
+    assert [s["name"] for s in monitor.loss.data] == ["lr 0.2", "lr 0.3"]
+
+
+def test_a_panel_is_there_when_a_run_has_something_for_it(tmp_path):
+    write(tmp_path, *(record(i) for i in range(1, 5)))
+    monitor = Monitor(tmp_path)
+    monitor.finish()
+    shown = [p.title for p in monitor.plots if p.layout.display != "none"]
+    assert shown == ["Training loss", "Learning rate", "Speed"]
+    write(tmp_path, record(5, grad_norm=0.3, tflops_per_s=0.1))
+    monitor.finish()
+    assert [p.title for p in monitor.plots if p.layout.display != "none"][2:4] == ["Gradient norm", "Speed"]
+
+
+def test_the_axis_can_be_samples_or_time(tmp_path):
+    write(tmp_path, *(record(i, samples=4 * i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.5})
+    monitor = Monitor(tmp_path)
+    monitor.read()
+    for over, factor, label in (("samples", 4, "samples"), ("elapsed_s", 2, "s")):
+        monitor._set("_over", over)
+        assert monitor.loss.data[0]["x"] == [factor * i for i in range(1, 11)] and monitor.loss.x_label == label
+        assert monitor.loss.data[1]["x"] == [factor * 10]
+
+
+def test_a_running_run_tells_its_phase(tmp_path):
+    run = Run.create(tmp_path / "run")
+    run.claim()
+    try:
+        run.tell("validating")
+        monitor = Monitor(run.path)
+        assert monitor.state == "running" and re.match(r"running · validating, \d+ s · iteration 0", monitor.status())
+    finally:
+        run.release()
+    run.tell("training")
+    assert not run.pid_file.exists(), "only the owner writes"
 
 
 def test_second_view_of_a_run_ends_the_first(tmp_path, capsys):
@@ -183,10 +288,10 @@ def test_second_view_of_a_run_ends_the_first(tmp_path, capsys):
 def test_picture_carries_its_text(tmp_path):
     write(tmp_path, *(record(i) for i in range(1, 30)))
     monitor = Monitor(tmp_path)
-    page = monitor._repr_html_()
+    monitor.finish()
+    page = monitor.kept_html()
     assert monitor.png().startswith(b"\x89PNG")
     assert 'alt="started elsewhere · iteration 29' in page and "training 0.03448 at 29" in page
-    assert "<details>" in monitor.picture_html(folded=True) and "<details>" not in page
 
 
 def test_downsample_keeps_ends_and_extremes():
@@ -195,8 +300,44 @@ def test_downsample_keeps_ends_and_extremes():
     y[4321], y[777] = 9.0, -9.0
     short_x, short_y = downsample(x, y)
     assert len(short_x) <= 500 and short_x == sorted(short_x)
+    assert {short_x[i + 1] - short_x[i] > 0 for i in range(len(short_x) - 1)} == {True}
     assert (short_x[0], short_x[-1]) == (0, 9999) and {9.0, -9.0} <= set(short_y)
     assert short_x[short_y.index(9.0)] == 4321
+
+
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=3000))
+@settings(max_examples=50, deadline=None)
+def test_downsample_keeps_the_extremes_of_any_series(values):
+    x, y = downsample(range(len(values)), values)
+    assert len(x) <= 500 and (min(y), max(y), x[0], x[-1]) == (min(values), max(values), 0, len(values) - 1)
+    assert all(values[int(i)] == v for i, v in zip(x, y))
+
+
+def test_zoom_sends_more_of_what_is_seen():
+    x = np.arange(100_000.0)
+    plot = LinePlot("t", "x", "y")
+    plot.update([Series("s", x, np.sin(x)), Series("mean", x, np.sin(x), smoothing=0.1)])
+    assert len(plot.data[0]["x"]) <= 500
+    plot.zoom = [40_000.0, 40_100.0]
+    assert plot.data[0]["x"] == list(range(39_999, 40_102)) and plot.data[1]["x"] == plot.data[0]["x"]
+    plot.zoom = []
+    assert plot.data[0]["x"][-1] == 99_999
+
+
+def test_a_running_mean_of_many_points_is_that_of_the_points():
+    x, y = np.arange(50_000.0), np.random.default_rng(0).normal(size=50_000)
+    at, mean = averaged(x, y, 0.1)
+    inside = slice(60, -60)
+    expected = [y[int(i) - 2550 : int(i) + 2450].mean() for i in at[inside]]
+    assert np.abs(np.array(mean[inside]) - expected).max() < 0.01 and at[-1] == 49_999
+
+
+def test_csv_has_every_point():
+    plot = LinePlot("t", "iteration", "loss")
+    plot.update(
+        [Series("each step", [1, 2], [0.5, 0.25], "faint"), Series("training", [1, 2], [0.5, 0.25], smoothing=1)]
+    )
+    assert plot.csv().splitlines() == ["series,iteration,loss", "training,1.0,0.5", "training,2.0,0.25"]
 
 
 def test_plot_leaves_out_what_cannot_be_drawn():
