@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from dfm_nb.base import files, geometry, plugins, video
 from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames

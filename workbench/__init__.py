@@ -1,6 +1,5 @@
 """The interactive layer: a widget a file, over the command line and the run folder.
 
-    headless.py    is there a person in front of the notebook?
     live.py        a widget, and what stays without a kernel
     supervisor.py  the process between a kernel and torchrun: stops the whole tree, records how it ended
     job.py         start, find again and stop such a process
@@ -46,7 +45,7 @@ _WHERE = {
     "Slider": "slider",
     "Studio": "studio",
     "DatasetBrowser": "browser",
-    "is_headless": "headless",
+    "is_headless": "live",
     "RankGrid": "rank_grid",
     "check_parameters": "parameters",
     "project_folder": "place",

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Callable, Generator, Sequence
 
 from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import Run
-from workbench.headless import is_headless
 from workbench.job import GRACE_S, Job, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
-from workbench.headless import is_headless
+from dfm_nb.base.headless import is_headless
 
 STYLE = (
     "<style>"

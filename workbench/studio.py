@@ -23,13 +23,13 @@ import ipywidgets as w
 import numpy as np
 
 from dfm_nb.base import geometry, pretrained, video
+from dfm_nb.base.headless import is_headless
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, changed, flag_words, requests_of_keywords
 from dfm_nb.generation.words import word_effects
 from workbench.controls import fault_html
 from workbench.gallery import Gallery, load
-from workbench.headless import is_headless
 from workbench.live import Live
 from workbench.slider import Slider
 from workbench.studio_html import (

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save
-from tqdm import tqdm
 
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.files import read_json, sha256, write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
 from dfm_nb.base.log import log
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
@@ -184,7 +184,7 @@ def _measure_all(place: PreparedFolder, tars: list[Path]) -> list[dict]:
     return records
 
 
-def _measure(tar: Path, name: str, bar: tqdm) -> dict:
+def _measure(tar: Path, name: str, bar: Any) -> dict:
     """What a preparation notes of its own shards, and the size and true text length of each sample."""
     sums, measured, drops = np.zeros((3, LATENT_CHANNELS)), {}, []
     text_tokens, width = 0, None

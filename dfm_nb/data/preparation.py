@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save
-from tqdm import tqdm
 
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import log
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.prepared_folder import STATISTICS, read_manifest

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from dfm_nb.base.progress import tqdm
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation.judge import HEADS, AttributeClassifier, wing_motion
 

@@ -12,9 +12,9 @@ from typing import Callable
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from dfm_nb.base import geometry, plugins, video
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_manifest
 from dfm_nb.data.stores import EnergonStore, how_to_adopt

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
 from dfm_nb.base import cpu, geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
@@ -309,7 +309,7 @@ class Pipeline:
                     yield i, self.finished[-1]
 
     def _watching(
-        self, requests: Sequence[Request], bar: tqdm, callback: StepCallback | None, preview_every: int
+        self, requests: Sequence[Request], bar: Any, callback: StepCallback | None, preview_every: int
     ) -> samplers.Callback:
         """A sampler's callback that shows the step, and gives `callback` the clips on the way."""
 

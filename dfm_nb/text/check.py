@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
+from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.index import VERSION, Index, bin_path, idx_path, read_meta
 from dfm_nb.text.input import expand_inputs, open_input

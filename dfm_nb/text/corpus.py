@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Generator, Iterator
 
 import numpy as np
-from tqdm import tqdm
 
 from dfm_nb.base.files import fsync_replace
+from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
 from dfm_nb.text.chunk import Encoded, PreprocessConfig, chunk_encoder, part_prefix

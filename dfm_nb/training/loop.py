@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.log import log, start_logging
+from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run, written_path
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint

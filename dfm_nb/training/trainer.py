@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base.progress import tqdm
 from dfm_nb.checkpoints import saving
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward

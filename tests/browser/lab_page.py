@@ -124,6 +124,13 @@ class NotebookPage:
     def wait_idle(self, timeout_s: float = 120) -> None:
         self.page.wait_for_function(self.READY, arg=self.notebook, timeout=timeout_s * 1000)
 
+    def is_done(self) -> bool:
+        """Whether every code cell has run, and the kernel rests."""
+        return self.page.evaluate(self.READY, self.notebook) and self.page.evaluate(
+            """() => window.jupyterapp.shell.currentWidget.content.widgets.every(
+                (cell) => cell.model.type !== "code" || cell.model.executionCount !== null)"""
+        )
+
     def run_all(self) -> None:
         """Run > Run All Cells; returns at once."""
         self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")

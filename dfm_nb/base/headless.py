@@ -6,6 +6,7 @@ Answers for JupyterLab, Voila, papermill, nbconvert, nbmake and plain Python. `D
 from __future__ import annotations
 
 import os
+import sys
 
 
 def is_headless() -> bool:
@@ -29,8 +30,5 @@ def is_headless() -> bool:
 
 
 def _ipython():
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return None
-    return get_ipython()
+    ipython = sys.modules.get("IPython")  # a notebook's process has it; training must not bring it in
+    return ipython.get_ipython() if ipython else None
