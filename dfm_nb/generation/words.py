@@ -1,18 +1,22 @@
-"""Which words of a prompt a model uses: each is left out in turn, and the estimate of the clip is compared."""
+"""Which words of a prompt a model uses, and where in the clip its cross attention looks at each."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from einops import rearrange, reduce
 
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
 
 BATCH = 16
+_WORD = re.compile(r"\w[\w'-]*")
 
 
 def word_effects(
@@ -62,3 +66,73 @@ def word_effects(
             squares[i, batch] += (D - whole.setdefault((i, n), D[0])).flatten(1).square().sum(1).cpu()
     effects = (squares[:, 2:] / squares[:, 1:2].clamp_min(torch.finfo(torch.float64).tiny)).sqrt().amax(0)
     return list(zip(words, effects.tolist()))
+
+
+def word_attention(
+    pipe: Pipeline, clip: Generated, sigma: float | None = None, num_noises: int = 4
+) -> list[tuple[str, torch.Tensor]]:
+    """How much of the cross attention each word of a clip's prompt has, by layer and place.
+
+    The clip is noised to sigma and denoised. softmax(q k^T / sqrt(d)) is computed again from the q and k that each
+    layer's attention was called with, and averaged over heads and noises; a word has the sum of its tokens.
+    The rest, up to 1, is that of tokens without a word: begin, end, punctuation. A token stands for more than its word,
+    because the text encoder has read the whole prompt.
+
+    Parameters
+    ----------
+    sigma : None takes 2 times the model's sigma_data. num_noises : number of draws of noise.
+
+    Returns
+    -------
+    (word, float32 [layers, T, H, W], in the network's patches) in the order of the prompt.
+
+    Raises
+    ------
+    ValueError : the model is divided among processes, or its text encoder does not tell which token is which word.
+    """
+    m, prompt = pipe.config.model, clip.request.prompt
+    if (m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size) != (1, 1, 1):
+        raise ValueError("attention is shown of a model in one process; load it without a layout")
+    cut: Any = getattr(pipe.text_encoder, "tokenizer", None)
+    if not getattr(cut, "is_fast", False):
+        raise ValueError(
+            f"the text encoder {pipe.text_encoder.name} does not tell which token is which word; minilm and t5 do"
+        )
+    ends = cut(prompt, return_offsets_mapping=True)["offset_mapping"]
+    found: list[torch.Tensor] = []
+
+    def look(module: Any, args: tuple, kwargs: dict, out: torch.Tensor) -> None:
+        q, k, v = (x.float() for x in args[:3])  # [tokens, heads, d]
+        (a, b, c, d), *_ = kwargs["packed_seq_params"].layout.bounds()
+        scale = module.scale or q.shape[-1] ** -0.5
+        weights = torch.softmax(scale * torch.einsum("shd,lhd->hsl", q[a:b], k[c:d]), -1)
+        again = rearrange(weights @ v[c:d].transpose(0, 1), "h s d -> s (h d)")
+        theirs = out.flatten(1)[a:b].float()
+        assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
+        found.append(weights.mean(0))
+
+    plain = replace(clip.request, guidance=1.0, negative_prompt="", init_image=None, init_video=None)
+    clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data if sigma is None else sigma
+    denoiser = pipe.denoiser([plain]).cond
+    network: Any = pipe.chunks[0]
+    layers = network.decoder.layers
+    hooks = [layer.cross_attention.core_attention.register_forward_hook(look, with_kwargs=True) for layer in layers]
+    try:
+        for n in range(num_noises):
+            noise = torch.randn(clean.shape, generator=generator_for("words", n), dtype=torch.float64)
+            denoiser((clean + level * noise.to(clean))[None], level)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    t, h, w = denoiser.grid
+    maps = reduce(torch.stack(found).cpu(), "(n i) (t h w) l -> l i t h w", "mean", n=num_noises, t=t, h=h, w=w)
+    return [
+        (
+            word[0],
+            sum(
+                (maps[i] for i, (a, b) in enumerate(ends[: len(maps)]) if word.start() <= a < b <= word.end()),
+                torch.zeros_like(maps[0]),
+            ),
+        )
+        for word in _WORD.finditer(prompt)
+    ]
