@@ -18,7 +18,8 @@
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
     parameters.py  a notebook's own parameters               `check_parameters`
-    place.py       where relative paths start; results       `project_folder`, `publish`
+    place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
+    pictures.py    one picture per idea                      `pictures.noising(...)`, ...
     notebook_*.py  `dfm notebook run | sweep`, on papermill
     sweep_page.py  the page of a sweep
     lab.py         `dfm lab`
@@ -50,6 +51,7 @@ _WHERE = {
     "check_parameters": "parameters",
     "project_folder": "place",
     "publish": "place",
+    "trained_or_packaged": "place",
 }
 
 __all__ = sorted(_WHERE)

@@ -27,6 +27,25 @@ def project_folder() -> None:
     print(f"relative paths start at {Path.cwd()}")
 
 
+def trained_or_packaged(*runs: str | Path) -> str:
+    """The first of these runs that has a model, else the name of the packaged one; prints which.
+
+    >>> pipe = Pipeline.from_pretrained(trained_or_packaged("runs/nb/train"))      # doctest: +SKIP
+    """
+    from dfm_nb.base import pretrained
+    from dfm_nb.checkpoints.weights import find_weights
+
+    for run in runs:
+        try:
+            find_weights(run)
+        except FileNotFoundError:
+            continue
+        print(f"the model is that of {run}")
+        return str(run)
+    print(f"there is no model in {' or '.join(map(str, runs))} yet: the packaged {pretrained.DEFAULT} stands in for it")
+    return pretrained.DEFAULT
+
+
 def kernel_encryption() -> str:
     """`auto` (keys for the sockets between server and kernel) where ZeroMQ was built with it, else `disabled`."""
     import zmq

@@ -1,0 +1,143 @@
+"""Pictures of ideas: the numbers that they tell, in closed form; nothing is cut off; they read without eyes."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dfm_nb import config as cfg
+from dfm_nb.base.records import Clip
+from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.stores import EnergonStore
+from dfm_nb.diffusion import edm, samplers
+from dfm_nb.packs.packs import PackSettings
+from workbench import pictures
+
+PROMPT = "a red moth over a meadow"
+SIZE = {"height": 32, "width": 48, "num_frames": 5, "num_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def clip(tiny_pipe):
+    return tiny_pipe([PROMPT], **SIZE)[0]
+
+
+def given(frames=5, height=32, width=48) -> Clip:
+    pixels = np.random.default_rng(0).integers(0, 256, (frames, height, width, 3), np.uint8)
+    return Clip("a", pixels, PROMPT, 12.0, "test")
+
+
+def numbers(picture: pictures.Picture) -> list[float]:
+    return [float(n) for n in re.findall(r"-?\d+(?:\.\d+)?", picture.summary)]
+
+
+def check(picture: pictures.Picture) -> pictures.Picture:
+    """Its drawing stays inside of it; its HTML has the picture and what it shows."""
+    page = picture._repr_html_()  # the layout is settled when it is drawn
+    inside = picture.figure.get_tightbbox()
+    width, height = picture.figure.get_size_inches()
+    assert inside.x0 >= 0 and inside.y0 >= 0 and inside.x1 <= width and inside.y1 <= height, (inside, width, height)
+    assert page.startswith('<img src="data:image/png;base64,') and f"width:{round(width * 96)}px" in page
+    assert f'alt="{picture.summary[:20]}' in page
+    return picture
+
+
+def test_saved_picture_is_a_png_of_its_size(tmp_path):
+    picture = check(pictures.rotary(side=4, frames=2, head_dim=16))
+    with Image.open(picture.save(tmp_path / "a.png")) as image:
+        assert np.abs(np.array(image.size) - picture.figure.get_size_inches() * pictures.DPI).max() <= 1
+    assert "2 over time, 3 over height, 3 over width" in picture.summary
+
+
+@pytest.mark.slow
+def test_tokenized_tells_how_many_numbers_there_are(tiny_pipe, clip):
+    picture = check(pictures.tokenized(tiny_pipe, given()))
+    assert f"{5 * 32 * 48 * 3:,}" in picture.summary and f"{16 * 2 * 4 * 6:,}" in picture.summary
+    check(pictures.tokenized(tiny_pipe, clip))
+    check(pictures.tokenized(tiny_pipe, given(frames=1)))
+
+
+@pytest.mark.slow
+def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
+    capacity, count = 200, 6
+    picture = check(pictures.packs(tiny_data, capacity=capacity, num_packs=2, averaged=count))
+    config = cfg.resolve("demo").config
+    store, settings = EnergonStore(tiny_data, "train"), PackSettings.of(config)
+    plan = PackPlan(store, settings, capacity, config.dataset.packing_buffer_size)
+    packs = [PackBuilder(store, settings).build(plan.next(), capacity) for _ in range(count)]
+    used = sum(pack.num_tokens for pack in packs)
+    padded = sum(len(pack.keys) * max(pack.lengths()[0]) for pack in packs)
+    assert numbers(picture) == [capacity, round(100 * used / (capacity * count), 1), round(100 * used / padded, 1)]
+
+
+def test_schedules_count_the_steps_within_the_noise_of_training():
+    picture = check(pictures.schedules(num_steps=12))
+    low, high = np.exp([-0.4 - 2, -0.4 + 2])
+    for name, schedule in samplers.SCHEDULES.items():
+        levels = schedule(12)[:-1]
+        assert f"{name} {int(((levels > low) & (levels < high)).sum())}" in picture.summary
+
+
+@pytest.fixture
+def silent(tiny_pipe, monkeypatch):
+    """The network that answers 0: D = c_skip x."""
+    for p in tiny_pipe.chunks[0].final.parameters():
+        monkeypatch.setattr(p, "data", torch.zeros_like(p))
+    return tiny_pipe
+
+
+@pytest.mark.slow
+def test_losses_of_a_network_that_answers_zero_are_those_of_the_target(silent):
+    sigmas = (0.1, 2.0)
+    y = silent.encode_pixels(given().video)
+    picture = check(pictures.loss_of_model(silent, [given()], sigmas))
+    for j, sigma in enumerate(sigmas):
+        level = torch.tensor(sigma, dtype=torch.float64)
+        expected = edm.effective_target(y, pictures._noise(y, 0, j), level, silent.sigma_data).square().mean()
+        assert picture.summary.count(f"{expected:.2f} at {sigma:g}") == 2, "with caption and without"
+    assert "N(-0.4, 1)" in picture.summary or "N(0.2, 1.4)" in picture.summary
+
+
+@pytest.mark.slow
+def test_noising_tells_a_loss_for_every_level(silent, clip):
+    told = check(pictures.noising(silent, given(frames=1), sigmas=(0.2, 5))).summary
+    assert re.fullmatch(rf"{PROMPT} .*: ([\d.]+) and \1 at 0.2, ([\d.]+) and \2 at 5\.", told)
+    check(pictures.noising(silent, clip, sigmas=(1,)))
+
+
+def test_losses_of_a_run_are_its_first_last_and_middle_rounds(tmp_path):
+    with pytest.raises(ValueError, match="no validation yet"):
+        (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 1.0}\n')
+        pictures.loss_of_run(tmp_path)
+    rounds = [
+        {"iteration": i, "val_loss": 1 / i, "val_sigmas": [0.5, 2.0], "val_loss_by_sigma": [1 / i, 0.5 / i]}
+        for i in range(1, 8)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    (tmp_path / "config.yaml").write_text(cfg.to_yaml(cfg.resolve("demo", overrides=["model.P_mean=0.7"])))
+    told = check(pictures.loss_of_run(tmp_path)).summary
+    assert re.findall(r"iteration (\d+)", told) == ["1", "4", "7"]
+    assert "0.14 at 0.5, 0.07 at 2" in told and "N(0.7, 1)" in told
+
+
+@pytest.mark.slow
+def test_attention_names_words_of_the_prompt_only(tiny_pipe, clip):
+    for layer in (None, -1):
+        told = check(pictures.attention(tiny_pipe, clip, ["red", "meadow"], layer)).summary
+        assert told.index("red") < told.index("meadow")
+    with pytest.raises(ValueError, match="got blue"):
+        pictures.attention(tiny_pipe, clip, ["red", "blue"])
+
+
+@pytest.mark.slow
+def test_guidance_has_a_column_for_each_weight(tiny_pipe):
+    settings = {"height": 32, "width": 48, "num_steps": 2}
+    picture = check(pictures.guidance(tiny_pipe, PROMPT, (0, 1, 3), seeds=(1,), **settings))
+    assert len(picture.figure.axes) == 2 * 3
+    shown = [axes.get_images()[0].get_array() for axes in picture.figure.axes]
+    for g, array in zip((0.0, 1.0, 3.0), shown[3:]):
+        still = tiny_pipe(PROMPT, guidance=g, seed=1, **settings)[0].frames[0]
+        assert np.array_equal(array, still)
