@@ -33,7 +33,7 @@ SMALL = {
         "num_processes": 1,
         "num_steps": 4,
     },
-    "01_prepare": {"num_images": 48, "num_clips": 12, "shard_size": 32},
+    "01_prepare": {"num_images": 48, "num_clips": 12},
     "02_train": {"model_size": "tiny", "train_iters": 40, "stop_at": 12, "num_processes": 1},
     "03_generate": {"num_steps": 4, "reference_steps": 8},
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
