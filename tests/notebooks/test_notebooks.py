@@ -141,6 +141,13 @@ def test_what_the_form_says_is_what_the_training_notebook_uses(ran, tmp_path):
 
 
 @pytest.mark.slow
+def test_generating_notebook_alone_takes_the_packaged_model(tmp_path):
+    out, small = tmp_path / "out.ipynb", {**SMALL["03_generate"], "num_video_frames": 1}
+    done = notebook_run.execute(FOLDER / "03_generate.ipynb", out, small, progress=False, report=False, cwd=tmp_path)
+    assert done.error == "" and "the packaged butterflies stands in for it" in out.read_text()
+
+
+@pytest.mark.slow
 def test_parallel_notebook_finds_equal_losses(ran):
     assert 0 <= ran("05_parallelism").results["worst_relative_difference"] < 1e-5
 
