@@ -52,6 +52,7 @@ browser: setup
 
 docs: setup
 	$(BIN)/python scripts/api_reference.py build/docs/api
+	$(BIN)/python scripts/executed_notebooks.py --output build/docs/notebooks
 
 parallel-check: setup
 	$(BIN)/python benchmarks/parallel_check.py

@@ -19,6 +19,11 @@ from dfm_nb.base import video
 
 MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
 
+TOGETHER = (
+    "const f=this.closest('table').querySelector('video');"
+    "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
+)
+"""Columns play in step with the first clip: each was begun when it came onto the screen."""
 TOOLS_STYLE = (
     "<style>.dfm-clip .dfm-tools{display:flex!important;gap:4px;opacity:0;margin-top:2px}"
     ".dfm-clip:hover .dfm-tools,.dfm-clip:focus-within .dfm-tools{opacity:1}"
@@ -160,6 +165,7 @@ class Gallery:
     def _cell(self, column: str, row: int) -> str:
         items = self.columns[column]
         shown = self._figure(items[row], column) if row < len(items) else ""
+        shown = shown.replace("<video ", f'<video onplaying="{TOGETHER}" ', 1)
         return f'<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{shown}</td>'
 
     def _figure(self, item: Item, column: str) -> str:
