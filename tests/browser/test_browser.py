@@ -170,9 +170,13 @@ def test_tour_by_hand_from_start_to_clips(page, server):
     )
     assert size == [64, 64]
     seen = set()
-    wait_for(
-        lambda: seen.add(video.evaluate("v => v.currentTime")) or len(seen) >= 3, "the clip plays by itself", page, 30
-    )
+
+    def look() -> bool:
+        video.scroll_into_view_if_needed()  # cells above may still grow
+        seen.add(video.evaluate("v => v.currentTime"))
+        return len(seen) >= 3
+
+    wait_for(look, "the clip plays by itself", page, 60)
     assert video.evaluate("v => v.getVideoPlaybackQuality().totalVideoFrames") > 1
     shot(page, "tour_clips")
 
