@@ -1,6 +1,6 @@
 """The pictures of the workbench in the docs: JupyterLab in headless Chromium, looking at the output of `make demo`.
 
-    python scripts/screenshots.py [--demo runs/demo] [--output docs/images] [--only studio form] [--dark]
+    python scripts/screenshots.py [--demo runs/demo] [--other RUN] [--output docs/images] [--only studio form] [--dark]
 
 It writes workbench_NAME.png for each part of the workbench in about two minutes. Needs Chromium and playwright.
 """
@@ -20,6 +20,11 @@ CELLS = {
 from workbench import Monitor
 
 Monitor("demo/train").show()
+""",
+    "runs": """
+from workbench import Monitor
+
+Monitor("two")
 """,
     "gallery": """
 from dfm_nb.generation.pipeline import Pipeline
@@ -69,6 +74,7 @@ plan_layouts("DiT-7B", gpus=16)
 ERROR = '[data-mime-type="application/vnd.jupyter.error"]'
 SHOWN = {
     "monitor": ".dfm-monitor .dfm-plot path",
+    "runs": ".dfm-monitor .dfm-plot path",
     "gallery": "video",
     "data": ".dfm-browser [role=status]",
     "studio": ".dfm-studio video",
@@ -110,6 +116,7 @@ def take(names: list[str], project: Path, private: Path, output: Path, dark: boo
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--demo", type=Path, default=Path("runs/demo"))
+    p.add_argument("--other", type=Path, default=Path("runs/demo/train"), help="a second run, for the picture of two")
     p.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
     p.add_argument("--only", nargs="+", choices=list(CELLS), default=list(CELLS), metavar="NAME")
     p.add_argument("--dark", action="store_true", help="JupyterLab's dark theme")
@@ -120,6 +127,9 @@ def main() -> None:
         project = Path(folder) / "butterflies"
         project.mkdir()
         (project / "demo").symlink_to(args.demo.resolve())
+        for name, run in (("demo", args.demo / "train"), ("other", args.other)):
+            (project / "two").mkdir(exist_ok=True)
+            (project / "two" / name).symlink_to(run.resolve())
         args.output.mkdir(parents=True, exist_ok=True)
         take(args.only, project, Path(folder) / "private", args.output, args.dark)
 
