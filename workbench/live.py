@@ -35,7 +35,7 @@ class Live:
     widget: Any
     _kept: Any = None
     _kept_now = ""
-    _shown: Any = None
+    _kept_bundle: Any = None
 
     def kept_html(self) -> str:
         """What the widget shows, as HTML that needs no kernel; "" where the text of `repr` says it all."""
@@ -45,8 +45,8 @@ class Live:
         """Bring the copy up to date."""
         if self._kept is not None:
             self._kept_now = self.kept_html()
-            if (bundle := self._bundle()) != self._shown:
-                self._shown = bundle
+            if (bundle := self._bundle()) != self._kept_bundle:
+                self._kept_bundle = bundle
                 self._kept.update(bundle, raw=True)
 
     def _bundle(self) -> dict[str, str]:

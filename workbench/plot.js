@@ -86,7 +86,7 @@ function render({ model, el }) {
     asked = 0;
     if (!el.clientWidth) return;  // hidden, or not on the page yet: the watcher asks again when it has a width
     const w = Math.max(260, el.clientWidth), h = model.get("height");
-    const box = { left: 52, right: w - 10, top: 40, bottom: h - 34 };
+    const box = { left: 52, right: w - 18, top: 40, bottom: h - 34 };
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
     svg.setAttribute("height", h);

@@ -76,7 +76,7 @@ def test_both_axes_are_named(plot):
 def test_the_pointer_reads_the_value_of_its_own_point(plot):
     box = plot.locator("svg").bounding_box()
     at = {}
-    for place, x in (("left", 60), ("right", 885)):
+    for place, x in (("left", 60), ("right", 880)):
         plot.mouse.move(box["x"] + x, box["y"] + 100)
         at[place] = plot.locator(".readout").text_content()
     assert at["left"] == "iteration 1: training 4, validation 1.25 (at 4)"
@@ -87,7 +87,7 @@ def test_a_drag_zooms_in_and_a_double_click_out(plot):
     box = plot.locator("svg").bounding_box()
     show_all = plot.get_by_role("button", name="Show all")
     assert show_all.is_hidden()
-    left, right = (box["x"] + 52, box["x"] + 890)  # of iterations 1 and 4
+    left, right = (box["x"] + 52, box["x"] + 882)  # of iterations 1 and 4
     plot.mouse.move(left + (right - left) / 3, box["y"] + 100)
     plot.mouse.down()
     plot.mouse.move(right, box["y"] + 100)
