@@ -34,7 +34,7 @@ def debian_files(package: str, folder: Path) -> Path:
     try:
         done = subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
-        raise SystemExit(f"error: {package} is a Debian package and apt-get is missing; leave it out: --only") from None
+        raise SystemExit(f"error: apt-get is needed to fetch {package}; use Debian, or leave it out") from None
     archive = next(folder.glob("*.deb"), None)
     if archive is None:
         said = " ".join(done.stderr.split())[-300:]
