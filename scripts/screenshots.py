@@ -33,7 +33,7 @@ from workbench import Gallery
 pipe = Pipeline.from_checkpoint("demo/train")
 prompts = [
     "A plain orange monarch flapping its wings in the sky.",
-    "An eyespotted yellow morpho flapping its wings at night.",
+    "A plain yellow swallowtail flapping its wings over sand.",
 ]
 Gallery.of_guidance(pipe, prompts, guidance=(1, 2, 4), num_video_frames=9, num_steps=18, seed=3)
 """,
@@ -45,9 +45,9 @@ DatasetBrowser("demo/data")
     "studio": """
 from workbench import Studio
 
-studio = Studio("butterflies", "A spotted red morpho flapping its wings over a meadow.", num_video_frames=9)
-for prompt in ("A striped blue swallowtail in the sky.", "A spotted red morpho flapping its wings over a meadow."):
-    studio.draw(prompt, seed=3)
+studio = Studio("butterflies", num_video_frames=9)
+for prompt in ("A yellow swallowtail over sand.", "A spotted orange monarch over a meadow, wings wide open."):
+    studio.draw(prompt, seed=1)
 studio
 """,
     "form": """

@@ -234,6 +234,7 @@ def test_a_widget_without_a_kernel_gives_way_to_its_copy(page, server):
     sync_api.expect(kept).to_contain_text("train.train_iters=77")
     lab.run_cell(0)
     sync_api.expect(form).to_be_visible(timeout=PATIENCE_S * 1000)
+    sync_api.expect(kept).to_have_count(1)  # it comes a moment after the widget
     sync_api.expect(kept).to_be_hidden()
     lab.save()
     lab.restart_kernel()
