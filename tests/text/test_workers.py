@@ -9,6 +9,13 @@ import pytest
 from dfm_nb.text.workers import LostWorker, ordered_map
 
 
+@pytest.fixture(autouse=True)
+def no_process_is_left():
+    before = {p.pid for p in multiprocessing.active_children()}
+    yield
+    assert {p.pid for p in multiprocessing.active_children()} <= before
+
+
 def make_square():
     return lambda item: item * item
 
@@ -30,14 +37,12 @@ def make_fault():
 
 def test_results_come_in_the_order_of_the_items():
     assert list(ordered_map(make_square, (), range(50), 3)) == [(i, i * i) for i in range(50)]
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.timeout(60)
 def test_worker_killed_halfway_through_its_answer_is_lost_at_once():
     with pytest.raises(LostWorker):
         list(ordered_map(make_half_an_answer, (), range(20), 2))
-    assert not multiprocessing.active_children()
 
 
 def test_what_the_function_raises_is_raised_to_the_caller():
@@ -45,11 +50,9 @@ def test_what_the_function_raises_is_raised_to_the_caller():
     assert next(results) == (1, 1)
     with pytest.raises(ZeroDivisionError):
         next(results)
-    assert not multiprocessing.active_children()
 
 
 def test_caller_that_stops_early_leaves_no_process():
     results = ordered_map(make_square, (), iter(range(10**9)), 2)
     assert next(results) == (0, 0)
     results.close()
-    assert not multiprocessing.active_children()
