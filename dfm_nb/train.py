@@ -178,4 +178,5 @@ if __name__ == "__main__":
     from torch.distributed.elastic.multiprocessing.errors import record
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as megatron-core asks of TP and SP; read by CUDA alone
     raise SystemExit(record(lambda: guard(main))())
