@@ -280,10 +280,11 @@ def histogram_svg(counts: dict[int, int], of: str, width: int = 480, height: int
         return ""
     bars = {str(k): n for k, n in counts.items()}
     if len(counts) > BARS:
-        low, high = min(counts), max(counts) + 1
-        edges = [low + (high - low) * i // BARS for i in range(BARS + 1)]
+        low, high = min(counts), max(counts)
+        each = -(-(high + 1 - low) // BARS)  # values of a bar
         bars = {
-            f"{a}-{b - 1}": sum(n for k, n in counts.items() if a <= k < b) for a, b in zip(edges, edges[1:]) if a < b
+            f"{a}-{a + each - 1}" if each > 1 else str(a): sum(counts.get(k, 0) for k in range(a, a + each))
+            for a in range(low, high + 1, each)
         }
     said = html.escape(f"{of}: " + "; ".join(f"{n} samples of {k}" for k, n in bars.items()), quote=True)
     top, bottom, step = 28, height - 36, (width - 20) / len(bars)
