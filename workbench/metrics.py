@@ -80,8 +80,8 @@ class MetricsReader:
                 self.last[key] = y[-1]
         rounds = [r for r in records if r.get("val_loss_by_sigma") and r.get("val_sigmas")]
         if rounds:
-            self.rounds = [*self.rounds[:1], rounds[0], rounds[-1]]
-            self.rounds = [self.rounds[0], self.rounds[-1]] if self.rounds[0] != self.rounds[-1] else self.rounds[:1]
+            first = self.rounds[0] if self.rounds else rounds[0]
+            self.rounds = [first] if first is rounds[-1] else [first, rounds[-1]]
         self.recent.extend(records[-RECENT:])
         self.count += len(records)
 

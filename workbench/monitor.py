@@ -13,16 +13,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dfm_nb import config as cfg
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.plots import PALETTE
-from dfm_nb.base.run import Run
+from dfm_nb.base.run import Run, iteration_folders, media_in
 from workbench.job import Job
 from workbench.live import Live
 from workbench.metrics import MetricsReader
@@ -62,7 +63,7 @@ class Watched:
             mtime = self.run.config_file.stat().st_mtime
             if mtime != self._config_mtime:
                 loaded = yaml.safe_load(self.run.config_file.read_text())
-                self.settings = dict(_flat(loaded)) if isinstance(loaded, dict) else {}
+                self.settings = dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
                 self._config_mtime = mtime
         except (OSError, ValueError, yaml.YAMLError):
             pass  # not there yet: progress without an end
@@ -123,14 +124,6 @@ class Watched:
         return " · ".join(parts)
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def runs_below(folder: str | Path) -> list[Path]:
     """The run folders in a folder, two levels down; the folder itself when it is a run, or when there are none."""
     top = Path(folder).expanduser()
@@ -177,7 +170,6 @@ class Monitor(Live):
         self._samples: tuple[Any, ...] = ()
         self._looked = time.monotonic()
         self._box: Any = None
-        self._shown_rounds: list[int] = []
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
@@ -363,24 +355,27 @@ class Monitor(Live):
 
     def _paint_samples(self) -> None:
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
-        rounds = {w.label: dict(w.run.sample_rounds()) for w in self.runs if w.picked}
+        rounds: dict[str, dict[int, Path]] = {}
+        for watched in self.runs:
+            if watched.picked and (newest := watched.run.newest_samples()):  # a later one is being written
+                folders = iteration_folders(watched.run.samples)
+                rounds[watched.label] = {i: folder for i, folder in folders if i <= newest[0]}
         iterations = sorted({i for found in rounds.values() for i in found})
         if not iterations:
             return
-        newest = self._when.value >= self._when.max
-        if (self._when.max, self._shown_rounds) != (len(iterations) - 1, iterations):
-            self._shown_rounds = iterations
+        last, at_end = len(iterations) - 1, self._when.value >= self._when.max
+        if self._when.max != last:
             with self._when.hold_sync():
-                self._when.max = max(1, len(iterations) - 1)
-                if newest:
-                    self._when.value = len(iterations) - 1
-        _set(self._when.layout, "display", "" if len(iterations) > 1 else "none")
-        asked = iterations[min(int(self._when.value), len(iterations) - 1)]
-        shown = {
-            label: (i := max(j for j in found if j <= asked), found[i])
-            for label, found in rounds.items()
-            if min(found, default=asked + 1) <= asked
-        }
+                self._when.max = last
+                if at_end:
+                    self._when.value = last
+        _set(self._when.layout, "display", "" if last else "none")
+        asked = iterations[min(int(self._when.value), last)]
+        shown = {}
+        for label, found in rounds.items():
+            i = max((i for i in found if i <= asked), default=None)
+            if i is not None and (files := media_in(found[i])):
+                shown[label] = (i, files)
         key = tuple((label, i, *((str(p), p.stat().st_mtime) for p in files)) for label, (i, files) in shown.items())
         if not key or key == self._samples:
             return

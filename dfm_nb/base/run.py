@@ -107,18 +107,12 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def sample_rounds(self) -> list[tuple[int, list[Path]]]:
-        """The iterations that have samples, in order, each with its pictures and clips by name."""
-        rounds = []
-        for iteration, folder in iteration_folders(self.samples):
-            media = sorted(p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
-            rounds += [(iteration, media)] if media else []
-        return rounds
-
     def newest_samples(self) -> tuple[int, list[Path]] | None:
-        """The last of `sample_rounds`; None when there are none yet."""
-        rounds = self.sample_rounds()
-        return rounds[-1] if rounds else None
+        """The last iteration that has samples, and its pictures and clips by name; None when there are none yet."""
+        for iteration, folder in reversed(iteration_folders(self.samples)):
+            if media := media_in(folder):
+                return iteration, media
+        return None
 
     def save_config(self, text: str) -> None:
         """Write `config.yaml`, whole or not at all."""
@@ -220,6 +214,11 @@ def _age_s(path: Path) -> float:
     """Seconds since a file was touched, by the clock of its file system: hosts may disagree on the time."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
         return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+
+
+def media_in(folder: Path) -> list[Path]:
+    """The pictures and clips of a folder, by name."""
+    return sorted(p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
 
 
 def iteration_folders(parent: Path) -> list[tuple[int, Path]]:

@@ -30,6 +30,7 @@ __all__ = [
     "Resolved",
     "describe_limits",
     "fields",
+    "flatten",
     "from_yaml",
     "print_config",
     "recipes",
@@ -158,14 +159,14 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 # ---- reading the layers: each becomes {dotted key: value} --------------------------------------------------------
 
 
-def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     """Leaves of a nested mapping; a mapping under a key that is no group is a leaf (and a fault later)."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if key in _GROUPS and (value is None or value == {}):
             continue  # `model:` with nothing below it
         if isinstance(value, Mapping) and value and key not in FIELDS and key.count(".") < 3:  # YAML can hold cycles
-            yield from _flatten(value, key + ".")
+            yield from flatten(value, key + ".")
         else:
             yield key, value
 
@@ -183,7 +184,7 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     provenance = tree.pop("provenance", None)
     if not isinstance(provenance, dict):
         provenance = {}
-    return dict(_flatten(tree)), {str(k): str(v) for k, v in provenance.items()}
+    return dict(flatten(tree)), {str(k): str(v) for k, v in provenance.items()}
 
 
 def _recipe_file(recipe: str) -> Path:
@@ -214,7 +215,7 @@ def _read_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[Faul
             fix = f"quote it: '{key}=\"...\"'"
             faults.append(Fault(key, "must be a YAML value", str(error), fix, origin=COMMAND_LINE))
             continue
-        leaves.update(_flatten({key: tree}) if isinstance(tree, Mapping) else [(key, tree)])
+        leaves.update(flatten({key: tree}) if isinstance(tree, Mapping) else [(key, tree)])
     return leaves, faults
 
 

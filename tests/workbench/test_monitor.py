@@ -195,6 +195,21 @@ def test_slider_goes_back_through_the_samples(tmp_path):
     monitor.close()
 
 
+def test_samples_that_come_one_after_another_are_followed(tmp_path):
+    write(tmp_path, record(1))
+    monitor = Monitor(tmp_path)
+    monitor.widget  # noqa: B018
+    monitor.close()
+    for n, i in enumerate((5, 10, 15), 1):
+        folder = tmp_path / "samples" / f"iter_{i:07d}"
+        folder.mkdir(parents=True)
+        monitor.paint()
+        assert f"Samples at iteration {i}" not in monitor._media.value, "its samples are not there yet"
+        write_png(folder / "a.png", np.full((8, 8, 3), i, np.uint8))
+        monitor.paint()
+        assert f"Samples at iteration {i}" in monitor._media.value and monitor._when.value == n - 1
+
+
 # ---- several runs -------------------------------------------------------------------------------------------------
 
 
