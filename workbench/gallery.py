@@ -165,12 +165,12 @@ class Gallery:
     def _cell(self, column: str, row: int) -> str:
         items = self.columns[column]
         shown = self._figure(items[row], column) if row < len(items) else ""
-        shown = shown.replace("<video ", f'<video onplaying="{TOGETHER}" ', 1)
         return f'<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{shown}</td>'
 
     def _figure(self, item: Item, column: str) -> str:
         said = ", ".join(p for p in (item.prompt, column, item.describe() if self.details else "") if p)
-        media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster)
+        together = "" if set(self.columns) == {""} else TOGETHER
+        media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster, together)
         detail = item.describe() if self.details else ""
         caption = f"<div>{html.escape(item.prompt)}</div>" + (
             f'<div style="opacity:.75">{html.escape(detail)}</div>' if detail else ""

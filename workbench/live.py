@@ -34,7 +34,6 @@ class Live:
 
     widget: Any
     _kept: Any = None
-    _kept_now = ""
     _kept_bundle: Any = None
 
     def kept_html(self) -> str:
@@ -44,13 +43,12 @@ class Live:
     def keep(self) -> None:
         """Bring the copy up to date."""
         if self._kept is not None:
-            self._kept_now = self.kept_html()
             if (bundle := self._bundle()) != self._kept_bundle:
                 self._kept_bundle = bundle
                 self._kept.update(bundle, raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        page, text = self._kept_now, repr(self)
+        page, text = self.kept_html(), repr(self)
         if not is_headless():
             page = f'{STYLE}<div class="dfm-kept">{page or f"<pre>{html.escape(text)}</pre>"}{AGAIN}</div>'
         return {"text/plain": text, **({"text/html": page} if page else {})}
@@ -61,5 +59,5 @@ class Live:
         if not is_headless():
             self.widget.add_class("dfm-live")
             display({**self.widget._repr_mimebundle_(), "text/plain": ""}, raw=True)
-        self._kept_now = self.kept_html()
-        self._kept = display(self._bundle(), raw=True, display_id=True)
+        self._kept_bundle = self._bundle()
+        self._kept = display(self._kept_bundle, raw=True, display_id=True)

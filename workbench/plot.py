@@ -50,8 +50,8 @@ class Series:
             x, y = x[low:high], y[low:high]
         return averaged(x, y, self.smoothing) if self.smoothing else downsample(x, y)
 
-    def sent(self, zoom: Sequence[float] = ()) -> dict[str, Any]:
-        x, y = self.shown(zoom)
+    def sent(self, x: list[float], y: list[float]) -> dict[str, Any]:
+        """What a browser gets of it, with these points."""
         return {
             "name": self.name,
             "x": x,
@@ -132,18 +132,17 @@ class LinePlot(anywidget.AnyWidget):
         self._send_shown()
 
     def _send_shown(self) -> None:
-        sent = [s.sent(self.zoom) for s in self.series if len(s.x)]
+        drawn = [(s, *s.shown(self.zoom)) for s in self.series if len(s.x)]
+        sent = [s.sent(x, y) for s, x, y in drawn]
         if sent != self.data:
             with self.hold_sync():
                 self.data = sent
-                self.summary = self._summarise()
+                whole = [(s, *s.shown()) for s, _, _ in drawn] if self.zoom else drawn
+                self.summary = self._summarise(whole)
 
-    def _summarise(self) -> str:
-        parts = []
-        for s in self.series:
-            if len(s.x) and s.style != "faint":
-                x, y = s.shown()
-                parts.append(f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})")
+    def _summarise(self, drawn: Sequence[tuple[Series, list[float], list[float]]]) -> str:
+        told = [d for d in drawn if d[0].style != "faint"]
+        parts = [f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})" for s, x, y in told]
         return f"{self.title}: " + ("; ".join(parts) if parts else "no points yet")
 
     def csv(self) -> str:

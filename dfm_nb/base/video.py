@@ -444,7 +444,7 @@ def poster(frames: np.ndarray) -> bytes:
     return mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
 
 
-def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"") -> str:
+def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"", playing: str = "") -> str:
     """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
 
     A video's controls come under the pointer, and browsers rest a muted autoplaying video while it is off the screen.
@@ -456,12 +456,14 @@ def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes =
     kind, data : media type and bytes.
     said : read aloud in place of the picture; escaped here.
     poster : PNG that is shown until the clip plays, and where it cannot.
+    playing : script for when a clip begins to play; "" for none.
     """
     said = html.escape(said, quote=True)
     src, style = data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
     if not kind.startswith("video/"):
         return f'<img src="{src}" alt="{said}" style="{style}">'
     shown = f' poster="{data_url("image/png", poster)}"' if poster else ""
+    shown += f' onplaying="{playing}"' if playing else ""
     return (
         f'<video src="{src}" autoplay loop muted playsinline{shown} onmouseenter="this.controls=true" '
         f'onmouseleave="this.controls=false" aria-label="{said}" style="{style}"></video>'
