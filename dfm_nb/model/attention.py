@@ -4,8 +4,9 @@ A `SegmentLayout` has the bounds of segments: segment i of q attends to all of s
 to nothing else. Padding is a segment of its own. The bounds are on the host as well, so no back end waits for the
 device. On CPU, consecutive segments of equal length go through one batched SDPA call.
 
-Context parallelism: each rank of the cp group holds a contiguous slice of the packed queries. Self attention
-all-gathers K and V (backward: reduce-scatter). Cross attention needs no communication: the text is on every rank.
+Context parallelism: the queries are dealt like cards, token t to rank t modulo the group's size. So every rank has the
+same share of each segment, and the same work (there is no causal mask, so any share does). Self attention all-gathers
+K and V (backward: reduce-scatter). Cross attention needs no communication: the text is on every rank.
 """
 
 from __future__ import annotations
@@ -84,21 +85,9 @@ class SegmentLayout:
     def max_kv(self) -> int:
         return max(b - a for a, b in zip(self.cu_kv, self.cu_kv[1:]))
 
-    def local(self, rank: int, size: int) -> SegmentLayout:
-        """The layout of this context-parallel rank: its contiguous share of the queries against all keys."""
-        share = self.cu_q[-1] // size
-        assert share * size == self.cu_q[-1], (self.cu_q[-1], size)
-        start = rank * share
-        # Bounds clipped to this rank's share: a segment that lies elsewhere becomes empty and drops out. The K/V bounds
-        # of those left stay absolute, because self attention gathers all keys and the text is whole anyway.
-        cu = [min(max(c - start, 0), share) for c in self.cu_q]
-        keep = [i for i in range(len(cu) - 1) if cu[i + 1] > cu[i]]
-        return _Slice(
-            cumulative([cu[i + 1] - cu[i] for i in keep]),
-            [self.cu_kv[i] for i in keep],
-            [self.cu_kv[i + 1] for i in keep],
-            self.device,
-        )
+    def dealt(self, rank: int, size: int) -> SegmentLayout:
+        """The layout of this context-parallel rank: its queries (`deal`) against all keys."""
+        return SegmentLayout([-(-max(c - rank, 0) // size) for c in self.cu_q], self.cu_kv, self.device)
 
     def bounds(self) -> list[tuple[int, int, int, int]]:
         """(q start, q stop, kv start, kv stop) of each segment that has queries."""
@@ -129,22 +118,6 @@ class SegmentLayout:
         return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
 
 
-class _Slice(SegmentLayout):
-    """A layout whose K/V segments are the spans [kv_start, kv_stop) and need not be adjacent."""
-
-    def __init__(self, cu_q: list[int], kv_start: list[int], kv_stop: list[int], device: torch.device):
-        self.kv_start, self.kv_stop = kv_start, kv_stop
-        super().__init__(cu_q, cumulative([b - a for a, b in zip(kv_start, kv_stop)]), device)
-
-    def bounds(self) -> list[tuple[int, int, int, int]]:
-        return list(zip(self.cu_q, self.cu_q[1:], self.kv_start, self.kv_stop))
-
-    @property
-    def kv_window(self) -> tuple[int, int]:
-        """K/V tokens from the first to the last that a query of this rank attends to (segments are in order)."""
-        return self.kv_start[0], self.kv_stop[-1]
-
-
 def pick_backend(name: str, device: torch.device) -> str:
     """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
     if name not in BACKENDS:
@@ -173,9 +146,6 @@ def packed_attention(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if backend == "sdpa":
         return _sdpa(q, k, v, layout, scale)
-    if isinstance(layout, _Slice) and backend != "sdpa_loop":  # the other back ends take contiguous cu_seqlens
-        a, b = layout.kv_window
-        k, v = k[a:b], v[a:b]
     return _BACKENDS[backend](q, k, v, layout, scale)
 
 
@@ -251,20 +221,31 @@ def _compiled_flex():
 _BACKENDS = {"sdpa_loop": _sdpa_loop, "varlen": _varlen, "flash_attn": _flash_attn, "flex": _flex}
 
 
-class _GatherSequence(torch.autograd.Function):
-    """All-gather along dim 0 over a group; backward: reduce-scatter."""
+def deal(rank: int, size: int) -> slice:
+    """Which tokens of a pack a context-parallel rank has."""
+    return slice(rank, None, size)
+
+
+def collect(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """What was dealt along dim 0 over a group, whole again on every rank."""
+    out = share.new_empty(group.size(), *share.shape)
+    dist.all_gather_into_tensor(out.flatten(0, 1), share.contiguous(), group=group)
+    return out.transpose(0, 1).flatten(0, 1)
+
+
+class _Collect(torch.autograd.Function):
+    """`collect`; backward: each rank gets the sum of the gradients of its tokens (a reduce-scatter)."""
 
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
-        out = x.new_empty(group.size() * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(out, x.contiguous(), group=group)
-        return out
+        return collect(x, group)
 
     @staticmethod
     def backward(ctx, grad):
-        out = grad.new_empty(grad.shape[0] // ctx.group.size(), *grad.shape[1:])
-        dist.reduce_scatter_tensor(out, grad.contiguous(), group=ctx.group)
+        by_rank = grad.unflatten(0, (-1, ctx.group.size())).transpose(0, 1).contiguous()
+        out = torch.empty_like(by_rank[0])
+        dist.reduce_scatter_tensor(out, by_rank.flatten(0, 1), group=ctx.group)
         return out, None
 
 
@@ -299,7 +280,7 @@ class PackedAttention(MegatronModule):
         size = self.cp_group.size()
         layout = packed_seq_params.layout
         if size > 1 and self.self_attention:
-            kv = _GatherSequence.apply(torch.cat((key, value), -1), self.cp_group)
+            kv = _Collect.apply(torch.cat((key, value), -1), self.cp_group)
             key, value = kv.chunk(2, -1)
         out = packed_attention(query, key, value, layout, self.backend, self.scale)
         return out.reshape(out.shape[0], -1)

@@ -13,6 +13,7 @@ import torch
 from megatron.core import parallel_state as mpu
 
 from dfm_nb.diffusion import edm
+from dfm_nb.model.attention import collect
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.packs.packs import Pack, PackLayout
 from dfm_nb.parallel.groups import broadcast_from_last_stage
@@ -51,7 +52,7 @@ def forward(
 class PackDenoiser:
     """D(x; sigma) for the segments of one fixed pack, over many noise levels: what samplers call.
 
-    The text's keys and values are computed at the first call and kept. Works in every layout: context-parallel slices
+    The text's keys and values are computed at the first call and kept. Works in every layout: context-parallel shares
     and pipeline stages are put together again on every rank.
 
     Parameters
@@ -91,12 +92,9 @@ class PackDenoiser:
             local = self._run_pipeline(scaled, c_noise, shape)
         else:
             local = self.chunks[0](scaled, c_noise, self.part).float()
-        size = mpu.get_context_parallel_world_size()
-        if size == 1:
+        if mpu.get_context_parallel_world_size() == 1:
             return local
-        out = local.new_empty(size * local.shape[0], local.shape[1])
-        torch.distributed.all_gather_into_tensor(out, local.contiguous(), group=mpu.get_context_parallel_group())
-        return out
+        return collect(local, mpu.get_context_parallel_group())
 
     def _run_pipeline(self, scaled: torch.Tensor, c_noise: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         from megatron.core.pipeline_parallel import get_forward_backward_func

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from megatron.core import parallel_state as mpu
 
-from dfm_nb.model.attention import PackedLayout, SegmentLayout
+from dfm_nb.model.attention import PackedLayout, SegmentLayout, deal
 from dfm_nb.packs.packs import PackLayout
 
 
@@ -15,7 +15,7 @@ from dfm_nb.packs.packs import PackLayout
 class PackSlice:
     """All that the network sees of a pack beside its noisy tokens and their noise levels, on this rank's device.
 
-    tokens : which of the pack's tokens this rank has, a contiguous share; S of them.
+    tokens : which of the pack's tokens this rank has (`attention.deal`); S of them.
     row, positions : int64 [S], token -> conditioning row, and float32 [S, 3].
     text, fps, pool : [K, D], float32 [R] and [R, K], whole on every rank; each row of `pool` averages its own text.
     self_layout, cross_layout : the segments that the S tokens attend by.
@@ -38,11 +38,11 @@ class PackSlice:
         size, rank = mpu.get_context_parallel_world_size(), mpu.get_context_parallel_rank()
         length = pack.cu_q[-1]
         assert length % size == 0, (length, size)
-        tokens = slice(rank * length // size, (rank + 1) * length // size)
+        tokens = deal(rank, size)
         self_layout = SegmentLayout(pack.cu_q, pack.cu_q, device)
         cross_layout = SegmentLayout(pack.cu_q, pack.cu_kv, device)
         if size > 1:
-            self_layout, cross_layout = self_layout.local(rank, size), cross_layout.local(rank, size)
+            self_layout, cross_layout = self_layout.dealt(rank, size), cross_layout.dealt(rank, size)
 
         def to(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(device, non_blocking=True)

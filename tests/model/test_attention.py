@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dfm_nb.model.attention import SegmentLayout, cumulative, packed_attention, pick_backend
+from dfm_nb.model.attention import SegmentLayout, cumulative, deal, packed_attention, pick_backend
 
 CASES = {
     "equal": ([4, 4, 4], [5, 5, 5]),
@@ -62,15 +62,24 @@ def test_flex_backend_equals_sdpa():
 
 @pytest.mark.parametrize("backend", ["sdpa", "sdpa_loop"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_context_parallel_slices_put_together_are_the_whole(size, backend):
-    q_lens, kv_lens = [3, 3, 8, 2], [2, 6, 6, 9]
+def test_context_parallel_shares_put_together_are_the_whole(size, backend):
+    """Also of a segment with fewer queries than there are ranks."""
+    q_lens, kv_lens = [3, 3, 8, 1, 1], [2, 6, 6, 9, 4]
     layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
     q, k, v = tensors(q_lens, kv_lens)
-    parts = [
-        packed_attention(q[r * 16 // size : (r + 1) * 16 // size], k, v, layout.local(r, size), backend)
-        for r in range(size)
-    ]
-    torch.testing.assert_close(torch.cat(parts), reference(q, k, v, layout))
+    out = torch.empty_like(q)
+    for r in range(size):
+        out[deal(r, size)] = packed_attention(q[deal(r, size)], k, v, layout.dealt(r, size), backend)
+    torch.testing.assert_close(out, reference(q, k, v, layout))
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_every_rank_has_the_same_share_of_every_segment(size):
+    lengths = [1, 7, 16, 240, 3, 21]
+    ranks = [SegmentLayout(cumulative(lengths), cumulative(lengths)).dealt(r, size).cu_q for r in range(size)]
+    shares = torch.tensor([[b - a for a, b in zip(cu, cu[1:])] for cu in ranks])
+    assert shares.sum(0).tolist() == lengths
+    assert (shares.amax(0) - shares.amin(0)).max() <= 1 and len(set(shares.sum(1).tolist())) == 1 + bool(288 % size)
 
 
 def test_a_segment_does_not_see_its_neighbours():
