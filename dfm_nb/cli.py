@@ -12,6 +12,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "prepare": ("dfm_nb.prepare", "captioned images and clips -> WebDataset shards"),
     "inspect": ("dfm_nb.inspect", "what a shard folder holds: table, checks, contact sheet"),
     "adopt": ("dfm_nb.adopt", "shards of another writer -> a whole data set, the tars unchanged"),
+    "index": ("dfm_nb.index", "the index with which training opens shards; prepare and adopt write it"),
     "pretrain": ("dfm_nb.train", "train a DiT on shards"),
     "generate": ("dfm_nb.generate", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),

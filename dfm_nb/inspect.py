@@ -25,8 +25,7 @@ from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
 from dfm_nb.data.prepared_folder import read_manifest
-from dfm_nb.data.shards import Fits, SampleEntry, find_shards
-from dfm_nb.data.stores import how_to_adopt
+from dfm_nb.data.shards import Fits, SampleEntry, find_shards, how_to_adopt
 
 NAMED = 10  # keys and faults of one kind that are spelled out
 

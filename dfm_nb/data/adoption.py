@@ -26,10 +26,12 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
+from dfm_nb.data.index import write_indexes
 from dfm_nb.data.preparation import FORMAT_VERSION, merged_statistics, warn_of_drops
 from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.stores import NO_CAPTION_TOKENS, shards_of
+from dfm_nb.data.shards import shards_of
+from dfm_nb.data.stores import NO_CAPTION_TOKENS
 
 
 def adopt_dataset(
@@ -93,6 +95,7 @@ def _adopt(place: PreparedFolder, tars: list[Path], wanted: dict, encoders: dict
     if not train:
         raise ValueError(f"{place.path}: the train split of .nv-meta has no sample that can be used; remove .nv-meta")
     mean, std = merged_statistics(train)
+    write_indexes(place.path, {r["name"]: r["sha256"] for r in records}, adopted=True, keep=True)
     same_encoder = held.get("text_encoder") == about["text_encoder"]
     manifest = {
         "format_version": FORMAT_VERSION,

@@ -7,7 +7,7 @@
 - Every sample is used once an epoch.
 - A sample that cannot be used is left out, named and counted in `Pack.dropped`; all others stay where they are.
 
-Energon's readers and splits are used, but not its loader: that keeps its place inside worker processes, and with
+Energon's splits are used, but not its loader: that keeps its place inside worker processes, and with
 packing its place is not exact (docs/decisions/0002). `examples/energon_loader.py` gives it the same samples and packs.
 """
 
@@ -37,22 +37,24 @@ class PackPlan:
         self, store: SampleStore, settings: PackSettings, capacity: int, buffer_size: int, shuffle: bool = True
     ):
         self.store, self.settings, self.shuffle = store, settings, shuffle
-        volume = settings.patch_temporal * settings.patch_spatial**2
-        self._tokens = [t * h * w // volume for t, h, w in (store.grid(i) for i in range(len(store)))]
-        for index, tokens in enumerate(self._tokens):
-            if tokens > capacity and not _can_be_read(store, index):
-                self._tokens[index] = 0  # its size is a lie: it takes no room, and is named when its turn comes
-        longest = max(range(len(self._tokens)), key=self._tokens.__getitem__)
-        if self._tokens[longest] > capacity:
-            raise ValueError(
-                f"a pack must hold the longest sample: sample {longest} has {self._tokens[longest]} tokens and a pack "
-                f"{capacity} (train.micro_batch_size * dataset.task_encoder_seq_length); set "
-                f"dataset.task_encoder_seq_length={self._tokens[longest]} or more"
-            )
+        self._volume = settings.patch_temporal * settings.patch_spatial**2
+        self._no_room: set[int] = set()
+        for index in store.larger_than((capacity + 1) * self._volume - 1):
+            if _can_be_read(store, index):
+                raise ValueError(
+                    f"a pack must hold the longest sample: sample {index} has {self._tokens(index)} tokens and a pack "
+                    f"{capacity} (train.micro_batch_size * dataset.task_encoder_seq_length); set "
+                    f"dataset.task_encoder_seq_length={self._tokens(index)} or more"
+                )
+            self._no_room.add(index)  # its size is a lie: it takes no room, and is named when its turn comes
         self.capacity = capacity
         self.packer = Packer(capacity, buffer_size)
         self.epoch = self.cursor = self.samples = self.tokens = 0
         self._order: tuple[int, torch.Tensor] | None = None
+
+    def _tokens(self, index: int) -> int:
+        t, h, w = self.store.grid(index)
+        return 0 if index in self._no_room else t * h * w // self._volume
 
     def _permutation(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -69,12 +71,12 @@ class PackPlan:
                 self.epoch, self.cursor = self.epoch + 1, 0
             index = int(self._permutation(self.epoch)[self.cursor])
             self.cursor += 1
-            yield (self.epoch, index), self._tokens[index]
+            yield (self.epoch, index), self._tokens(index)
 
     def next(self) -> list[tuple[int, int]]:
         items = self.packer.next(self._stream())
         self.samples += len(items)
-        self.tokens += sum(self._tokens[i] for _, i in items)
+        self.tokens += sum(self._tokens(i) for _, i in items)
         return items
 
     def state(self) -> dict:
@@ -91,14 +93,14 @@ class PackPlan:
         }
 
     def restore(self, state: dict) -> None:
-        if state["fingerprint"] != self.store.fingerprint:
+        if state["fingerprint"] not in self.store.known_as:
             raise ValueError(
                 "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
                 "meaning; use the same dataset.path, or start anew with checkpoint.pretrained=<checkpoint>"
             )
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         self.samples, self.tokens = state["samples"], state["tokens"]
-        self.packer.waiting = [((e, i), self._tokens[i]) for e, i in state["waiting"]]
+        self.packer.waiting = [((e, i), self._tokens(i)) for e, i in state["waiting"]]
 
 
 def _can_be_read(store: SampleStore, index: int) -> bool:

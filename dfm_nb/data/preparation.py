@@ -32,6 +32,7 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
+from dfm_nb.data.index import write_indexes
 from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.shard_plan import SPLITS, balanced_ranges, evenly, plan_all, splits_of
@@ -349,6 +350,7 @@ class Preparation:
         write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
+        write_indexes(self.folder.path, {r["name"]: r["sha256"] for r in full})
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
         own = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
         arguments = {name: value for name, value in own.items() if value is not None} | dict(self.config.options)

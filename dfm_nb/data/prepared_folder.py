@@ -25,6 +25,8 @@ TOKENIZER = "tokenizer.safetensors"
 OWN_FILES = ("manifest.json", TOKENIZER, "text_empty.safetensors", "contact_sheet.png")
 """What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
 
+INDEX = ".index.arrow"
+"""Ends the name of a split's index (`dfm_nb.data.index`), which has checksums of its own."""
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
 MANIFEST: dict[str, Any] = {
@@ -62,9 +64,11 @@ def _sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"files": files | {"manifest.json": own}}
 
 
-def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
+def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> None:
     """ValueError when one has changed since it was written; manifests of before 0.3 list none."""
     for name, digest in manifest["files"].items():
+        if unread and name.endswith(unread):
+            continue
         path = folder / name
         if name == TOKENIZER and not path.exists():
             log.warning("%s is gone; training goes on, but its checkpoints' samples cannot be decoded", path)
@@ -80,8 +84,12 @@ def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
             )
 
 
-def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST) -> dict[str, Any] | None:
+def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str | None = None) -> dict[str, Any] | None:
     """`manifest.json`, None when there is none.
+
+    Parameters
+    ----------
+    unread : the end of the names of files that the caller does not read, and that need no check.
 
     Raises
     ------
@@ -102,8 +110,19 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST) -> dict[str, 
             "it (for shards of another writer: dfm adopt)"
         )
     if isinstance(manifest.get("files"), dict):
-        _check_files(folder, manifest)
+        _check_files(folder, manifest, unread)
     return manifest
+
+
+def shard_digests(manifest: dict[str, Any] | None) -> dict[str, str]:
+    """sha256 by shard; empty where they are not known."""
+    listed = (manifest or {}).get("shards") or []
+    return {shard["name"]: shard["sha256"] for shard in listed} if _is(listed, MANIFEST["shards"]) else {}
+
+
+def is_adopted(manifest: dict[str, Any] | None) -> bool:
+    """Whether `dfm adopt` has measured the samples into its records."""
+    return (manifest or {}).get("source") == {"name": "adopted"}
 
 
 def _is(value: object, kind: Any) -> bool:
@@ -173,7 +192,7 @@ class PreparedFolder:
         """Delete what a preparation writes; the lock stays, as we hold it."""
         for name in OWN_FILES:
             (self.path / name).unlink(missing_ok=True)
-        for path in [*self.path.glob("rank*-*.tar*"), *self.records.glob("*.json")]:
+        for path in [*self.path.glob("rank*-*.tar*"), *self.path.glob(f"*{INDEX}"), *self.records.glob("*.json")]:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / ".nv-meta", ignore_errors=True)
 

@@ -20,16 +20,18 @@ import logging
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import tarfile
 import types
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from dfm_nb.base.files import fsync_replace, read_json, sha256, sync, write_atomically
@@ -337,6 +339,47 @@ def has_energon_metadata(folder: Path) -> bool:
     return (folder / ".nv-meta" / "dataset.yaml").is_file()
 
 
+def how_to_adopt(path: str | Path) -> str:
+    """The end of a sentence about a folder of shards that someone else wrote."""
+    return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` makes it whole"
+
+
+def shards_of(path: str | Path, split: str) -> list:
+    """Energon's `ShardInfo`s (name, count) of a split; empty when it has none.
+
+    Raises
+    ------
+    FileNotFoundError : the folder has no whole `.nv-meta`. ValueError : Energon cannot read it.
+    """
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
+    from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
+
+    if not (Path(path) / ".nv-meta").is_dir():
+        raise FileNotFoundError(
+            f"{path} is not a prepared data set: it has no .nv-meta folder; make one with `dfm prepare "
+            f"--output-dir {path}`; if shards of another writer are there, {how_to_adopt(path)}"
+        )
+    meta = Path(path) / ".nv-meta"
+    try:
+        found = WebdatasetMeta.from_config(path=EPath(str(path)), split_part=split).shards
+    except (EmptyDatasetError, AssertionError):
+        return []
+    except Exception as error:  # of YAML, of JSON, of Energon's types
+        info = meta / ".info.json"
+        bad = meta / "split.yaml" if isinstance((read_json(info) or {}).get("shard_counts"), dict) else info
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{bad} is damaged ({why}); restore it, or remove {meta} and {how_to_adopt(path)}") from None
+    for shard in found:
+        tar = Path(path) / shard.name
+        size = tar.stat().st_size if tar.is_file() else 0
+        if not 0 <= shard.count <= size // tarfile.BLOCKSIZE:  # a sample has a block at least
+            raise ValueError(
+                f"{tar} must hold {shard.count} samples, as .nv-meta says, and has {size} bytes; restore it"
+            )
+    return found
+
+
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
@@ -355,9 +398,25 @@ class SampleEntry:
 
 
 def read_parts(entry: SampleEntry) -> dict[str, bytes]:
-    """The bytes of a sample's parts, by extension."""
-    with entry.shard.open("rb") as f:
-        return {part: os.pread(f.fileno(), size, offset) for part, (offset, size) in entry.parts.items()}
+    """The bytes of a sample's parts, by extension; SampleError when they are not where the entry says."""
+    parts = {}
+    try:
+        with entry.shard.open("rb") as f:
+            for part, (offset, size) in entry.parts.items():
+                block = os.pread(f.fileno(), size + tarfile.BLOCKSIZE, offset - tarfile.BLOCKSIZE)
+                parts[part] = block[tarfile.BLOCKSIZE :]
+                header = tarfile.TarInfo.frombuf(block[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
+                name = f"{entry.key}.{part}"
+                # a header has 100 bytes for the name; what is escaped in a key was otherwise in the tar
+                plain = name.isascii() and "\\" not in name and len(name) <= 100
+                if header.size != len(parts[part]) or (plain and header.name != name):
+                    raise tarfile.TarError(f"{header.name} of {header.size} bytes is there")
+    except (OSError, tarfile.TarError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise SampleError(
+            "damaged_tar", f"sample {entry.key} is not where the index of {entry.shard} has it: {why}"
+        ) from None
+    return parts
 
 
 def _key_and_extension(name: str) -> tuple[str, str]:
@@ -381,23 +440,56 @@ def scan_shard(path: Path) -> list[SampleEntry]:
     """The samples of a tar, in order; reads headers and .json parts only. ValueError when the tar is cut or is none."""
     found: list[tuple[str, dict[str, tuple[int, int]]]] = []
     try:
-        with tarfile.open(path, errors="backslashreplace") as tar:  # so that every key can be printed
+        with tarfile.open(path) as tar:
             if tar.fileobj is None or not isinstance(tar.fileobj, io.BufferedReader):
                 raise tarfile.TarError("it is compressed; unpack it, as samples are read in place")
-            size = path.stat().st_size
-            for member in tar:
-                key, extension = _key_and_extension(member.name)
-                if not member.isfile() or not extension or key.rpartition("/")[2] == "":
-                    continue
-                if member.offset_data + member.size > size:
-                    raise tarfile.TarError(f"it is cut off in the middle of {member.name}")
+            for key, extension, span in _members(tar, path.stat().st_size):
                 if not found or found[-1][0] != key or extension in found[-1][1]:
                     found.append((key, {}))
-                found[-1][1][extension] = (member.offset_data, member.size)
+                found[-1][1][extension] = span
     except tarfile.TarError as error:
         raise ValueError(f"{path} is not a readable tar: {error}; write it again") from None
     with path.open("rb") as f:
         return [SampleEntry(key, path, *_described(f.fileno(), key, parts)) for key, parts in found]
+
+
+def _members(tar: tarfile.TarFile, end: int) -> Iterator[tuple[str, str, tuple[int, int]]]:
+    """Key, extension and (offset, size) of each part of a sample before the offset `end`."""
+    for member in tar:
+        if member.offset >= end:
+            return
+        # a name that is no UTF-8 is decoded with surrogates; escaped, every key can be printed
+        key, extension = _key_and_extension(member.name.encode(errors="backslashreplace").decode())
+        if not member.isfile() or not extension or key.rpartition("/")[2] == "":
+            continue
+        if member.offset_data + member.size > end:
+            raise tarfile.TarError(f"it is cut off in the middle of {member.name}")
+        yield key, extension, (member.offset_data, member.size)
+
+
+def entries_at(path: Path, count: int) -> Iterator[SampleEntry | SampleError]:
+    """The first `count` samples of a tar where Energon's .idx has them, without `meta`.
+
+    Unlike `scan_shard`, damage to one sample is that sample's: the others are where they were.
+    """
+    starts = np.empty(0, np.uint64)
+    with contextlib.suppress(OSError):
+        starts = np.fromfile(path.with_name(path.name + ".idx"), "<u8", count + 1)
+    with path.open("rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        for n in range(count):
+            try:
+                start, end = (int(offset) for offset in starts[n : n + 2])
+                f.seek(start)
+                members = list(_members(tarfile.TarFile(fileobj=f), min(end, size)))
+                # Energon takes a folder __NAME__ for its own
+                parts = {ext: span for key, ext, span in members if not re.match("__[^/]*__/", key)}
+                (key,) = {key for key, ext, _ in members if ext in parts}
+            except Exception as error:  # what tarfile makes of damage
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                yield SampleError("damaged_tar", f"sample {n} of {path} cannot be read: {why}")
+            else:
+                yield SampleEntry(key, path, {p: v for p, v in parts.items() if p in PARTS}, {})
 
 
 def _described(fd: int, key: str, parts: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], dict]:

@@ -17,7 +17,8 @@ from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_manifest
-from dfm_nb.data.stores import EnergonStore, how_to_adopt
+from dfm_nb.data.shards import how_to_adopt
+from dfm_nb.data.stores import EnergonStore
 
 
 @dataclass
