@@ -24,7 +24,9 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
-from dfm_nb.data.prepared_folder import read_manifest
+from dfm_nb.data.index import index_path, open_index
+from dfm_nb.data.prepared_folder import read_manifest, shard_digests
+from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import Fits, SampleEntry, find_shards, how_to_adopt
 
 NAMED = 10  # keys and faults of one kind that are spelled out
@@ -111,6 +113,38 @@ def check_manifest(folder: Path, manifest: dict, tars: list[Path]) -> list[str]:
             faults.append(f"the content of {name} does not match its checksum")
     found = [t.relative_to(folder).as_posix() for t in tars]
     return faults + [f"{name} is not in the manifest" for name in found if name not in listed]
+
+
+def check_indexes(folder: Path, entries: list[SampleEntry], manifest: dict | None) -> list[str]:
+    """What the splits' indexes say against the shards themselves."""
+    faults = []
+    named = {drop["key"] for drop in manifest["drops"]} if manifest else set()
+    for split in SPLITS:
+        try:
+            index = open_index(folder, split)
+            if index is None:
+                continue
+            index.check_fits(shard_digests(manifest))
+            grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
+        except ValueError as error:
+            faults.append(str(error))
+            continue
+        tars = {folder / shard.name for shard in index.shards}
+        own = [e for e in entries if e.shard in tars and e.key not in named]
+        right = [e for e in own if (grid := grids.get(_place(e))) and list(grid) == _grid_of(e, grid)]
+        if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
+            faults.append(
+                f"{index_path(folder, split)} is wrong for {wrong} samples; write it again: dfm index {folder}"
+            )
+    return faults
+
+
+def _place(entry: SampleEntry) -> tuple:
+    return entry.shard, entry.key, *sorted(entry.parts.items())
+
+
+def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:
+    return list((entry.meta.get("latent_shape") or default)[-3:])
 
 
 def common(entries: Iterable[SampleEntry], manifest: dict | None) -> Fits:
@@ -297,8 +331,9 @@ def examine(args: argparse.Namespace) -> Inspection:
     if args.verify:
         if manifest and place.is_dir():
             faults += check_manifest(folder, manifest, tars)
-        drops = manifest["drops"] if manifest else []  # an adopted folder keeps them in its tars
-        faults += check_samples(entries, fits, progress=not args.json, named={drop["key"] for drop in drops})
+        named = {drop["key"] for drop in manifest["drops"]} if manifest else set()  # adopted tars still hold them
+        faults += check_samples(entries, fits, progress=not args.json, named=named)
+        faults += check_indexes(folder, entries, manifest)
     if args.verify or faults:
         found["faults"] = faults
     found["contact_sheet"] = draw(args, folder, entries, fits, manifest)

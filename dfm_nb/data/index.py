@@ -111,6 +111,7 @@ class IndexWriter:
         seal = {
             "split": self._split,
             "rows": self.rows,
+            "batch_rows": BATCH_ROWS,
             "shards": self._shards,
             "batches": self._batches,
             "dropped": self._dropped,
@@ -156,7 +157,7 @@ def index_split(
     digests : sha256 by shard, "" where unknown. adopted : `dfm adopt` has measured the samples.
     """
     found = shards_of(folder, split)
-    shards = [Shard(s.name, s.count, (folder / s.name).stat().st_size, digests.get(s.name, "")) for s in found]
+    shards = [Shard(s.name, s.count, _bytes(folder / s.name), digests.get(s.name, "")) for s in found]
     writer = IndexWriter(sink, split, shards, split_files(folder))
     total = sum(shard.samples for shard in shards)
     with tqdm(total=total, desc=f"index {split}", unit="sample", disable=not progress or total < 5000) as bar:
@@ -215,6 +216,10 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
             if shard.name not in digests:
                 digests[shard.name] = sha256(place.path / shard.name)
         return write_indexes(place.path, digests, is_adopted(manifest))
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0  # a shard without samples may be gone
 
 
 def split_files(folder: Path) -> dict[str, str]:
@@ -291,17 +296,17 @@ class SampleIndex:
             seal = json.loads(last[b"seal"])
             if hashlib.sha256(last[b"seal"]).hexdigest().encode() != last[b"sha256"]:
                 raise ValueError("its seal does not fit its checksum")
-            self._rows = int(seal["rows"])
-            batches = max(1, -(-self._rows // BATCH_ROWS))
-            if seal["split"] != split or not batches == count == len(seal["batches"]):
+            self._rows, self._batch_rows = int(seal["rows"]), int(seal["batch_rows"])
+            batches = max(1, -(-self._rows // max(1, self._batch_rows)))
+            if seal["split"] != split or self._rows < 0 or not batches == count == len(seal["batches"]):
                 raise ValueError("its seal does not fit its rows")
             self.shards = [Shard(str(n), int(c), int(b), str(d)) for n, c, b, d in seal["shards"]]
             self.dropped = [(str(reason), str(detail)) for reason, detail in seal["dropped"]]
             self._checksums, self._largest = np.array(seal["batches"], np.int64).reshape(count, 2).T
+            self._ends = np.array([shard.bytes for shard in self.shards], np.uint64)
             self._metadata, self.former_fingerprint = dict(seal["metadata"]), str(seal["former_fingerprint"])
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._damaged(error) from None
-        self._sizes = np.array([shard.bytes for shard in self.shards], np.uint64)
         listing = json.dumps([split, self._rows, [[s.name, s.samples, s.sha256] for s in self.shards]])
         self.fingerprint = hashlib.sha256(listing.encode()).hexdigest()[:16]
 
@@ -313,9 +318,9 @@ class SampleIndex:
         """ValueError when it was made of other shards or splits. digests : sha256 by shard, as the manifest says."""
         for shard in self.shards:
             path = self.folder / shard.name
-            inside = not PurePosixPath(shard.name).is_absolute() and ".." not in PurePosixPath(shard.name).parts
-            size = path.stat().st_size if inside and path.is_file() else None
-            if size != shard.bytes or digests.get(shard.name, shard.sha256) != shard.sha256:
+            name = PurePosixPath(shard.name)
+            outside = name.is_absolute() or ".." in name.parts
+            if outside or _bytes(path) != shard.bytes or digests.get(shard.name, shard.sha256) != shard.sha256:
                 break
         else:
             if split_files(self.folder) == self._metadata:
@@ -330,11 +335,11 @@ class SampleIndex:
         return self._rows
 
     def _row(self, index: int) -> tuple[dict[str, np.ndarray], int]:
-        batch, row = divmod(index, BATCH_ROWS)
+        batch, row = divmod(index, self._batch_rows)
         return self._batches.get(batch) or self.batch(batch), row
 
     def batch(self, number: int) -> dict[str, np.ndarray]:
-        """Columns of rows `number * BATCH_ROWS` and following; ValueError when they are damaged."""
+        """Columns of the rows of a batch; ValueError when they are damaged."""
         with self._lock:
             if number not in self._batches:
                 try:
@@ -348,7 +353,7 @@ class SampleIndex:
             return self._batches[number]
 
     def _check(self, number: int, batch: pa.RecordBatch, columns: dict[str, np.ndarray]) -> None:
-        if batch.num_rows != min(BATCH_ROWS, self._rows - number * BATCH_ROWS):
+        if batch.num_rows != min(self._batch_rows, self._rows - number * self._batch_rows):
             raise ValueError(f"batch {number} has {batch.num_rows} rows")
         if _crc32(columns) != self._checksums[number]:
             raise ValueError(f"batch {number} does not fit its checksum")
@@ -356,7 +361,7 @@ class SampleIndex:
         largest = _voxels(columns).max(initial=0)
         if columns["shard"].max(initial=0) >= len(self.shards) or largest != self._largest[number]:
             raise ValueError(f"batch {number} names a shard that is not listed, or a larger latent")
-        ends = self._sizes[columns["shard"]]
+        ends = self._ends[columns["shard"]]
         for part in PARTS:
             offset, size = columns[f"{part}_offset"], columns[f"{part}_size"]
             if (offset > ends).any() or (size > ends - offset).any():
@@ -374,7 +379,7 @@ class SampleIndex:
                 return
             sizes = _voxels(self.batch(int(number)))
             for row in np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]:
-                yield int(number) * BATCH_ROWS + int(row)
+                yield int(number) * self._batch_rows + int(row)
 
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""

@@ -305,6 +305,10 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         except SystemExit:  # Energon's way to report, after printing why
             why = " ".join(said.getvalue().split())
             raise ValueError(f"Energon refuses the shards in {folder}: {why[:300]}") from None
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"Energon refuses the shards in {folder}: names in a tar must be UTF-8, and {error.object!r} is not"
+            ) from None
         finally:
             logger.disabled = False
             for child in multiprocessing.active_children():  # its own, which write on when it has failed
