@@ -1,12 +1,14 @@
 """Growth: how cost grows with data set size, sequence length and corpus size; log-log plots with fitted exponents.
 
-    python benchmarks/growth.py [--only data|sequence|corpus] [--quick]
+    python benchmarks/growth.py [--only data|index|sequence|corpus] [--quick] [--largest]
 
 It makes its own pictures and packs, and takes text from Python's own library and installed packages. It prints a table
 and writes benchmarks/results/growth.{json,md,png}. Everything runs on one thread, one process at a time, and imports
 are not counted. Figures are medians of `--rounds` interleaved rounds; preparation runs once.
 
 - data set size: seconds to prepare N synthetic pictures of 32 px, to open the folder, and to plan one epoch of packs;
+- index: N samples in shards of 10,000, of which all but the first are holes with a generated index. Seconds and memory
+  of a fresh process to open the folder for training, to plan its first pack and to restore a place in the data;
 - sequence length: seconds of a training step (demo size, float32) on one pack of S tokens. Either the pack is a single
   clip, whose attention is quadratic, or it holds pictures of 64 tokens, whose attention is linear. The exponent of the
   step's FLOPs over the same lengths stands beside it;
@@ -20,8 +22,10 @@ and a half.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -37,9 +41,19 @@ from tqdm import tqdm
 from benchmarks import report
 from tests.conftest import run_ranks
 
-SIZES = {"data": [250, 500, 1000, 2000, 4000], "sequence": [512, 1024, 2048, 4096, 8192], "corpus": [1, 2, 4, 8, 16]}
-QUICK = {"data": [125, 250, 500, 1000], "sequence": [512, 1024, 2048, 4096], "corpus": [1, 2, 4, 8]}
-UNITS = {"data": "samples", "sequence": "tokens", "corpus": "MB"}
+SIZES = {
+    "data": [250, 500, 1000, 2000, 4000],
+    "index": [10**4, 10**5, 10**6, 10**7],
+    "sequence": [512, 1024, 2048, 4096, 8192],
+    "corpus": [1, 2, 4, 8, 16],
+}
+QUICK = {
+    "data": [125, 250, 500, 1000],
+    "index": [10**4, 10**5, 10**6],
+    "sequence": [512, 1024, 2048, 4096],
+    "corpus": [1, 2, 4, 8],
+}
+UNITS = {"data": "samples", "index": "samples", "sequence": "tokens", "corpus": "MB"}
 PICTURE = 64
 """Tokens of the pictures in the linear case: latents of 1 x 16 x 16, patches of 2 x 2."""
 
@@ -64,7 +78,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     from dfm_nb.prepare import main
 
     torch.set_num_threads(1)
-    out: dict[str, list[float]] = {"prepare": [], "open": [], "plan an epoch": []}
+    out: dict[str, list[float]] = {"prepare": [], "open": [], "open without an index": [], "plan an epoch": []}
     with tempfile.TemporaryDirectory(prefix="growth_") as place:
         folders = []
         for n in (sizes[0] // 2, *sizes):  # the first does not count: it loads the encoders' files
@@ -92,9 +106,110 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
             while plan.epoch == 0:
                 plan.next()
 
+        for index in Path(place).glob("*/*.index.arrow"):
+            index.unlink()
+        scanned = [[_timed(lambda f=f: EnergonStore(f)) for f in folders] for _ in range(rounds)]
+        out["open without an index"] = [statistics.median(times) for times in zip(*scanned)][1:]
+
         planned = [[_timed(lambda s=s: epoch(s)) for s in stores] for _ in range(rounds)]
         out["plan an epoch"] = [statistics.median(times) for times in zip(*planned)]
     return out
+
+
+# ---- index -------------------------------------------------------------------------------------------------------
+
+SHARD_SAMPLES, SAMPLE_BYTES = 10_000, 1 << 16
+SIDES = [8, 12, 16, 24, 32]
+
+
+def write_generated(folder: Path, samples: int) -> int:
+    """A folder of so many samples, of which the first few are real; returns the bytes of its index."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import torch
+
+    from dfm_nb.base.records import EncodedClip
+    from dfm_nb.data.index import SCHEMA, IndexWriter, Shard, index_path
+    from dfm_nb.data.prepared_folder import write_manifest
+    from dfm_nb.data.shards import PARTS, ShardWriter, scan_shard
+
+    folder.mkdir()
+    names = [f"rank0-{n:06d}.tar" for n in range(-(-samples // SHARD_SAMPLES))]
+    first = ShardWriter(folder / names[0])
+    for n in range(8):
+        latent, text = torch.zeros(1, 16, 1, 8, 8), torch.zeros(1, 4, 384)
+        first.add(EncodedClip(f"sample-{n:09d}", latent, text, {"latent_shape": [16, 1, 8, 8], "text_tokens": 4}))
+    first.close()
+    shards = []
+    for name in tqdm(names, "shards", disable=None):
+        (folder / name).touch()
+        os.truncate(folder / name, SHARD_SAMPLES * SAMPLE_BYTES)
+        shards.append(
+            Shard(name, SHARD_SAMPLES, SHARD_SAMPLES * SAMPLE_BYTES, hashlib.sha256(name.encode()).hexdigest())
+        )
+    listed = [{"name": s.name, "bytes": s.bytes, "sha256": s.sha256} for s in shards]
+    write_manifest(folder, {"latent_mean": [0.0] * 16, "latent_std": [1.0] * 16, "shards": listed})
+    writer = IndexWriter(str(index_path(folder, "train")), "train", shards, {})
+    real, draws = scan_shard(folder / names[0]), np.random.default_rng(0)
+    for start in tqdm(range(0, samples, SHARD_SAMPLES), "index", disable=None):
+        rows = np.arange(start, min(start + SHARD_SAMPLES, samples))
+        keys = pc.binary_join_element_wise("sample", pc.utf8_lpad(pa.array(rows).cast(pa.string()), 9, "0"), "-")
+        columns = {name: np.full(len(rows), rows[0] // SHARD_SAMPLES) for name in SCHEMA.names[1:]}
+        columns |= {"t": draws.choice([1, 3], len(rows)), "text_tokens": draws.integers(4, 40, len(rows))}
+        columns |= {side: draws.choice(SIDES, len(rows)) for side in "hw"}
+        for n, part in enumerate(PARTS):
+            columns[f"{part}_offset"] = rows % SHARD_SAMPLES * SAMPLE_BYTES + 512 + n * 20_000
+            columns[f"{part}_size"] = np.full(len(rows), 19_000)
+        for row, entry in enumerate(real if start == 0 else []):
+            for name, value in zip("thw", (1, 8, 8)):
+                columns[name][row] = value
+            for part, (offset, size) in entry.parts.items():
+                columns[f"{part}_offset"][row], columns[f"{part}_size"][row] = offset, size
+        arrays = [keys, *(pa.array(columns[f.name].astype(f.type.to_pandas_dtype())) for f in list(SCHEMA)[1:])]
+        writer.add(pa.table(arrays, schema=SCHEMA))
+    writer.close()
+    return index_path(folder, "train").stat().st_size
+
+
+def _resident_mib() -> float:
+    import psutil
+
+    return psutil.Process().memory_info().rss / 2**20
+
+
+def open_rank(folder: str) -> dict[str, float]:
+    """On one rank, a fresh process: seconds, and MiB by which its resident memory grows."""
+    from dfm_nb.config import Config
+    from dfm_nb.data.loader import PackPlan
+    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.packs.packs import PackSettings
+
+    settings, before = PackSettings.of(Config(), seed=1), _resident_mib()
+    found: dict[str, float] = {}
+    plans = []
+    found["open"] = _timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100)))
+    found["memory of open"] = _resident_mib() - before
+    found["first pack"] = _timed(plans[0].next)
+    found["memory with a pack"] = _resident_mib() - before
+    found["restore"] = _timed(lambda: plans[0].restore(plans[0].state()))
+    return found
+
+
+def measure_index(sizes: list[int], rounds: int) -> list[dict]:
+    """The index's curves; memory in MiB, the file in bytes."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="growth_") as place:
+        for size in sizes:
+            folder = Path(place) / "data"
+            ((index_bytes),) = run_ranks(1, write_generated, folder, size, timeout_s=3600)
+            runs = [run_ranks(1, open_rank, str(folder), timeout_s=3600)[0] for _ in range(rounds)]
+            medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            for name, value in (medians | {"index": index_bytes}).items():
+                found.setdefault(name, []).append(value)
+            shutil.rmtree(folder)
+    units = {name: "MiB" if "memory" in name else "bytes" if name == "index" else "s" for name in found}
+    return [curve("index", name, sizes, costs) | {"unit": units[name]} for name, costs in found.items()]
 
 
 # ---- sequence length ---------------------------------------------------------------------------------------------
@@ -228,6 +343,8 @@ def measure(group: str, sizes: list[int], rounds: int) -> list[dict]:
     if group == "data":
         (costs,) = run_ranks(1, data_rank, sizes, rounds, timeout_s=1200)
         return [curve(group, name, sizes, costs[name]) for name in costs]
+    if group == "index":
+        return measure_index(sizes, rounds)
     if group == "corpus":
         return [curve(group, "text preprocess", sizes, run_ranks(1, corpus_rank, sizes, rounds, timeout_s=1200)[0])]
     curves = []
@@ -242,19 +359,21 @@ def measure(group: str, sizes: list[int], rounds: int) -> list[dict]:
 def text(curves: list[dict], about: dict, rounds: int) -> str:
     rows = []
     for c in curves:
+        unit, what = c.get("unit", "s"), UNITS[c["group"]]
+        rate = f"ms a {what.removesuffix('s')}" if unit == "s" else f"{unit} a thousand {what}"
         span = f"{c['sizes'][0]:,} to {c['sizes'][-1]:,} {UNITS[c['group']]}"
         more = f"{c['flops_exponent']:.2f}" if "flops_exponent" in c else ""
         rows.append(
             [
                 c["name"],
                 span,
-                f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}",
+                f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}" + (unit != "s") * f" {unit}",
                 f"{c['exponent']:.2f}",
                 more,
-                f"{c['fixed_s']:.2g} s + {1e3 * c['s_per_unit']:.3g} ms a {UNITS[c['group']].removesuffix('s')}",
+                f"{c['fixed_s']:.2g} {unit} + {1e3 * c['s_per_unit']:.3g} {rate}",
             ]
         )
-    head = ["cost", "size", "seconds", "exponent", "exponent of its FLOPs", "start-up and rate"]
+    head = ["cost", "size", "seconds, or as said", "exponent", "exponent of its FLOPs", "start-up and rate"]
     return (
         f"One thread, medians of {rounds} interleaved rounds (preparation: once).\n{report.sentence(about)}.\n\n"
         + report.table(head, rows)
@@ -268,11 +387,16 @@ def plot(curves: list[dict], path: Path) -> None:
 
     from dfm_nb.base.plots import PALETTE
 
-    titles = {"data": "data set size (samples)", "sequence": "sequence length (tokens)", "corpus": "corpus (MB)"}
+    titles = {
+        "data": "data set size (samples)",
+        "index": "index (samples)",
+        "sequence": "sequence length (tokens)",
+        "corpus": "corpus (MB)",
+    }
     groups = [g for g in titles if any(c["group"] == g for c in curves)]
     figure = Figure(figsize=(4.4 * len(groups), 3.9), layout="constrained")
     for axes, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups):
-        own = [c for c in curves if c["group"] == group]
+        own = [c for c in curves if c["group"] == group and c.get("unit", "s") == "s"]
         for colour, c in zip(PALETTE, own):
             axes.plot(c["sizes"], c["seconds"], "o", color=colour)
             fitted = [c["factor"] * n ** c["exponent"] for n in c["sizes"]]
@@ -297,11 +421,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(SIZES), action="append", help="this group only; may be given again")
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
+    parser.add_argument("--largest", action="store_true", help="an index of 100 M samples, too: 8 GB of disk")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     about, sizes = report.machine(), QUICK if args.quick else SIZES
+    if args.largest:
+        sizes = sizes | {"index": [*SIZES["index"], 10**8]}
     curves = []
     for group in tqdm(args.only or list(sizes), desc="groups", disable=None):
         curves += measure(group, sizes[group], args.rounds)
