@@ -24,7 +24,7 @@ import pyarrow as pa
 from dfm_nb.base.files import replacing, sha256
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.prepared_folder import INDEX, PreparedFolder, is_adopted, read_manifest, shard_digests
+from dfm_nb.data.prepared_folder import INDEX, STATISTICS, PreparedFolder, is_adopted, read_manifest, shard_digests
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import (
     PARTS,
@@ -123,19 +123,20 @@ class IndexWriter:
 
 
 def _columns(batch: pa.RecordBatch) -> dict[str, np.ndarray]:
-    """Views of a batch: a number a row; of the keys the bytes one after another, and `key_end`, where each ends."""
+    """Views of a batch: a number a row; of the keys their bytes one after another, and where each ends."""
     columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
     keys = batch["key"]
     _, offsets, data = keys.buffers()
     ends = np.frombuffer(offsets or bytes(4), np.int32)[keys.offset : keys.offset + len(keys) + 1]
     columns["key"] = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
-    columns["key_end"] = ends[1:] - ends[0]
+    columns["key_ends"] = ends
     return columns
 
 
 def _crc32(columns: dict[str, np.ndarray]) -> int:
-    checksum = 0
-    for name in sorted(columns):
+    ends = columns["key_ends"]
+    checksum = zlib.crc32((ends - ends[0]).data)  # a slice's do not begin at 0
+    for name in ("key", *SCHEMA.names[1:]):
         checksum = zlib.crc32(columns[name].data, checksum)
     return checksum
 
@@ -207,7 +208,7 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
     ValueError, FileNotFoundError : one sentence with what must hold and how to mend it.
     """
     place = PreparedFolder(folder)
-    manifest = read_manifest(place.path)
+    manifest = read_manifest(place.path, STATISTICS)
     if manifest is None and place.held_plan() is not None:
         raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
     digests = shard_digests(manifest)
@@ -288,7 +289,7 @@ class SampleIndex:
         self._batches: dict[int, dict[str, np.ndarray]] = {}
         self._lock = threading.Lock()  # a reader of Arrow is one thread's at a time
         try:
-            self._reader = pa.ipc.open_file(source)
+            self._reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(use_threads=False))
             count = self._reader.num_record_batches
             if not count or self._reader.schema != SCHEMA:
                 raise ValueError("it has other columns")
@@ -389,8 +390,8 @@ class SampleIndex:
     def entry(self, index: int) -> SampleEntry:
         """Where a sample lies; without its .json."""
         columns, row = self._row(index)
-        end = columns["key_end"]
-        key = columns["key"][end[row - 1] if row else 0 : end[row]].tobytes().decode()
+        start, end = columns["key_ends"][row : row + 2] - columns["key_ends"][0]
+        key = columns["key"][start:end].tobytes().decode()
         spans = {p: (int(columns[f"{p}_offset"][row]), int(columns[f"{p}_size"][row])) for p in PARTS}
         shard = self.folder / self.shards[columns["shard"][row]].name
         return SampleEntry(key, shard, {p: span for p, span in spans.items() if span[0]}, {})

@@ -64,7 +64,7 @@ class EnergonStore:
     def _open_index(self, progress: bool) -> SampleIndex:
         index = open_index(self.path, self.split)
         # Energon's .idx files are as many as the shards, and an index makes them needless
-        self._manifest = read_manifest(Path(self.path), STATISTICS, unread=".tar.idx" if index else None)
+        self._manifest = read_manifest(Path(self.path), STATISTICS, unread=".tar.idx" if index is not None else None)
         digests = shard_digests(self._manifest)
         if index is not None:
             index.check_fits(digests)
