@@ -119,7 +119,9 @@ def preparation(images: int = 60, clips: int = 6) -> Area:
     def result(folder: Path) -> dict:
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest.pop("arguments"), manifest["files"].pop("manifest.json")  # they have the folder's name
-        return files(folder, "*.tar", "*.tar.idx", "*.safetensors", ".nv-meta/*.yaml") | {"manifest.json": manifest}
+        return files(folder, "*.tar", "*.tar.idx", "*.index.arrow", "*.safetensors", ".nv-meta/*.yaml") | {
+            "manifest.json": manifest
+        }
 
     size = ["--num-images", str(images), "--num-clips", str(clips), "--short-side", "32", "--shard-size", "4"]
     return Area(

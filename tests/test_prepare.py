@@ -87,6 +87,17 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
     assert train.empty_text.shape == (2, 384)
 
 
+def test_each_split_has_an_index_that_fits_its_shards(prepared):
+    from dfm_nb.data.index import open_index
+    from dfm_nb.inspect import inspect_dataset
+
+    m = json.loads((prepared / "manifest.json").read_text())
+    for split in ("train", "val"):
+        assert len(open_index(prepared, split)) == m["counts"][split]
+    assert open_index(prepared, "test") is None
+    assert inspect_dataset(prepared, verify=True, samples=0)["faults"] == []
+
+
 def test_energons_own_command_reads_the_folder(prepared):
     done = commands().run("energon", "info", prepared, "--dataset-config", "info.yaml")
     assert done.returncode == 0 and "CrudeSample" in done.stdout
