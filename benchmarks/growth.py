@@ -8,7 +8,7 @@ are not counted. Figures are medians of `--rounds` interleaved rounds; preparati
 
 - data set size: seconds to prepare N synthetic pictures of 32 px, to open the folder, and to plan one epoch of packs;
 - index: N samples in shards of 10,000, of which all but the first are holes with a generated index. Seconds and memory
-  of a fresh process to open the folder for training, to plan its first pack and to restore a place in the data;
+  of a fresh process to open the folder for training, to plan a pack, and to restore a place in the data and go on;
 - sequence length: seconds of a training step (demo size, float32) on one pack of S tokens. Either the pack is a single
   clip, whose attention is quadratic, or it holds pictures of 64 tokens, whose attention is linear. The exponent of the
   step's FLOPs over the same lengths stands beside it;
@@ -72,7 +72,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     import torch
 
     from dfm_nb.config import Config
-    from dfm_nb.data.loader import PackPlan
+    from dfm_nb.data.pack_plan import PackPlan
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
     from dfm_nb.prepare import main
@@ -181,18 +181,24 @@ def _resident_mib() -> float:
 def open_rank(folder: str) -> dict[str, float]:
     """On one rank, a fresh process: seconds, and MiB by which its resident memory grows."""
     from dfm_nb.config import Config
-    from dfm_nb.data.loader import PackPlan
+    from dfm_nb.data.pack_plan import PackPlan
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
 
     settings, before = PackSettings.of(Config(), seed=1), _resident_mib()
     found: dict[str, float] = {}
     plans = []
-    found["open"] = _timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100)))
+    found["open"] = _timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100, lanes=0)))
     found["memory of open"] = _resident_mib() - before
-    found["first pack"] = _timed(plans[0].next)
-    found["memory with a pack"] = _resident_mib() - before
-    found["restore"] = _timed(lambda: plans[0].restore(plans[0].state()))
+    (plan,) = plans
+    found["first pack"] = _timed(plan.next)
+    rounds = 2 * len(plan.lanes)
+    for _ in range(rounds):  # so that every lane has a window and a full buffer
+        plan.next()
+    found["memory with packs"] = _resident_mib() - before
+    found["a pack"] = _timed(lambda: [plan.next() for _ in range(rounds + 200)]) / (rounds + 200)
+    state = json.loads(json.dumps(plan.state()))
+    found["restore, and a pack"] = _timed(lambda: (plan.restore(state), plan.next()))
     return found
 
 

@@ -40,7 +40,8 @@ from tqdm import tqdm
 
 from benchmarks import report
 from dfm_nb.config import Config
-from dfm_nb.data.loader import PackedLoader, PackPlan
+from dfm_nb.data.loader import PackedLoader
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.shards import SampleEntry, scan_shard
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.packs.packs import PackSettings

@@ -30,7 +30,8 @@ from benchmarks import report
 from benchmarks.train_step import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import MockStore
 from dfm_nb.training.batches import pack_settings
 from dfm_nb.training.trainer import Trainer

@@ -59,7 +59,8 @@ def resident(field: str) -> int:
 def take_steps(overrides: list[str], steps: int):
     """Build a trainer and take steps on one mock pack; returns (configuration, pack, number of runs)."""
     from dfm_nb import config as cfg
-    from dfm_nb.data.loader import PackBuilder, PackPlan
+    from dfm_nb.data.loader import PackBuilder
+    from dfm_nb.data.pack_plan import PackPlan
     from dfm_nb.model.attention import SegmentLayout
     from dfm_nb.training.batches import open_store, pack_settings
     from dfm_nb.training.trainer import Trainer

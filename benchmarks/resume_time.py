@@ -35,7 +35,8 @@ from benchmarks import report
 from benchmarks.checkpoint_stall import SETTINGS
 from benchmarks.loader import BUFFER, CAPACITY, energon_packs_loader, prepare
 from dfm_nb.config import Config
-from dfm_nb.data.loader import PackedLoader, PackPlan
+from dfm_nb.data.loader import PackedLoader
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.packs.packs import PackSettings
 

@@ -23,7 +23,8 @@ import torch.nn.functional as F
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion import edm
 from dfm_nb.model.positions import factorised_sincos

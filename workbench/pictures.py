@@ -30,7 +30,7 @@ from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
-from dfm_nb.data.loader import PackPlan
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.generation.clip_files import Generated

@@ -173,6 +173,16 @@ class DatasetConfig(Group):
         8192, "tokens in a pack; no sample may be longer", ge=1, aliases=("dataset.seq_length",)
     )
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
+    lanes: Int = option(
+        0,
+        "streams of samples that packs are made of in turn, best a multiple of the data-parallel sizes; "
+        "0: one below a million samples, else 256; a resumed run keeps its own",
+        ge=0,
+    )
+    lane_window: Int = option(8192, "samples of a lane that are shuffled with one another, if there are several", ge=1)
+    balance_steps: Int = option(
+        1, "steps whose packs are dealt so that all of a step take the same work; a resumed run keeps its own", ge=1
+    )
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     max_bad_fraction: float = option(
         0.01,

@@ -39,7 +39,7 @@ from dfm_nb.data.shards import (
     shards_of,
 )
 
-BATCH_ROWS = 1 << 17
+BATCH_ROWS = 1 << 13
 SIZES = ("t", "h", "w")
 SCHEMA = pa.schema(
     [("key", pa.string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]

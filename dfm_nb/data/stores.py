@@ -85,6 +85,11 @@ class EnergonStore:
         return len(self._index)
 
     @property
+    def shard_sizes(self) -> list[int]:
+        """Samples of each shard, those that cannot be used among them."""
+        return [shard.samples for shard in self._index.shards]
+
+    @property
     def keys(self) -> list[str]:
         """Of all samples, in order: a Python object each."""
         return [self._index.entry(i).key for i in range(len(self))]
@@ -216,6 +221,10 @@ class MockStore:
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        return [self._length]
 
     def larger_than(self, voxels: int) -> Iterator[int]:
         large = [i for i, size in enumerate(self.sizes[: self._length]) if math.prod(size) > voxels]

@@ -7,7 +7,8 @@ import math
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.config import sizes
-from dfm_nb.data.loader import PackedLoader, PackPlan
+from dfm_nb.data.loader import PackedLoader
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, check_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
@@ -53,6 +54,8 @@ def pack_capacity(config: cfg.Config) -> int:
 
 def packed_loader(config: cfg.Config, store: SampleStore, dp_rank: int, dp_size: int) -> PackedLoader:
     """This data-parallel rank's packs of each global batch."""
-    plan = PackPlan(store, pack_settings(config), pack_capacity(config), config.dataset.packing_buffer_size)
+    d = config.dataset
+    capacity, settings = pack_capacity(config), pack_settings(config)
+    plan = PackPlan(store, settings, capacity, d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window)
     packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
-    return PackedLoader(plan, packs_per_step, dp_rank, dp_size, config.dataset.num_workers)
+    return PackedLoader(plan, packs_per_step, dp_rank, dp_size, d.num_workers, d.balance_steps)

@@ -14,7 +14,8 @@ from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
-from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.diffusion import edm
 from dfm_nb.generation.clip_files import output_path

@@ -15,7 +15,7 @@ from dfm_nb.config import Config
 from dfm_nb.data import index as indexing
 from dfm_nb.data import shards
 from dfm_nb.data.index import index_dataset, index_path, open_index
-from dfm_nb.data.loader import PackPlan
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset

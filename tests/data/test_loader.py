@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dfm_nb.config import Config
-from dfm_nb.data.loader import PackBuilder, PackedLoader, PackPlan
+from dfm_nb.data.loader import PackBuilder, PackedLoader
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
@@ -110,7 +111,7 @@ def test_given_frames_have_their_own_noise_level_and_no_loss():
 def test_every_sample_is_used_once_an_epoch():
     plan = loader().plan
     used = [item for _ in range(120) for item in plan.next()]
-    waiting = [item for item, _ in plan.packer.waiting]
+    waiting = [item for lane in plan.lanes for item, _ in lane.packer.waiting]
     everything = used + waiting
     assert len(set(everything)) == len(everything)
     assert plan.epoch > 5

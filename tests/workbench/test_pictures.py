@@ -10,7 +10,8 @@ from PIL import Image
 
 from dfm_nb import config as cfg
 from dfm_nb.base.records import Clip
-from dfm_nb.data.loader import PackBuilder, PackPlan
+from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.packs.packs import PackSettings
