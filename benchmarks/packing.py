@@ -13,8 +13,13 @@ counted. The packers are:
 - first-fit-decreasing, refilled: the same, but only the fullest pack is given out and the buffer is filled up again;
 - dfm_nb: the fullest pack that holds the oldest waiting sample (exact subset sum), then the buffer is filled up again.
 
-The longest wait is how many packs went out between a sample's arrival in the buffer and its leaving it. Prints a table
-and writes benchmarks/results/packing.{json,md}. Takes under a minute on one core.
+The longest wait is how many packs went out between a sample's arrival in the buffer and its leaving it.
+
+A second table has the work of the slowest rank over the mean, by the FLOPs of DiT-XL: of the packs of a step over
+data-parallel ranks, as they come and with `dataset.balance_steps=32`; and of the shares of a pack over 8
+context-parallel ranks, as contiguous slices of a pack sorted by length (which they were) and as dealt now.
+
+Prints the tables and writes benchmarks/results/packing.{json,md}. Takes two minutes on one core.
 """
 
 from __future__ import annotations
@@ -31,8 +36,14 @@ from typing import Callable, Iterator
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import report
+from dfm_nb import config as cfg
+from dfm_nb.config import counts
+from dfm_nb.data.pack_plan import PackPlan, StepPlan
 from dfm_nb.data.sources import synthetic
+from dfm_nb.data.stores import MockStore
+from dfm_nb.model.attention import SegmentLayout, cumulative
 from dfm_nb.packs.packer import Packer
+from dfm_nb.packs.packs import PackSettings
 
 PATCH_PX = 16
 """A token stands for 16 x 16 px (8x8 of the tokenizer, patches of 2x2) and, after the first, for four frames."""
@@ -212,6 +223,77 @@ def run(seeds: int, packs: int, capacity: int, buffer: int) -> list[dict]:
     return rows
 
 
+# ---- balance -----------------------------------------------------------------------------------------------------
+
+BALANCE_STEPS, CP, TEXT_TOKENS = 32, 8, 64
+DATA_PARALLEL = {8: 8, 64: 2}
+"""Ranks, and how many windows of `BALANCE_STEPS` steps of one pack each are measured."""
+
+
+class Work:
+    """FLOPs of DiT-XL's forward pass: linear in tokens, and in the products of queries and keys."""
+
+    def __init__(self) -> None:
+        settings = ["model.size=DiT-XL", "model.in_channels=16", "model.text_dim=1024"]
+        model = cfg.resolve(None, overrides=settings, world_size=1).config.model
+        one, two = (counts.forward_flops(model, [n], [TEXT_TOKENS]) for n in (1024, 2048))
+        self.product = (two - 2 * one) / (2048**2 - 2 * 1024**2)  # what a sample costs beside is left out: it is equal
+        self.token = (one - self.product * 1024**2) / 1024
+
+    def __call__(self, lengths: list[int]) -> float:
+        return self.token * sum(lengths) + self.product * sum(n * n for n in lengths)
+
+    def shares(self, pack: list[int], dealt: bool) -> list[float]:
+        """Of each context-parallel rank; a pack that the number of ranks does not divide is padded."""
+        lengths = [*sorted(pack), -sum(pack) % CP]
+        cu = cumulative(lengths)
+        out = []
+        for rank in range(CP):
+            if dealt:
+                own = SegmentLayout(cu, cu).dealt(rank, CP).cu_q
+            else:
+                start, stop = (r * cu[-1] // CP for r in (rank, rank + 1))
+                own = [min(max(c, start), stop) for c in cu]
+            queries = [b - a for a, b in zip(own, own[1:])]
+            out.append(self.token * sum(queries) + self.product * sum(q * n for q, n in zip(queries, lengths)))
+        return out
+
+
+def slowest_over_mean(groups: list[list[float]]) -> float:
+    """All wait for the slowest of each group: the sum of the slowest over that of the means."""
+    return sum(map(max, groups)) / sum(map(statistics.fmean, groups))
+
+
+def balance(capacity: int, buffer: int) -> list[dict]:
+    """A row a mix: slowest over mean by what it is of."""
+    work, rows = Work(), []
+    settings = PackSettings.of(cfg.Config(), seed=0)
+    for mix in MIXES:
+        packs = BALANCE_STEPS * max(ranks * windows for ranks, windows in DATA_PARALLEL.items())
+        lengths = draw(mix, 0, packs, capacity, buffer)
+        area = settings.patch_spatial**2
+        store = MockStore([(1, 1, n * area) for n in lengths], length=len(lengths))
+        row: dict = {"mix": mix}
+        for ranks, windows in DATA_PARALLEL.items():
+            for window in (1, BALANCE_STEPS):
+                plan = StepPlan(PackPlan(store, settings, capacity, buffer, shuffle=False), ranks, window)
+                steps = [plan.next() for _ in range(windows * BALANCE_STEPS)]
+                of_step = [[work([lengths[i] for _, i in pack]) for pack in step] for step in steps]
+                row[f"{ranks} ranks, {window}"] = slowest_over_mean(of_step)
+        some = [[lengths[i] for _, i in pack] for step in steps[:4] for pack in step]
+        for name, dealt in (("slices", False), ("dealt", True)):
+            row[f"CP {CP}, {name}"] = slowest_over_mean([work.shares(pack, dealt) for pack in some])
+        rows.append(row)
+    return rows
+
+
+def balance_table(rows: list[dict]) -> str:
+    names = list(rows[0])[1:]
+    head = [n.replace(", 1", ", as they come") if n.endswith(", 1") else n.replace(f", {BALANCE_STEPS}", ", balanced")
+            for n in names]  # fmt: skip
+    return report.table(["slowest / mean", *head], [[r["mix"], *(f"{r[n]:.3f}" for n in names)] for r in rows])
+
+
 def mean_length(mix: str, capacity: int) -> float:
     return statistics.fmean(islice(MIXES[mix](random.Random(0), capacity), 5000))
 
@@ -256,7 +338,9 @@ def main(argv: list[str] | None = None) -> int:
     about = report.machine()
     rows = run(args.seeds, args.packs, args.capacity, args.buffer)
     settings = {k: getattr(args, k) for k in ("seeds", "packs", "capacity", "buffer")}
-    report.save("packing", {"machine": about, **settings, "rows": rows}, text(rows, about, args), args.output_dir)
+    balanced = balance(args.capacity, args.buffer)
+    result = {"machine": about, **settings, "rows": rows, "balance": balanced}
+    report.save("packing", result, f"{text(rows, about, args)}\n\n{balance_table(balanced)}", args.output_dir)
     return 0
 
 
