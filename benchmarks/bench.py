@@ -87,6 +87,8 @@ NOT_IN_THE_SET = {
     "sampler_quality, guidance, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
     "optimizers, pack_shapes, sigma_per_sample": "they compare settings of this project with one another",
     "monitor": "it measures the workbench, not training",
+    "speedrun, real_pictures": "they train for half an hour, to measure models",
+    "thousand_ranks": "it proves the order of the data at scale, not speed",
     "chaos": "it proves recovery, not speed: `make chaos`",
     "parallel_check, sizes_axes, plan_memory": (
         "they prove equality and estimates: `make parallel-check`, the scripts by name"

@@ -11,10 +11,24 @@ import re
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 
-from benchmarks import bench, bench_gpu, growth, monitor, noise_levels, packing, report, scaling
+from benchmarks import (
+    bench,
+    bench_gpu,
+    growth,
+    monitor,
+    noise_levels,
+    packing,
+    real_pictures,
+    report,
+    scaling,
+    speedrun,
+    thousand_ranks,
+)
 from tests.processes import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,3 +279,85 @@ def test_the_monitors_benchmark_measures_every_size(tmp_path):
     assert monitor.main(["--records", "50", "2500", "--repaints", "2", "--output-dir", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "monitor.json").read_text())["measured"]
     assert [r["records"] for r in found] == [50, 2500] and all(len(r["repaint_s"]) == 2 for r in found)
+
+
+# ---- speedrun ----------------------------------------------------------------------------------------------------
+
+
+def test_speedrun_finds_when_a_line_crosses_the_target():
+    rows = [[100, 10.0, 0.6], [200, 20.0, 0.5], [300, 30.0, 0.4]]
+    assert speedrun.seconds_to(0.45, rows) == pytest.approx(25)
+    assert speedrun.seconds_to(0.4, rows) == pytest.approx(30)
+    assert speedrun.seconds_to(0.39, rows) is None
+
+
+def test_speedrun_counts_the_steps_and_not_what_lies_between(tmp_path):
+    records = [{"iteration": i, "loss": 1.0, "tokens": 50, "tokens_per_s": 100.0, "tflops_per_s": 1e-3} for i in (1, 2)]
+    records += [{"iteration": 2, "val_loss": 0.7}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    found = speedrun.measured(tmp_path / "metrics.jsonl")
+    assert found == {"steps": [[2, 1.0, 0.7]], "model_flops_per_s": pytest.approx(2e9)}
+
+
+def test_speedruns_interval_covers_19_of_20():
+    """By simulation: the mean of five normal numbers lies within its interval of their expectation."""
+    rng, within = random.Random(0), 0
+    for _ in range(2000):
+        mean, half = map(float, speedrun.interval([rng.gauss(100, 3) for _ in range(5)]).split(" ± "))
+        within += abs(mean - 100) <= half
+    assert within / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+# ---- real pictures -----------------------------------------------------------------------------------------------
+
+
+def test_held_out_drawings_are_of_other_authors():
+    rng = np.random.default_rng(0)
+    kinds = list(real_pictures.KINDS)
+    rows = pd.DataFrame(
+        {"kind": rng.choice([*kinds[:5], ""], 400), "author": [f"author {i}" for i in rng.geometric(0.15, 400)]}
+    )
+    held = real_pictures.hold_out(rows, seed=1)
+    assert not held[rows["kind"] == ""].any()
+    for _, of_kind in rows.assign(held=held)[rows["kind"] != ""].groupby("kind"):
+        assert 0.1 < of_kind["held"].mean() <= real_pictures.HELD_OUT
+        assert of_kind.groupby("author")["held"].nunique().max() == 1
+
+
+def test_probe_counts_rare_kinds_as_much_as_common_ones():
+    """Two directions that overlap: without weights the common one takes all that is between them."""
+    rng = np.random.default_rng(0)
+    labels = np.array(["common"] * 900 + ["rare"] * 30)
+    at = lambda which: np.where(which == "rare", 0.6, -0.6)[:, None] * np.eye(1, 20)  # noqa: E731
+    noise = lambda n: rng.normal(0, 0.4, (n, 20))  # noqa: E731
+    probe = real_pictures.Probe(at(labels) + noise(930) + 1, labels)
+    asked = np.repeat(["common", "rare"], 200)
+    found = probe(at(asked) + noise(400) + 1)
+    assert (found == asked)[:200].mean() > 0.75 and (found == asked)[200:].mean() > 0.75
+
+
+# ---- a thousand ranks --------------------------------------------------------------------------------------------
+
+FEW_RANKS = "--samples 3000 --ranks 4 --steps 120 --kills 12 --layouts 6 --lanes 8".split()
+
+
+@pytest.mark.slow
+def test_simulated_ranks_lose_no_sample_and_see_the_plans_packs(tmp_path):
+    assert thousand_ranks.main([*FEW_RANKS, "--output-dir", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "thousand_ranks.json").read_text())
+    assert found["epochs"] >= 2 and found["steps_compared"] >= 24 and len(found["layouts"]) == 6
+
+
+@pytest.mark.slow
+def test_the_simulation_notices_a_state_that_is_not_whole(tmp_path, monkeypatch):
+    whole = thousand_ranks.PackPlan.restore
+
+    def forgetful(plan, state):
+        whole(plan, state)
+        for lane in plan.lanes:
+            del lane.packer.waiting[-2:]
+
+    monkeypatch.setattr(thousand_ranks.PackPlan, "restore", forgetful)
+    assert thousand_ranks.main([*FEW_RANKS, "--output-dir", str(tmp_path)]) == 1
+    found = json.loads((tmp_path / "thousand_ranks.json").read_text())
+    assert found["steps_that_differ"] and found["lost_in_whole_epochs"]
