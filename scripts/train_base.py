@@ -90,7 +90,7 @@ A small text-to-video Diffusion Transformer that comes with the package: `Pipeli
 
 It knows eight colours, four patterns, four places and six kinds of butterflies. Anything else gives a butterfly, too.
 Other words for colours than those of training are not understood, nor is negation (see the wordings). Of clips,
-frames with half-closed wings are blurry: the tokenizer loses them. At 128 px wings are softer than at 64 px.
+frames with half-closed wings lose their pattern. At 128 px wings are softer than at 64 px.
 """
         asset.with_suffix(".md").write_text(text)
         print(text, flush=True)

@@ -6,7 +6,8 @@
 
 Strong noise on most latents is what makes the pictures of a half-trained diffusion model whole: the decoder has learned
 to read latents that are not quite right (Yang et al., "Latent Denoising Makes Good Tokenizers", arXiv:2507.15856). The
-shipped file had four trainings, each with its settings in `benchmarks/results/residual_tokenizer.json`; the first saw
+shipped encoder had four trainings, each with its settings in `benchmarks/results/residual_tokenizer.json` (two more of
+the decoder alone are `train_decoder.py`'s); the first saw
 the smaller eyespots of drawing 1 (`sources.synthetic.DRAWING`), the next two drawing 2, whose clips begin anywhere in
 the wing beat. They had a Muon of this script's own that iterated in float32; torch's, used now, iterates in bfloat16.
 So the script trains as good a tokenizer, but not the shipped one to the digit.
@@ -70,6 +71,8 @@ class Batches(torch.utils.data.Dataset):
     Each drawing serves twice, mirrored the second time.
     """
 
+    draw = staticmethod(draw)
+
     def __init__(self, seed: int, steps: int):
         self.seed, self.steps = seed, steps
         self._drawn: tuple[int, tuple[Tensor, ...]] = (-1, ())
@@ -90,7 +93,7 @@ class Batches(torch.utils.data.Dataset):
         frames = CLIP_FRAMES[rng.integers(len(CLIP_FRAMES))]
         clips = max(1, round(clips * 3 / (1 + frames // 4)))
         return tuple(
-            torch.from_numpy(np.stack([draw(rng, height, width, t) for _ in range(count)]))
+            torch.from_numpy(np.stack([self.draw(rng, height, width, t) for _ in range(count)]))
             for count, t in ((images, 1), (clips, frames))
         )
 

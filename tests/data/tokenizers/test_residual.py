@@ -13,8 +13,10 @@ from dfm_nb import inspect, prepare
 from dfm_nb.base import plugins
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data.encoding import to_pixels
+from dfm_nb.data.prepared_folder import TOKENIZER
 from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
+from dfm_nb.export import with_decoder
 from scripts import train_tokenizer as script
 
 
@@ -129,9 +131,59 @@ def test_identity_is_that_of_the_content(tokenizer, tmp_path):
 
 
 def test_file_is_small_and_ships_with_the_package():
-    assert residual.ASSET.stat().st_size < 2_500_000
+    assert residual.ASSET.stat().st_size < 8_000_000
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert f"{residual.ASSET.parent.name}/*{residual.ASSET.suffix}" in project
+
+
+def test_bilateral_filter_takes_noise_and_leaves_edges():
+    g = torch.Generator().manual_seed(0)
+    edge = torch.where(torch.arange(40) < 20, -0.8, 0.8).expand(1, 3, 2, 24, 40).contiguous()
+    torch.testing.assert_close(residual.bilateral(edge), edge, atol=1e-6, rtol=0)
+    noisy = edge + 0.05 * torch.randn(edge.shape, generator=g)
+    assert (residual.bilateral(noisy) - edge).std() < 0.5 * (noisy - edge).std()
+
+
+def small(finest_blocks=1, seed=0):
+    """A tokenizer of little width whose decoder does something."""
+    torch.manual_seed(seed)
+    shape = residual.Shape(24, 16, 1, 1, 1, 1, finest_width=8, finest_blocks=finest_blocks)
+    model = residual.ResidualTokenizer(residual.build().pca, shape).requires_grad_(False).eval()
+    for name, x in model.decoder.named_parameters():
+        if "head" in name:
+            x.normal_(std=0.05)
+    return model
+
+
+@pytest.mark.parametrize("positions", [60, 130])
+def test_windows_give_what_the_whole_gives_with_the_finest_grid(monkeypatch, positions):
+    model, x = small(), videos(2, 33, 48, 80)
+    z = model.encode(x)
+    whole = model.decode(z)
+    torch.testing.assert_close(model.forward_decode(z), whole)
+    monkeypatch.setattr(residual, "WINDOW_POSITIONS", positions)
+    torch.testing.assert_close(model.decode(z), whole)
+    torch.testing.assert_close(torch.cat(list(model.decode_windows(z[:1])), 2), whole[:1])
+
+
+def test_export_carries_another_decoder_of_the_same_encoder(tmp_path):
+    """A better decoder serves models that were trained before it; another encoder is refused."""
+    one, better = small(), small()
+    better.decoder.head.image.bias += 0.2
+    one.save(tmp_path / TOKENIZER)
+    better.save(tmp_path / "better.safetensors")
+    assets = {
+        TOKENIZER: (tmp_path / TOKENIZER).read_bytes(),
+        "manifest.json": json.dumps({"tokenizer": one.identity(), "latent_mean": [0.0]}).encode(),
+    }
+    changed = with_decoder(assets, str(tmp_path / "better.safetensors"))
+    manifest = json.loads(changed["manifest.json"])
+    assert changed[TOKENIZER] == (tmp_path / "better.safetensors").read_bytes()
+    assert manifest["tokenizer"] == better.identity() != one.identity() and manifest["latent_mean"] == [0.0]
+    better.encoder.head.bias += 0.2
+    better.save(tmp_path / "worse.safetensors")
+    with pytest.raises(ValueError, match="must have the encoder that the checkpoint was trained with"):
+        with_decoder(assets, str(tmp_path / "worse.safetensors"))
 
 
 def test_calibration_whitens_without_changing_pictures(tokenizer):
