@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from torch import nn
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base import plugins
 from dfm_nb.base.argv import ArgumentParser, guard, quietly
 from dfm_nb.checkpoints import exported, saving
 from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.data.prepared_folder import TOKENIZER
 from dfm_nb.model import ema
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.linear import is_lora, merged
@@ -42,6 +45,9 @@ def parser() -> ArgumentParser:
         choices=("merged", "apart"),
         default="merged",
         help="low-rank updates: added to their weights, or in a file of their own beside the base's",
+    )
+    p.add_argument(
+        "--tokenizer-path", help="carry this tokenizer's decoder instead; its encoder must be the checkpoint's"
     )
     p.add_argument("--dtype", choices=DTYPES, default="fp32", help="of the stored weights; bf16 takes half the room")
     return p
@@ -121,6 +127,26 @@ def assets_of(folder: Path) -> dict[str, bytes]:
     return assets
 
 
+def with_decoder(assets: dict[str, bytes], path: str) -> dict[str, bytes]:
+    """The small files with another tokenizer of the same latents: a better decoder needs no other weights."""
+    manifest = json.loads(assets["manifest.json"])
+    name = manifest["tokenizer"]["name"]
+    plugin = plugins.load("tokenizers", name)
+    if not hasattr(plugin, "same_latents"):
+        raise ValueError(f"--tokenizer-path is for tokenizers that travel with a checkpoint; this one has {name}")
+    other = plugin.build(path)
+    if not plugin.same_latents(other, plugin.build(exported.unpacked(assets))):
+        raise ValueError(
+            f"{path} must have the encoder that the checkpoint was trained with, and has another; leave out "
+            "--tokenizer-path"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        other.save(Path(folder, TOKENIZER))
+        content = Path(folder, TOKENIZER).read_bytes()
+    manifest["tokenizer"] |= other.identity()
+    return assets | {TOKENIZER: content, "manifest.json": json.dumps(manifest).encode()}
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     output = Path(args.output)
@@ -144,7 +170,10 @@ def main(argv: list[str] | None = None) -> int:
     tensors = {name: t.contiguous() for name, t in checkpoint.gather_whole(chunks).items()}
     output.parent.mkdir(parents=True, exist_ok=True)
     resolved = cfg.Resolved(source.config, provenance)
-    write_weights(tensors, output, resolved, args.lora, assets_of(source.folder), DTYPES[args.dtype])
+    assets = assets_of(source.folder)
+    if args.tokenizer_path:
+        assets = with_decoder(assets, args.tokenizer_path)
+    write_weights(tensors, output, resolved, args.lora, assets, DTYPES[args.dtype])
     parallel.shutdown()
     return 0
 
