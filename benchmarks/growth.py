@@ -410,7 +410,7 @@ def plot(curves: list[dict], path: Path) -> None:
                 c["sizes"], fitted, "-", linewidth=1, color=colour, label=f"{c['name']}: size^{c['exponent']:.2f}"
             )
         axes.set(xscale="log", yscale="log", xlabel=titles[group], ylabel="seconds")
-        axes.set_xticks(own[0]["sizes"], [f"{n:,}" for n in own[0]["sizes"]])
+        axes.set_xticks(own[0]["sizes"], [f"{n:,}" if n < 10**6 else f"{n // 10**6} M" for n in own[0]["sizes"]])
         spread = max(max(c["seconds"]) for c in own) / min(min(c["seconds"]) for c in own)
         axes.yaxis.set_major_locator(LogLocator(subs=(1,) if spread > 100 else (1, 2, 5)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
