@@ -10,7 +10,8 @@ TP, CP and PP, the number of ranks, and twice the number of packs a step. At ran
 killed: a new one opens the data set, goes on from a state of some steps before, as JSON, and must have the reference's
 packs up to and after the step at which it died.
 
-Writes benchmarks/results/thousand_ranks.{json,md}. In full it takes hours of one core (0.8 s a step of 1,024 packs) and 8 GB of disk.
+Writes benchmarks/results/thousand_ranks.{json,md}. In full it takes hours of one core (0.5 to 0.8 s a step of 1,024
+packs) and 8 GB of disk.
 """
 
 from __future__ import annotations
