@@ -22,13 +22,13 @@ import argparse
 import json
 import math
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import train_tokenizer
 from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -144,8 +144,8 @@ def frames_of(videos: list[Tensor]) -> list[Tensor]:
     return [v.transpose(1, 2).flatten(0, 1) for v in videos]
 
 
-class Training:
-    """The decoder, its average and its optimizers; `save` and a new `Training` are exact."""
+class Training(train_tokenizer.Training):
+    """The decoder, its average and its optimizers."""
 
     def __init__(self, args):
         torch.manual_seed(args.seed)
@@ -156,77 +156,23 @@ class Training:
         self.model.load_state_dict(old.state_dict(), strict=False)
         self.model.encoder.requires_grad_(False)
         self.vgg = Vgg(args.vgg) if args.vgg else None
-        self.average = {k: v.detach().clone() for k, v in self.model.decoder.named_parameters()}
-        # Over matrices [out, in * kh * kw] in the memory of the convolutions, as torch's Muon takes them.
-        named = dict(self.model.decoder.named_parameters())
-        blocks = ("coarse", "fine.", "finest.blocks")
-        self.kernels = {n: x for n, x in named.items() if x.ndim == 4 and n.startswith(blocks)}
-        self.matrices = {n: nn.Parameter(x.detach().flatten(1)) for n, x in self.kernels.items()}
-        self.optimizers = [
-            torch.optim.Muon(self.matrices.values(), args.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW([x for n, x in named.items() if n not in self.kernels], lr=args.lr, betas=(0.9, 0.98)),
-        ]
         self.settings = {k: str(v) for k, v in vars(args).items() if k in ("lr", "shares", "noise", "seed", "steps")}
         self.settings["start_from"] = old.identity()["sha256"]
-        if self.file.exists():
-            saved = torch.load(self.file, weights_only=True)
-            if saved["settings"] != self.settings:
-                raise SystemExit(f"{self.file} is of another training ({saved['settings']}); choose another --run-dir")
-            self.model.load_state_dict(saved["model"])
-            self.average = saved["average"]
-            for optimizer, state in zip(self.optimizers, saved["optimizers"]):
-                optimizer.load_state_dict(state)
-            self.step, self.seconds = saved["step"], saved["seconds"]
+        named, blocks = dict(self.model.decoder.named_parameters()), ("coarse", "fine.", "finest.blocks")
+        saved = self.saved()
+        self.average = saved["average"] if saved else {k: v.detach().clone() for k, v in named.items()}
+        self.begin(named, {n: x for n, x in named.items() if x.ndim == 4 and n.startswith(blocks)}, saved)
 
-    def save(self) -> None:
-        state = {
-            "settings": self.settings,
-            "model": self.model.state_dict(),
-            "average": self.average,
-            "optimizers": [o.state_dict() for o in self.optimizers],
-            "step": self.step,
-            "seconds": self.seconds,
-        }
-        temporary = self.file.with_name(self.file.name + ".tmp")
-        torch.save(state, temporary)
-        temporary.replace(self.file)
+    def state(self) -> dict:
+        return super().state() | {"average": self.average}
 
-    def run(self) -> None:
-        """Train to `--steps`, or for `--max-minutes`; the last state is saved."""
-        args = self.args
-        batches = Mixed(args.seed, args.steps, load_pictures(args.pictures))
-        loader = torch.utils.data.DataLoader(
-            batches, batch_size=None, sampler=range(self.step, args.steps), num_workers=1, prefetch_factor=4
-        )
-        recent, begun = [], time.monotonic() - self.seconds
-        stop = time.monotonic() + args.max_minutes * 60
-        with (
-            tqdm(total=args.steps, initial=self.step, desc="train", unit="step") as bar,
-            (args.run_dir / "metrics.jsonl").open("a") as log,
-        ):
-            for batch in loader:
-                recent.append(self.train_step(batch))
-                self.seconds = time.monotonic() - begun
-                bar.update()
-                if self.step % args.log_every == 0:
-                    row = {k: round(float(np.mean([r[k] for r in recent])), 4) for k in recent[0]}
-                    recent.clear()
-                    log.write(json.dumps({"step": self.step, **row, "elapsed_s": round(self.seconds)}) + "\n")
-                    log.flush()
-                    bar.set_postfix(row)
-                out_of_time = time.monotonic() > stop
-                if self.step % args.save_every == 0 or self.step == args.steps or out_of_time:
-                    self.save()
-                if out_of_time:
-                    break
+    def batches(self) -> Batches:
+        return Mixed(self.args.seed, self.args.steps, load_pictures(self.args.pictures))
 
     def train_step(self, batch: tuple[Tensor, Tensor]) -> dict[str, float]:
         """One step of the decoder; its terms and PSNR."""
         args, share = self.args, self.step / self.args.steps
         rate = args.lr * min((self.step + 1) / 50, 1.0, 0.02 + (1 - share) / 0.6)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
         generator = torch.Generator().manual_seed(args.seed * 1_000_003 + self.step)
         wanted = [to_pixels(frames) for frames in batch]
         made = []
@@ -238,12 +184,7 @@ class Training:
                 amount = args.noise * torch.rand(len(z), 1, 1, 1, 1, generator=generator).square()
                 made.append(self.model.forward_decode(z + amount * torch.randn(z.shape, generator=generator)))
         row = self._backward([m.float() for m in made], wanted)
-        torch.nn.utils.clip_grad_norm_(self.model.decoder.parameters(), 1.0)
-        for name, matrix in self.matrices.items():
-            matrix.grad = self.kernels[name].grad.flatten(1)
-        for optimizer in self.optimizers:
-            optimizer.step()
-        self.step += 1
+        self.update(rate, self.model.decoder.parameters(), 1.0)
         decay = min(0.998, self.step / (self.step + 10))
         for name, x in self.model.decoder.named_parameters():
             self.average[name].lerp_(x.detach(), 1 - decay)

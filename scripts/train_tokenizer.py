@@ -24,6 +24,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -155,15 +156,24 @@ class Training:
             "start_from": begun_from.identity()["sha256"] if begun_from else None,
             "shape": asdict(self.shape),
         }
-        saved = torch.load(self.file, weights_only=True) if self.file.exists() else None
-        if saved and saved["settings"] != self.settings:
-            raise SystemExit(f"{self.file} is of another training ({saved['settings']}); choose another --run-dir")
+        saved = self.saved()
         if begun_from:
             self.model = begun_from.requires_grad_(True).train()
         else:
             self.model = ResidualTokenizer(PCATokenizer(saved["pca"]) if saved else fit_pca(args.seed), self.shape)
         named = dict(self.model.named_parameters())
-        self.kernels = {n: x for n, x in named.items() if x.ndim == 4 and ("coarse" in n or "fine" in n)}
+        self.begin(named, {n: x for n, x in named.items() if x.ndim == 4 and ("coarse" in n or "fine" in n)}, saved)
+
+    def saved(self) -> dict | None:
+        """The state in the run's folder; None when there is none."""
+        found = torch.load(self.file, weights_only=True) if self.file.exists() else None
+        if found and found["settings"] != self.settings:
+            raise SystemExit(f"{self.file} is of another training ({found['settings']}); choose another --run-dir")
+        return found
+
+    def begin(self, named: dict[str, torch.nn.Parameter], kernels: dict[str, torch.nn.Parameter], saved: dict | None):
+        """Optimizers of `named`, with Muon for the convolutions `kernels`; go on from `saved`."""
+        args, self.kernels = self.args, kernels
         # torch's Muon takes only matrices: these are the convolutions' weights [out, in * kh * kw], in the same memory.
         self.matrices = {n: torch.nn.Parameter(x.detach().flatten(1)) for n, x in self.kernels.items()}
         muon = torch.optim.Muon(self.matrices.values(), args.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
@@ -175,8 +185,8 @@ class Training:
                 optimizer.load_state_dict(state)
             self.step, self.seconds = saved["step"], saved["seconds"]
 
-    def save(self) -> None:
-        state = {
+    def state(self) -> dict:
+        return {
             "settings": self.settings,
             "pca": self.model.pca.tensors,
             "model": self.model.state_dict(),
@@ -184,19 +194,20 @@ class Training:
             "step": self.step,
             "seconds": self.seconds,
         }
+
+    def save(self) -> None:
         temporary = self.file.with_name(self.file.name + ".tmp")
-        torch.save(state, temporary)
+        torch.save(self.state(), temporary)
         temporary.replace(self.file)
+
+    def batches(self) -> Batches:
+        return Batches(self.args.seed, self.args.steps)
 
     def run(self) -> None:
         """Train to `--steps`, or for `--max-minutes`; the last state is saved."""
         args = self.args
         loader = torch.utils.data.DataLoader(
-            Batches(args.seed, args.steps),
-            batch_size=None,
-            sampler=range(self.step, args.steps),
-            num_workers=1,
-            prefetch_factor=4,
+            self.batches(), batch_size=None, sampler=range(self.step, args.steps), num_workers=1, prefetch_factor=4
         )
         recent, begun = [], time.monotonic() - self.seconds
         stop = time.monotonic() + args.max_minutes * 60
@@ -209,9 +220,8 @@ class Training:
                 self.seconds = time.monotonic() - begun
                 bar.update()
                 if self.step % args.log_every == 0:
-                    mean = np.mean(recent, 0)
+                    row = {k: round(float(np.mean([r[k] for r in recent])), 4) for k in recent[0]}
                     recent.clear()
-                    row = dict(zip(("loss", "images_db", "clips_db"), (round(float(m), 4) for m in mean)))
                     log.write(json.dumps({"step": self.step, **row, "elapsed_s": round(self.seconds)}) + "\n")
                     log.flush()
                     bar.set_postfix(row)
@@ -221,21 +231,24 @@ class Training:
                 if out_of_time:
                     break
 
-    def train_step(self, batch: tuple[Tensor, Tensor]) -> list[float]:
+    def train_step(self, batch: tuple[Tensor, Tensor]) -> dict[str, float]:
         """One step of the optimizers; returns the loss and the PSNR in dB of images and clips."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(self.step, self.args)
         loss, psnr = step_loss(self.model, batch, self.args, self.step)
         self.model.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.update(learning_rate(self.step, self.args), self.model.parameters(), 0.5)
+        return {"loss": loss.item()} | dict(zip(("images_db", "clips_db"), psnr))
+
+    def update(self, rate: float, parameters: Iterable[torch.nn.Parameter], most: float) -> None:
+        """The optimizers' step with gradients of `parameters` cut to the norm `most`."""
+        torch.nn.utils.clip_grad_norm_(parameters, most)
         for name, matrix in self.matrices.items():
             matrix.grad = self.kernels[name].grad.flatten(1)
         for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
             optimizer.step()
         self.step += 1
-        return [loss.item(), *psnr]
 
 
 @torch.no_grad()
