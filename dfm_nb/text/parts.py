@@ -27,7 +27,10 @@ SKIPPED = "skipped"
 
 @dataclass
 class Progress:
-    """What is done. The next chunk begins at `span`, `offset` (bytes), `line`; `sizes` are those of the part files."""
+    """What is done. The next chunk begins at `span`, `offset` (bytes), `line`; `sizes` are those of the part files.
+
+    When corpora are merged, `span` counts the corpora and `offset` the bytes of the next one's `.bin`.
+    """
 
     span: int = 0
     offset: int = 0
@@ -45,7 +48,7 @@ class Parts:
     Parameters
     ----------
     prefix : of the run; prefixes : of each key's corpus
-    signature : inputs, tokenizer and flags; a run goes on only where it is the same
+    signature : inputs (`input.fingerprint`), tokenizer and flags; a run goes on only where it is the same
     """
 
     def __init__(self, prefix: str, prefixes: dict[str, str], signature: dict):
@@ -127,16 +130,21 @@ class Parts:
         p = self.progress
         skipped = b"".join(json.dumps(record).encode() + b"\n" for record in bad)
         for name, data in {**encoded.files, SKIPPED: skipped}.items():
-            self._files[name].write(data)
-            self._files[name].flush()
-            p.sizes[name] += len(data)
+            self.write(name, data)
         p.documents += encoded.documents
         p.blank_lines += encoded.blank_lines
         p.skipped += len(bad)
         p.span, p.offset, p.line = chunk.span, chunk.next_offset, chunk.next_line
-        self._save()
+        self.save()
 
-    def _save(self) -> None:
+    def write(self, name: str, data: bytes) -> None:
+        """Add to the part file `name` (`<key>.bin`, `.lengths`, `.counts`); it counts once `save` was called."""
+        self._files[name].write(data)
+        self._files[name].flush()
+        self.progress.sizes[name] += len(data)
+
+    def save(self) -> None:
+        """Say that all of `progress` is done."""
         # Not synced, unlike base.files.write_atomically: it comes with every chunk, and what a power cut takes is only
         # work, which `_read_state` notices.
         temporary = Path(f"{self._state}.tmp")
@@ -147,14 +155,19 @@ class Parts:
             temporary.unlink(missing_ok=True)
             raise
 
-    def finish(self, dtype: np.dtype, meta: dict) -> None:
-        """Write the indices beside the parts, bring them to disk, and say that only the renames are left."""
+    def finish(self, dtype: np.dtype, meta: dict | None) -> None:
+        """Write the indices beside the parts, bring them to disk, and say that only the renames are left.
+
+        `meta` None: where the tokens come from is not known, and no `.meta.json` is written.
+        """
         self._close()
         for key in self._prefixes:
             index, counts = self._part(key, "idx"), self._paths[f"{key}.counts"]
             with open(index, "wb") as f:
                 write_index(f, dtype, self._paths[f"{key}.lengths"], counts)
             sync(index)
+            if meta is None:
+                continue
             own = {
                 "key": key,
                 "tokens": self.progress.sizes[f"{key}.bin"] // dtype.itemsize,
@@ -162,14 +175,15 @@ class Parts:
             }
             self._part(key, "meta.json").write_text(json.dumps({**meta, **own}, indent=1) + "\n")
         self.progress.finished = True
-        self._save()
+        self.save()
 
     def publish(self) -> None:
         """Rename to the final names, `.idx` last. Safe to repeat from any point."""
         for key, prefix in self._prefixes.items():
             binary, meta, index = (self._part(key, name) for name in ("bin", "meta.json", "idx"))
             if binary.exists():
-                idx_path(prefix).unlink(missing_ok=True)  # an older corpus: its index must not meet the new tokens
+                for older in (idx_path(prefix), meta_path(prefix)):  # must not meet the new tokens
+                    older.unlink(missing_ok=True)
                 fsync_replace(binary, bin_path(prefix))
             if meta.exists():
                 os.replace(meta, meta_path(prefix))
@@ -186,7 +200,8 @@ class Parts:
         self._state.unlink(missing_ok=True)
 
     def _nothing_to_keep(self) -> bool:
-        return self._from_stdin or (self.progress.documents == 0 and not self.progress.finished)
+        empty = not any(size for name, size in self.progress.sizes.items() if name != SKIPPED)
+        return self._from_stdin or (empty and not self.progress.finished)
 
     def _close(self) -> None:
         for f in self._files.values():

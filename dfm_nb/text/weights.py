@@ -8,6 +8,7 @@ are read; neither torch nor megatron is imported.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Sequence
@@ -136,10 +137,8 @@ def check(blend: Blend, normalize: bool = False) -> Blend:
 
 
 def _sound(sources: tuple[Source, ...], split: str, normalize: bool) -> tuple[Source, ...]:
-    prefixes = [s.prefix for s in sources]
-    for prefix in prefixes:
-        if prefixes.count(prefix) > 1:
-            times = prefixes.count(prefix)
+    for prefix, times in Counter(s.prefix for s in sources).items():
+        if times > 1:
             raise ValueError(f"a corpus may stand once in a split; {prefix} stands {times} times in {split}")
     weights = [s.weight for s in sources if s.weight is not None]
     if not weights:

@@ -277,45 +277,104 @@ class Killed(BaseException):
     """Stands in for the end of the process at one instant."""
 
 
+def stops_at_each(monkeypatch, owner, name: str, run, folder: Path) -> int:
+    """Run until it ends, stopped before the first call of `name`, then the second, and so on; parts are left torn."""
+    state, function = {"count": 0, "limit": 1}, getattr(owner, name)
+
+    def stopping(*args, **kwargs):
+        if state["count"] >= state["limit"]:
+            state["count"], state["limit"] = 0, state["limit"] + 1
+            raise Killed
+        state["count"] += 1
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, stopping)
+    monkeypatch.setattr(text_parts.Parts, "_nothing_to_keep", lambda self: False)
+    for stops in range(60):
+        try:
+            run()
+            return stops
+        except Killed:
+            states = list(folder.glob("*.progress.json"))
+            if states and json.loads(states[0].read_text())["progress"]["finished"]:
+                continue  # nothing appends any more: the parts are whole and on disk
+            for part in folder.glob("*.bin.part"):
+                with open(part, "ab") as f:
+                    f.write(b"torn")
+    raise AssertionError("it does not end")
+
+
 @pytest.mark.parametrize("where", ["append", "save", "publish"])
 def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path, monkeypatch, where):
     """Stop at each chunk, before and after its state is written, and between the renames; leave torn part files."""
     source = write_jsonl(tmp_path / "in.jsonl", texts(80))
     preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
-    state = {"count": 0, "limit": 1}
+    target = {"append": (text_parts.Parts, "append"), "save": (text_parts.Parts, "save"), "publish": (os, "replace")}
+    out = tmp_path / "out" / "out"
 
-    def stopping(function):
-        def wrapped(*args, **kwargs):
-            if state["count"] >= state["limit"]:
-                state["count"], state["limit"] = 0, state["limit"] + 1
-                raise Killed
-            state["count"] += 1
-            return function(*args, **kwargs)
+    def run():
+        preprocess(config(source, out, folders["gpt2"], chunk_bytes=2048))
 
-        return wrapped
-
-    target = {"append": (text_parts.Parts, "append"), "save": (text_parts.Parts, "_save"), "publish": (os, "replace")}
-    monkeypatch.setattr(*target[where], stopping(getattr(*target[where])))
-    monkeypatch.setattr(text_parts.Parts, "_nothing_to_keep", lambda self: False)
-    stops = 0
-    while True:
-        try:
-            preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=2048))
-            break
-        except Killed:
-            stops += 1
-            progress = json.loads((tmp_path / "out.progress.json").read_text())["progress"]
-            if progress["finished"]:
-                continue  # nothing appends any more: the parts are whole and on disk
-            for part in tmp_path.glob("out*.bin.part"):
-                with open(part, "ab") as f:
-                    f.write(b"torn")
-        assert stops < 60
-    assert stops >= 3
-    assert pair(tmp_path / "out") == pair(tmp_path / "base")
-    assert sorted(p.name for p in tmp_path.glob("out*")) == [
+    assert stops_at_each(monkeypatch, *target[where], run, out.parent) >= 3
+    assert pair(out) == pair(tmp_path / "base")
+    assert sorted(p.name for p in out.parent.iterdir()) == [
         f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
     ]
+
+
+@pytest.mark.parametrize("where", ["write", "save", "publish"])
+def test_stopped_merge_goes_on_with_the_same_bytes(folders, tmp_path, monkeypatch, where):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(60))
+    parts = []
+    for i in range(4):
+        preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 4)))
+        parts.append(f"{tmp_path}/in_part{i:05d}-of-00004_text_document")
+    preprocess(config(source, tmp_path / "base", folders["gpt2"]))
+    monkeypatch.setattr("dfm_nb.text.corpus._MERGE_BLOCK", 999)  # not whole tokens
+    target = {"write": (text_parts.Parts, "write"), "save": (text_parts.Parts, "save"), "publish": (os, "replace")}
+    out = tmp_path / "out" / "out_text_document"
+
+    def run():
+        merge(parts, str(out), progress=False)
+
+    assert stops_at_each(monkeypatch, *target[where], run, out.parent) >= 3
+    assert pair(tmp_path / "out" / "out") == pair(tmp_path / "base")
+    assert sorted(p.name for p in out.parent.iterdir()) == [f"{out.name}.{s}" for s in ("bin", "idx", "meta.json")]
+
+
+def test_merge_begins_anew_when_a_part_has_changed_and_keeps_no_stale_provenance(folders, tmp_path, monkeypatch):
+    for name, size in (("a", 30), ("b", 20), ("longer", 25)):
+        source = write_jsonl(tmp_path / f"{name}.jsonl", texts(size))
+        preprocess(config(source, tmp_path / name, folders["gpt2"]))
+    a, b, longer = (f"{tmp_path}/{n}_text_document" for n in ("a", "b", "longer"))
+    out = str(tmp_path / "m")
+    merge([a, longer], str(tmp_path / "want"), progress=False)
+    merge([a, b], out, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(text_parts.Parts, "finish", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            merge([a, b], out, progress=False)
+    assert Path(f"{out}.progress.json").exists()
+    for suffix in ("bin", "idx", "meta.json"):
+        os.replace(f"{longer}.{suffix}", f"{b}.{suffix}")
+    Path(f"{a}.meta.json").unlink()
+    merge([a, b], out, progress=False)
+    for suffix in ("bin", "idx"):
+        assert Path(f"{out}.{suffix}").read_bytes() == Path(f"{tmp_path}/want.{suffix}").read_bytes()
+    assert not list(tmp_path.glob("m.meta.json")) and not list(tmp_path.glob("m.*.part"))
+
+
+def test_merge_refuses_an_index_whose_lengths_and_pointers_differ(folders, tmp_path):
+    preprocess(config(write_jsonl(tmp_path / "in.jsonl", texts(30)), tmp_path / "a", folders["gpt2"]))
+    path = tmp_path / "a_text_document.idx"
+    data = bytearray(path.read_bytes())
+    data[34:38] = (int.from_bytes(data[34:38], "little") + 1).to_bytes(4, "little")  # the first length
+    path.write_bytes(data)
+    with pytest.raises(
+        ValueError, match="a_text_document.idx: the pointers must follow the lengths; see dfm text verify"
+    ):
+        merge([f"{tmp_path}/a_text_document"], str(tmp_path / "m"), progress=False)
+    assert not list(tmp_path.glob("m.*"))
 
 
 @pytest.mark.slow
