@@ -9,7 +9,7 @@ from PIL import Image
 from dfm_nb import inspect, prepare, prepare_dataset
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
-from dfm_nb.data import shard_plan, shards
+from dfm_nb.data import preparation, shards
 from dfm_nb.data.encoding import to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.text_encoders import t5
@@ -41,22 +41,6 @@ def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prep") / "data"
     assert run(folder) == 0
     return folder
-
-
-def test_reference_split_of_834_over_4():
-    ranges = shard_plan.balanced_ranges(834, 4)
-    assert ranges == [(0, 208), (208, 416), (416, 625), (625, 834)]
-
-
-def test_plans_of_all_ranks_cover_every_item_once():
-    keys = [f"k{i}" for i in range(101)]
-    splits = shard_plan.splits_of(keys, 0.1, 0.05)
-    plans = [p for rank in shard_plan.plan_all(splits, 3, 7) for p in rank]
-    items = sorted(i for p in plans for i in p.items)
-    assert items == list(range(101)) and len({p.name for p in plans}) == len(plans)
-    assert {p.split for p in plans} == {"train", "val", "test"}
-    one = {i: p.split for p in shard_plan.plan_all(splits, 1, 50)[0] for i in p.items}
-    assert all(one[i] == p.split for p in plans for i in p.items)  # the split does not depend on the ranks
 
 
 def test_folder_holds_what_the_manifest_says(prepared):
@@ -135,6 +119,64 @@ def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
     assert keys(tmp_path / "d") == keys(prepared)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Whatever a preparation leaves for readers."""
+    names = ("*.tar", "*.tar.idx", "*.arrow", "*.safetensors", "split.yaml")
+    found = {p.relative_to(folder).as_posix(): p.read_bytes() for name in names for p in folder.rglob(name)}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["arguments"]["resume"], manifest["files"]["manifest.json"]
+    return found | {"manifest": json.dumps(manifest).encode()}
+
+
+@pytest.mark.parametrize("began, goes_on", [(1, 2), (3, 1)])
+def test_another_number_of_processes_goes_on_to_the_same_bytes(tmp_path, began, goes_on):
+    def torchrun(processes, out, *extra):
+        if processes == 1:
+            return run(out, *extra)
+        launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.prepare", *SMALL]
+        done = commands().run("torchrun", *launch, "--output-dir", out, *extra)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    torchrun(began, tmp_path / "d")
+    want = contents(tmp_path / "d")
+    for name in ["manifest.json", *sorted(n for n in want if n.endswith(".tar"))[1:]]:
+        (tmp_path / "d" / name).unlink()
+    torchrun(goes_on, tmp_path / "d", "--resume")
+    assert contents(tmp_path / "d") == want
+    torchrun(goes_on, tmp_path / "d")  # complete, whoever asks
+    assert contents(tmp_path / "d") == want
+
+
+def test_many_shards_in_folders_are_one_data_set(tmp_path, monkeypatch):
+    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.inspect import inspect_dataset
+
+    monkeypatch.setattr("dfm_nb.data.shard_plan.SHARDS_A_FOLDER", 4)
+    folder = tmp_path / "d"
+    assert run(folder) == 0
+    want = contents(folder)
+    assert sorted(p.name for p in folder.iterdir() if p.name[0].isdigit()) == ["0000", "0001"]
+    assert len(list((folder / "0000").glob("*.tar"))) == 4 and not list(folder.glob("*.tar*"))
+    store = EnergonStore(folder)
+    assert store.read(0).key == store.keys[0]
+    assert inspect_dataset(folder, verify=True, samples=0)["faults"] == []
+    done = commands().run("energon", "info", folder, "--dataset-config", "info.yaml")
+    assert done.returncode == 0, done.stderr
+    for name in ("manifest.json", "0001/rank0-000005.tar"):
+        (folder / name).unlink()
+    (folder / "0001" / "rank0-000005.tar.17.tmp").write_bytes(b"of a process that was killed")
+    assert run(folder, "--resume") == 0
+    assert contents(folder) == want and not list(folder.rglob("*.tmp"))
+    # what a link leads to is not the preparation's
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "rank0-000000.tar").write_bytes(b"somebody's")
+    (folder / "0002").symlink_to(tmp_path / "other")
+    monkeypatch.undo()
+    assert run(folder, "--overwrite") == 0
+    assert len(list(folder.glob("*.tar"))) == 6 and not list(folder.glob("000[01]/*"))
+    assert (tmp_path / "other" / "rank0-000000.tar").read_bytes() == b"somebody's"
+
+
 @pytest.mark.parametrize(
     "wrong, right",
     [
@@ -155,6 +197,21 @@ def test_preparation_that_failed_before_any_work_does_not_claim_the_folder(tmp_p
 
 def picture(path: Path, width=40, height=40):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)).save(path)
+
+
+def test_manifest_names_the_first_drops_and_one_of_each_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "NAMED_DROPS", 2)
+    source = tmp_path / "in"
+    source.mkdir()
+    picture(source / "good.png")
+    for i in range(5):
+        picture(source / f"narrow_{i}.png", width=12)
+    picture(source / "silent.png")
+    (source / "silent.txt").write_text("")
+    assert run(tmp_path / "d", argv=["--source", f"folder:{source}", "--short-side", "32", "--val-fraction", "0"]) == 0
+    m = json.loads((tmp_path / "d" / "manifest.json").read_text())
+    assert m["counts"]["dropped"] == 6 and m["counts"]["dropped_by_reason"] == {"too_small": 5, "no_caption": 1}
+    assert [d["key"].split("-")[0] for d in m["drops"]] == ["narrow_0", "narrow_1", "silent"]
 
 
 def test_unusable_files_are_counted_and_named(tmp_path, capsys):

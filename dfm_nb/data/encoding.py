@@ -17,7 +17,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,9 +94,9 @@ class ReadAhead:
     The item at the head may always go on, so a small budget slows reading but cannot stop it.
     """
 
-    def __init__(self, reading: Reading, items: Sequence[int]):
+    def __init__(self, reading: Reading, items: Iterable[int]):
         self.reading, self.source = reading, reading.source
-        self._todo, self._window = deque(items), 16 * reading.workers
+        self._todo, self._window = iter(items), 16 * reading.workers
         self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
         self._lines: deque[_Line] = deque()
@@ -105,8 +105,8 @@ class ReadAhead:
     def take(self, count: int, on_item: Callable[[], object] = lambda: None) -> Iterator[tuple[int, Result]]:
         """(index, result) of all clips of the next `count` items; `on_item()` after each item."""
         for _ in range(count):
-            while self._todo and len(self._lines) < self._window:
-                line = _Line(self._todo.popleft())
+            while len(self._lines) < self._window and (item := next(self._todo, None)) is not None:
+                line = _Line(int(item))
                 with self._turn:
                     self._lines.append(line)
                 self._pool.submit(self._read, line)
@@ -325,7 +325,9 @@ class OpenShard:
     def write(self, chunk: Chunk, embedded: Future[list[EncodedClip]]) -> None:
         for clip in embedded.result():
             if self.writer is None:
-                self.writer = shards.ShardWriter(self.folder / self.plan.name)
+                path = self.folder / self.plan.name
+                path.parent.mkdir(exist_ok=True)
+                self.writer = shards.ShardWriter(path)
             self.writer.add(clip)
             self.sums[:, : clip.latent.shape[1]] += latent_sums(clip.latent)
             self.text_tokens += clip.meta["text_tokens"]
@@ -347,7 +349,9 @@ class OpenShard:
             "latent_sums": self.sums.tolist(),
             "text_tokens": self.text_tokens,
         }
-        write_atomically(shards.record_path(self.folder, self.plan.name), json.dumps(record).encode())
+        path = shards.record_path(self.folder, self.plan.name)
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, json.dumps(record).encode())
 
     def abort(self) -> None:
         """Leave no half shard; a finished one stays."""
@@ -367,7 +371,7 @@ def encode_shards(
     text_thread, write_thread = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "write")
     pending: deque[Future] = deque()
     unfinished: deque[OpenShard] = deque(maxlen=2)  # while one is begun, only the one before it may still be open
-    with ReadAhead(reading, [i for plan in plans for i in plan.items]) as ahead:
+    with ReadAhead(reading, (i for plan in plans for i in plan.items)) as ahead:
         try:
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)

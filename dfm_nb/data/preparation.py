@@ -3,7 +3,9 @@
 - Which sample goes into which shard is planned from the source, the number of processes and the settings
   (`shard_plan`). A shard is the unit of work: after a kill at any instant `resume` redoes only unfinished shards, and
   the result is byte for byte that of an uninterrupted run.
-- Every sample that is dropped is counted under a reason and named in the manifest.
+- Every sample that is dropped is counted under a reason and named in its shard's record; the manifest names the first
+  `NAMED_DROPS`.
+- The memory of a process does not grow with samples: an item takes some bytes, a shard half a KiB on rank 0.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to
 from dfm_nb.data.index import write_indexes
 from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
-from dfm_nb.data.shard_plan import SPLITS, balanced_ranges, evenly, plan_all, splits_of
+from dfm_nb.data.shard_plan import SPLITS, ShardPlans, evenly
 
 FORMAT_VERSION = 1
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
 PSNR_ITEMS = 64
+NAMED_DROPS = 10_000
+MOST_RANKS = 1 << 20
 
 
 # ---- settings -----------------------------------------------------------------------------------------------------
@@ -163,6 +167,11 @@ class PrepareConfig:
             self.text_encoder_path, device=device, max_tokens=self.max_text_tokens, **own
         )
 
+    def shard_plans(self, source: Source, world: int) -> ShardPlans:
+        """Which item goes into which shard, where `world` processes began."""
+        keys = item_keys(source, self.limit)
+        return ShardPlans(keys, self.val_fraction, self.test_fraction, world, self.shard_size)
+
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """What must be equal for a folder to be this preparation's."""
         settings = (
@@ -194,13 +203,20 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def item_keys(source: Source, limit: int | None) -> list[str]:
-    """Keys of the items that are used; ValueError when two are equal."""
-    keys = [source.item_key(i) for i in range(min(len(source), limit or len(source)))]
-    if len(set(keys)) < len(keys):
-        twice = Counter(keys).most_common(1)[0][0]
-        raise ValueError(f"the source names two items {twice!r}; keys must be unique: rename or remove one of them")
-    return keys
+def item_keys(source: Source, limit: int | None) -> Iterator[str]:
+    """Keys of the items that are used."""
+    return map(source.item_key, range(min(len(source), limit or len(source))))
+
+
+def check_unique(source: Source, limit: int | None) -> None:
+    """ValueError when two items have the same key."""
+    hashes = np.sort(np.fromiter(map(hash, item_keys(source, limit)), np.int64))
+    twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
+    # different keys may have one hash
+    suspects = Counter(key for key in item_keys(source, limit) if hash(key) in twice) if twice else Counter()
+    for key, times in suspects.most_common(1):
+        if times > 1:
+            raise ValueError(f"the source names two items {key!r}; keys must be unique: rename or remove one of them")
 
 
 # ---- the work -----------------------------------------------------------------------------------------------------
@@ -218,7 +234,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
         done = (plan := ranks.first(lambda: check(config, ranks.world))) is None
         if plan is not None:
-            preparation = Preparation(config, folder, ranks)
+            preparation = Preparation(config, folder, ranks, plan)
             preparation.load_weights()  # what fails here leaves the folder as it was
             done = ranks.first(lambda: claim(plan))
             if not done:
@@ -236,21 +252,23 @@ def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
     ------
     ValueError, OSError : the source cannot be used, or the folder may not be written into.
     """
-    source = config.open_source()
-    item_keys(source, config.limit)
-    plan = config.plan(source, world)
-    return None if PreparedFolder(config.output_dir).check(plan, config.resume, config.overwrite) else plan
+    source, folder = config.open_source(), PreparedFolder(config.output_dir)
+    check_unique(source, config.limit)
+    # the shards follow from how many processes began: any number may go on
+    began = (folder.held_plan() or {}).get("ranks")
+    if config.overwrite or type(began) is not int or not 0 < began <= MOST_RANKS:
+        began = world
+    plan = config.plan(source, began)
+    return None if folder.check(plan, config.resume, config.overwrite) else plan
 
 
 class Preparation:
     """One process's share of the work: `load_weights`, then, when the folder is claimed, `run`."""
 
-    def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks):
-        self.config, self.folder, self.ranks = config, folder, ranks
+    def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks, plan: dict[str, Any]):
+        self.config, self.folder, self.ranks, self.plan = config, folder, ranks, plan
         self.source = config.open_source()
-        self.keys = item_keys(self.source, config.limit)
-        self.splits = splits_of(self.keys, config.val_fraction, config.test_fraction)
-        self.plans = plan_all(self.splits, ranks.world, config.shard_size)  # of each rank
+        self.plans = config.shard_plans(self.source, plan["ranks"])
         self.reading = config.reading(self.source, ranks.reader_threads(config.workers))
 
     @cached_property
@@ -276,7 +294,7 @@ class Preparation:
 
     def run(self) -> None:
         if self.ranks.rank == 0:
-            log.info("Rank 0 of %d processing %d samples", self.ranks.world, len(self.keys))
+            log.info("Rank 0 of %d processing %d samples", self.ranks.world, self.plans.num_items)
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
         self._encode()
@@ -301,7 +319,7 @@ class Preparation:
 
     def _pixels_to_fit(self) -> Iterator[torch.Tensor]:
         """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
-        chosen = evenly(self._items_of("train"), FIT_ITEMS)
+        chosen = evenly(self.plans.items_of("train"), FIT_ITEMS)
         given, first_fault = 0, ""
         with (
             ReadAhead(self.reading, chosen) as ahead,
@@ -316,35 +334,40 @@ class Preparation:
         if not given:
             raise ValueError(f"no sample of {self.config.source} could be used; the first: {first_fault}")
 
-    def _items_of(self, split: str) -> list[int]:
-        return [i for i, s in enumerate(self.splits) if s == split]
-
     # ---- encoding
 
     def _encode(self) -> None:
         """This rank's unfinished shards."""
         rank, world = self.ranks.rank, self.ranks.world
-        start, stop = balanced_ranges(len(self.keys), world)[rank]
-        line = f"[INFO] Rank {rank} of {world} processing {stop - start} samples, from {start} to {stop}\n"
+        plans = self.plans.share(rank, world)
+        count = sum(len(p.items) for p in plans)
+        where = ", from {} to {}".format(*self.plans.range_of(rank)) if world == self.plan["ranks"] else ""
+        line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one piece, as several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
-        plans = self.plans[rank]
         todo = [p for p in plans if shards.read_record(self.folder.path, p.name) is None]
-        done = stop - start - sum(len(p.items) for p in todo)
-        with tqdm(total=stop - start, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
+        done = count - sum(len(p.items) for p in todo)
+        with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
             encode_shards(todo, self.reading, encoders, self.folder.path, bar.update)
 
     # ---- completing the folder, on rank 0
 
     def _complete(self) -> None:
         """Merge the ranks' records; Energon's metadata; the manifest last."""
-        records = self._records()
-        drops = [drop for record in records for drop in record["drops"]]
-        full = [record for record in records if record["samples"]]
+        full: list[dict[str, Any]] = []  # records of shards with samples
+        drops: list[dict[str, str]] = []
+        reasons: Counter[str] = Counter()
+        for record in self._records():
+            for drop in record.pop("drops"):
+                if len(drops) < NAMED_DROPS or drop["reason"] not in reasons:
+                    drops.append(drop)
+                reasons[drop["reason"]] += 1
+            if record["samples"]:
+                full.append(record | {"latent_sums": np.array(record["latent_sums"])})
         if not full:
             first = drops[0]["detail"] if drops else "the source gave no clips"
             raise ValueError(
-                f"no sample of {self.config.source} could be used ({len(drops)} dropped); the first: {first}"
+                f"no sample of {self.config.source} could be used ({reasons.total()} dropped); the first: {first}"
             )
         empty = self.text_encoder.encode([""])[0][None]
         write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
@@ -361,45 +384,49 @@ class Preparation:
             **self._identities(),
             "latent_mean": mean,
             "latent_std": std,
-            "counts": self._counts(full, drops),
+            "counts": self._counts(full, reasons),
             "psnr_db": self._psnr(),
             "drops": drops,
             "short_side": self.config.side_px,
-            "ranks": self.ranks.world,
-            "plan": self.config.plan(self.source, self.ranks.world),
+            "ranks": self.plan["ranks"],
+            "plan": self.plan,
             "arguments": arguments,
             "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
         }
         write_manifest(self.folder.path, manifest)
         report(manifest, self.folder)
 
-    def _records(self) -> list[dict[str, Any]]:
-        """What all ranks noted of their shards."""
-        found = {plan.name: shards.read_record(self.folder.path, plan.name) for plans in self.plans for plan in plans}
-        missing = [name for name, record in found.items() if record is None]
+    def _records(self) -> Iterator[dict[str, Any]]:
+        """What all ranks noted of their shards, one at a time."""
+        missing = []
+        for plan in self.plans.all():
+            record = shards.read_record(self.folder.path, plan.name)
+            if record is None:
+                missing.append(plan.name)
+            else:
+                yield record
         if missing:
             raise ValueError(
                 f"{self.folder.path} lacks {missing[0]} and {len(missing) - 1} other shards of other processes; "
                 "all must write to one shared folder"
             )
-        return [record for record in found.values() if record is not None]
 
-    def _counts(self, full: list[dict], drops: list[dict]) -> dict[str, Any]:
+    def _counts(self, full: list[dict], reasons: Counter[str]) -> dict[str, Any]:
         return {
-            "items": len(self.keys),
+            "items": self.plans.num_items,
             "samples": sum(r["samples"] for r in full),
-            "dropped": len(drops),
+            "dropped": reasons.total(),
             **{split: sum(r["samples"] for r in full if r["split"] == split) for split in SPLITS},
-            "dropped_by_reason": dict(Counter(d["reason"] for d in drops).most_common()),
+            "dropped_by_reason": dict(reasons.most_common()),
             "text_tokens": sum(r["text_tokens"] for r in full),
         }
 
     def _psnr(self) -> dict[str, Any]:
         """How well a small tokenizer gives back held-out items; others may have to fetch a decoder for this."""
-        held_out = next(split for split in ("val", "test", "train") if split in self.splits)
+        held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
         if not getattr(self.config.tokenizer_module, "CARRIED", False):
             return {"split": held_out}
-        items = evenly(self._items_of(held_out), PSNR_ITEMS)
+        items = evenly(self.plans.items_of(held_out), PSNR_ITEMS)
         return {"split": held_out, **reconstruction_psnr(self.tokenizer, self.reading, items)}
 
 
@@ -420,8 +447,9 @@ def reconstruction_psnr(tokenizer: Tokenizer, reading: Reading, items: list[int]
 
 
 def merged_statistics(records: list[dict]) -> tuple[list[float], list[float]]:
-    """Per-channel mean and standard deviation from the shards' counts, sums and sums of squares."""
-    count, total, squares = np.sum([r["latent_sums"] for r in records], axis=0)
+    """Per-channel mean and standard deviation from the shards' counts, sums and sums of squares, in any order."""
+    sums = np.array([r["latent_sums"] for r in records])  # [shards, 3, channels]
+    count, total, squares = np.apply_along_axis(math.fsum, 0, sums)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 1e-12))
     return mean.tolist(), std.tolist()

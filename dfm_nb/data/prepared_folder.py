@@ -42,7 +42,10 @@ MANIFEST: dict[str, Any] = {
 """What is read of a manifest, by its types."""
 
 BESIDE = (TOKENIZER, "text_empty.safetensors", "*.tar.idx", ".nv-meta/.info.json", ".nv-meta/split.yaml")
-"""Small files beside the shards that training reads; the manifest has their checksums and its own."""
+"""Small files beside the shards that training reads; the manifest has their checksums and its own.
+
+Energon's indices of shards in folders below (`shard_plan`) are not among them: they would be thousands.
+"""
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -64,6 +67,11 @@ def _sealed(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"files": files | {"manifest.json": own}}
 
 
+def is_sealed(manifest: dict[str, Any] | None) -> bool:
+    """Whether its own checksum fits."""
+    return manifest is not None and isinstance(manifest.get("files"), dict) and manifest == _sealed(manifest)
+
+
 def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> None:
     """ValueError when one has changed since it was written; manifests of before 0.3 list none."""
     for name, digest in manifest["files"].items():
@@ -74,7 +82,7 @@ def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> 
             log.warning("%s is gone; training goes on, but its checkpoints' samples cannot be decoded", path)
             continue
         if name == "manifest.json":
-            same = manifest == _sealed(manifest)
+            same = is_sealed(manifest)
         else:
             same = path.is_file() and sha256(path) == digest
         if not same:
@@ -183,7 +191,7 @@ class PreparedFolder:
         if overwrite:
             self._clear()
         # of a process that was killed
-        for leftover in [*self.path.glob("rank*.tmp"), *self.path.glob(".*.tmp"), *self.records.glob(".*.tmp")]:
+        for leftover in [*_both(self.path, "rank*.tmp"), *self.path.glob(".*.tmp"), *_both(self.records, ".*.tmp")]:
             leftover.unlink(missing_ok=True)
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False
@@ -192,7 +200,7 @@ class PreparedFolder:
         """Delete what a preparation writes; the lock stays, as we hold it."""
         for name in OWN_FILES:
             (self.path / name).unlink(missing_ok=True)
-        for path in [*self.path.glob("rank*-*.tar*"), *self.path.glob(f"*{INDEX}"), *self.records.glob("*.json")]:
+        for path in [*_both(self.path, "rank*-*.tar*"), *self.path.glob(f"*{INDEX}"), *_both(self.records, "*.json")]:
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / ".nv-meta", ignore_errors=True)
 
@@ -237,6 +245,12 @@ class PreparedFolder:
                 f"there is no space left for {self.path}; make room and give the command again, "
                 "dfm prepare with --resume"
             ) from None
+
+
+def _both(folder: Path, pattern: str) -> list[Path]:
+    """What lies in the folder, and in those below it that many shards are put into (`shard_plan`); links lead away."""
+    below = [place for place in folder.glob("[0-9][0-9][0-9][0-9]") if not place.is_symlink()]
+    return [path for place in (folder, *below) for path in place.glob(pattern)]
 
 
 def _brief(value: object) -> str:

@@ -1,25 +1,30 @@
 """Which source item goes into which shard of which rank: a pure function of the items' keys and the flags.
 
 Every item is in one shard, and a shard belongs to one split. The split depends on the key alone, so it survives a
-change of the ranks and a source that grows.
+change of the ranks and a source that grows. An item takes one byte here, and four of the rank that is planned.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 SPLITS = ("train", "val", "test")
 VAL_FROM_ITEMS = 20
+SHARDS_A_FOLDER = 4000  # a shard and its index are two files; of more shards, each folder holds at most this many
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard: its file name, its split and the indices of the source items that go into it."""
+    """One shard: its name in the folder, its split and the indices of the source items that go into it."""
 
     name: str
     split: str
-    items: tuple[int, ...]
+    items: Sequence[int] | np.ndarray
 
 
 def balanced_ranges(count: int, parts: int) -> list[tuple[int, int]]:
@@ -37,35 +42,79 @@ def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def split_of(key: str, val_fraction: float, test_fraction: float) -> str:
-    """train, val or test from a hash of the item's key."""
-    u = int.from_bytes(_hash(key)[:8], "big") / 2**64
+def _split_of(digest: bytes, val_fraction: float, test_fraction: float) -> str:
+    u = int.from_bytes(digest[:8], "big") / 2**64
     return "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
 
 
-def splits_of(keys: list[str], val_fraction: float, test_fraction: float) -> list[str]:
-    """The split of each item. Of 20 items or more one is for validation whenever a fraction was asked for."""
-    splits = [split_of(k, val_fraction, test_fraction) for k in keys]
-    if val_fraction > 0 and len(keys) >= VAL_FROM_ITEMS and "val" not in splits:
-        splits[min(range(len(keys)), key=lambda i: _hash(keys[i]))] = "val"
-    return splits
+class ShardPlans:
+    """The shards of a preparation that `world` processes began.
+
+    Parameters
+    ----------
+    keys : of the items, in order; read once. Of 20 items or more one is for validation whenever a fraction was asked
+        for.
+    """
+
+    def __init__(
+        self, keys: Iterable[str], val_fraction: float, test_fraction: float, world: int = 1, shard_size: int = 250
+    ):
+        codes, nearest = bytearray(), (b"\xff" * 33, 0)  # the smallest hash, and whose it is
+        for i, digest in enumerate(map(_hash, keys)):
+            codes.append(SPLITS.index(_split_of(digest, val_fraction, test_fraction)))
+            nearest = min(nearest, (digest, i))
+        if val_fraction > 0 and len(codes) >= VAL_FROM_ITEMS and SPLITS.index("val") not in codes:
+            codes[nearest[1]] = SPLITS.index("val")
+        self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size
+        self._ranges = balanced_ranges(len(codes), world)
+        sizes = [[self._count(code, *r) for code in range(len(SPLITS))] for r in self._ranges]
+        self._shards = (-(-np.array(sizes) // shard_size)).sum(1)  # of each rank
+
+    def _count(self, code: int, start: int, stop: int) -> int:
+        return int(np.count_nonzero(self._codes[start:stop] == code))
+
+    @property
+    def num_items(self) -> int:
+        return len(self._codes)
+
+    @property
+    def num_shards(self) -> int:
+        return int(self._shards.sum())
+
+    def items_of(self, split: str) -> np.ndarray:
+        """Indices of the items of a split."""
+        return np.flatnonzero(self._codes == SPLITS.index(split))
+
+    def range_of(self, rank: int) -> tuple[int, int]:
+        """The items of a rank, first and one past the last."""
+        return self._ranges[rank]
+
+    def of_rank(self, rank: int) -> Iterator[ShardPlan]:
+        """The shards of one of those that began: first training, then validation, then test."""
+        start, stop = self._ranges[rank]
+        before, number = int(self._shards[:rank].sum()), 0
+        for code, split in enumerate(SPLITS):
+            items = (np.flatnonzero(self._codes[start:stop] == code) + start).astype(np.uint32)
+            for first in range(0, len(items), self._shard_size):
+                name = f"rank{rank}-{number:06d}.tar"
+                if self.num_shards > SHARDS_A_FOLDER:
+                    name = f"{(before + number) // SHARDS_A_FOLDER:04d}/{name}"
+                yield ShardPlan(name, split, items[first : first + self._shard_size])
+                number += 1
+
+    def all(self) -> Iterator[ShardPlan]:
+        """The shards of all ranks, in order."""
+        for rank in range(self._world):
+            yield from self.of_rank(rank)
+
+    def share(self, rank: int, world: int) -> list[ShardPlan]:
+        """What rank `rank` of `world` makes: its own shards, or an equal part of all where others began them."""
+        if world == self._world:
+            return list(self.of_rank(rank))
+        return list(itertools.islice(self.all(), *balanced_ranges(self.num_shards, world)[rank]))
 
 
-def plan_all(splits: list[str], world: int, shard_size: int) -> list[list[ShardPlan]]:
-    """The shards of each rank from the split of each item: first training, then validation, then test."""
-    ranks = []
-    for rank, (start, stop) in enumerate(balanced_ranges(len(splits), world)):
-        plans: list[ShardPlan] = []
-        for split in SPLITS:
-            items = [i for i in range(start, stop) if splits[i] == split]
-            for first in range(0, len(items), shard_size):
-                name = f"rank{rank}-{len(plans):06d}.tar"
-                plans.append(ShardPlan(name, split, tuple(items[first : first + shard_size])))
-        ranks.append(plans)
-    return ranks
-
-
-def evenly(items: list[int], count: int) -> list[int]:
+def evenly(items: Sequence[int] | np.ndarray, count: int) -> list[int]:
     """At most `count` of `items`, evenly spaced."""
     count = min(count, len(items))
-    return [items[i * len(items) // count] for i in range(count)]
+    return [int(items[i * len(items) // count]) for i in range(count)]

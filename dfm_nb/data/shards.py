@@ -315,7 +315,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                 if child not in others:
                     child.kill()
                     child.join()
-            for leftover in [*folder.glob(".*.tar.idx.tmp*"), *folder.glob("*.tar.idx.tmp*")]:
+            for leftover in folder.rglob("*.tar.idx.tmp*"):
                 leftover.unlink(missing_ok=True)
         if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
             free_mib = shutil.disk_usage(folder).free >> 20

@@ -1,6 +1,9 @@
+import tracemalloc
+
 import pytest
 
 from dfm_nb.data import shard_plan
+from dfm_nb.data.shard_plan import ShardPlans
 
 KEYS = [f"k{i}" for i in range(101)]
 
@@ -20,22 +23,52 @@ def test_ranges_are_contiguous_and_balanced(count, parts):
 
 @pytest.mark.parametrize("world", [1, 3, 8])
 def test_every_item_is_in_one_shard_of_one_split(world):
-    splits = shard_plan.splits_of(KEYS, 0.1, 0.05)
-    plans = [p for rank in shard_plan.plan_all(splits, world, 7) for p in rank]
+    plans = list(ShardPlans(KEYS, 0.1, 0.05, world, 7).all())
     assert sorted(i for p in plans for i in p.items) == list(range(101))
     assert len({p.name for p in plans}) == len(plans) and max(len(p.items) for p in plans) <= 7
-    assert all(splits[i] == p.split for p in plans for i in p.items)
+    # the split does not depend on the ranks
+    split = {i: p.split for p in ShardPlans(KEYS, 0.1, 0.05, 1, 50).all() for i in p.items}
+    assert all(split[i] == p.split for p in plans for i in p.items) and len(set(split.values())) == 3
+
+
+@pytest.mark.parametrize("world", [1, 2, 5, 40])
+def test_any_number_of_processes_shares_the_shards_that_others_began(world):
+    plans = ShardPlans(KEYS, 0.1, 0.05, 3, 7)
+    shares = [plans.share(rank, world) for rank in range(world)]
+    assert [p.name for share in shares for p in share] == [p.name for p in plans.all()]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [p.name for p in plans.share(1, 3)] == [p.name for p in plans.of_rank(1)]
+
+
+def test_many_shards_lie_in_folders_of_at_most_so_many(monkeypatch):
+    monkeypatch.setattr(shard_plan, "SHARDS_A_FOLDER", 10)
+    plans = list(ShardPlans(KEYS, 0.1, 0.05, 3, 4).all())
+    assert len(plans) == 28 and [p.name.split("/")[0] for p in plans] == [f"{n // 10:04d}" for n in range(28)]
+    assert len({p.name for p in plans}) == 28
+    assert all("/" not in p.name for p in ShardPlans(KEYS[:30], 0.1, 0.05, 3, 9).all())
 
 
 def test_split_of_an_item_stays_when_the_source_grows():
-    few = shard_plan.splits_of(KEYS, 0.1, 0.1)
-    many = shard_plan.splits_of(KEYS + [f"new{i}" for i in range(400)], 0.1, 0.1)
-    assert few == many[:101]
-    assert 25 < many.count("val") < 75
+    few = ShardPlans(KEYS, 0.1, 0.1)
+    many = ShardPlans(KEYS + [f"new{i}" for i in range(400)], 0.1, 0.1)
+    for split in shard_plan.SPLITS:
+        assert few.items_of(split).tolist() == [i for i in many.items_of(split) if i < 101]
+    assert 25 < len(many.items_of("val")) < 75
 
 
 def test_twenty_items_always_have_a_validation_item():
-    keys = [k for k in KEYS if shard_plan.split_of(k, 0.02, 0) == "train"][:20]
-    assert shard_plan.splits_of(keys, 0.02, 0).count("val") == 1
-    assert "val" not in shard_plan.splits_of(keys[:19], 0.02, 0)
-    assert "val" not in shard_plan.splits_of(keys, 0.0, 0)
+    training = ShardPlans(KEYS, 0.02, 0).items_of("train")
+    keys = [KEYS[i] for i in training][:20]
+    assert len(ShardPlans(keys, 0.02, 0).items_of("val")) == 1
+    assert not len(ShardPlans(keys[:19], 0.02, 0).items_of("val"))
+    assert not len(ShardPlans(keys, 0.0, 0).items_of("val"))
+
+
+def test_a_million_items_of_a_thousand_ranks_take_a_byte_each():
+    tracemalloc.start()
+    plans = ShardPlans(map(str, range(1_000_000)), 0.05, 0.0, 1000, 250)
+    mine = plans.share(999, 1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert plans.num_items == 1_000_000 and sum(len(p.items) for p in mine) == 1000
+    assert peak < 4 << 20

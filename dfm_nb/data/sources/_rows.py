@@ -1,6 +1,6 @@
 """Columns of a CSV, TSV, JSONL or parquet file or a DataFrame; an empty cell, a null and a NaN are None.
 
-Text files are held in memory, of parquet only two row groups of the media columns at a time.
+Text files are held in memory, of parquet only two row groups of the columns in use at a time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,10 +72,12 @@ class ParquetRows:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def column(self, name: str) -> list:
-        with self._lock:
-            values = self._file.read([name]).column(0)
-        return [_none_if_empty(v) for v in values.to_pylist()]
+    def column(self, name: str) -> Iterator[Any]:
+        """The column's values, read a row group at a time."""
+        for group in range(self._file.num_row_groups):
+            with self._lock:
+                values = self._file.read_row_group(group, columns=[name]).column(0)
+            yield from map(_none_if_empty, values.to_pylist())
 
     def value(self, name: str, index: int) -> Any:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1

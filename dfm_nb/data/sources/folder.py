@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from dfm_nb.base import video
 from dfm_nb.base.log import log
@@ -48,15 +49,21 @@ class Folder:
 
     def __init__(self, root: Path, background: video.RGB, clips: ClipOptions, allow_outside: bool = False):
         self.root, self.background, self.clips, self.allow_outside = root, background, clips, allow_outside
-        found = [p.relative_to(root) for p in root.rglob("*") if p.is_file()]
-        visible = [p for p in found if not any(part.startswith(".") for part in p.parts)]
         self.captions = _read_captions(self._inside(root / CAPTIONS))
-        names = {p.as_posix() for p in visible if p.suffix.lower() in MEDIA_SUFFIXES}
-        leaves = {n.rpartition("/")[2] for n in names}
-        names |= {n for n in self.captions if n not in leaves}  # those that are missing are named when they are read
-        self.files = sorted(names)
-        known = {*MEDIA_SUFFIXES, *CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
-        other = Counter(p.suffix.lower() for p in visible if p.suffix.lower() not in known)
+        self.files: list[str] = []
+        other: Counter[str] = Counter()
+        known = {*CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
+        for name in _visible(root):
+            suffix = PurePosixPath(name).suffix.lower()
+            if suffix in MEDIA_SUFFIXES:
+                self.files.append(name)
+            elif suffix not in known:
+                other[suffix] += 1
+        if self.captions:
+            there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
+            # those that are missing are named when they are read
+            self.files += [name for name in self.captions if name not in there]
+        self.files.sort()
         if other:
             kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
             log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
@@ -113,6 +120,26 @@ class Folder:
             raise SampleError("unknown_type", f"{path}, named in {CAPTIONS}, is neither an image nor a video")
         for key, frames, fps in read_clips(path, self.background, self.clips, self.item_key(index)):
             yield Clip(key, frames, caption, fps, self.name)
+
+
+def _visible(root: Path) -> Iterator[str]:
+    """Files of the folder and those below by their relative names with /; hidden ones are left out."""
+    below = [""]
+    while below:
+        place = below.pop()
+        try:
+            entries = os.scandir(root / place)
+        except PermissionError:
+            log.warning("%s may not be read and is left out", root / place)
+            continue
+        with entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    below.append(f"{place}{entry.name}/")
+                elif entry.is_file():
+                    yield place + entry.name
 
 
 def _read_captions(path: Path) -> dict[str, str]:

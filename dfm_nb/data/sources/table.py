@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
@@ -84,9 +84,6 @@ class Table:
     limits: _fetch.Limits
     allow_outside: bool = True
 
-    def __post_init__(self) -> None:
-        self._captions = self.rows.column(self.caption_column)
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -95,10 +92,11 @@ class Table:
 
     def identity(self) -> dict:
         """The captions and the paths and URLs are hashed, pictures inside the table are not."""
-        listing = hashlib.sha256(repr(self._captions).encode("utf-8", "surrogatepass"))
+        listing = hashlib.sha256()
+        _update(listing, "", self.rows.column(self.caption_column), "")
         for column in self.media:
             if not self.rows.is_heavy(column):
-                listing.update(repr((column, self.rows.column(column))).encode("utf-8", "surrogatepass"))
+                _update(listing, f"({column!r}, ", self.rows.column(column), ")")
         return {
             "name": self.name,
             "table": self.label,
@@ -126,7 +124,7 @@ class Table:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
     def _caption(self, index: int, where: str) -> str:
-        value = self._captions[index]
+        value = self.rows.value(self.caption_column, index)
         if value is None:
             raise SampleError("no_caption", f"{where} has an empty {self.caption_column!r}; write a caption there")
         if not isinstance(value, (str, int, float)):
@@ -179,6 +177,14 @@ class Table:
                 yield path
             except SampleError as error:  # name what the user knows
                 raise SampleError(error.reason, error.detail.replace(str(path), url)) from None
+
+
+def _update(listing: Any, before: str, values: Iterable[Any], after: str) -> None:
+    """Hash the text of `values` as Python writes a list, without making one."""
+    listing.update(f"{before}[".encode("utf-8", "surrogatepass"))
+    for i, value in enumerate(values):
+        listing.update(f"{', ' if i else ''}{value!r}".encode("utf-8", "surrogatepass"))
+    listing.update(f"]{after}".encode())
 
 
 def _is_empty(value) -> bool:
