@@ -318,7 +318,7 @@ def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tens
             p.copy_(value)
 
 
-def load_pretrained(trainer: Any, path: Path) -> LatentStatistics | None:
+def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> LatentStatistics | None:
     """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh.
 
     A model with low-rank updates starts from a source without (its updates then start at zero) or with the same ones.
@@ -334,7 +334,7 @@ def load_pretrained(trainer: Any, path: Path) -> LatentStatistics | None:
         check_same_model(
             source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
         )
-    different = _different_encoders(source.folder, trainer.config.dataset.path)
+    different = _different_encoders(source.folder, dataset)
     for kind in different:
         log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
     source.load(trainer.chunks)
@@ -343,11 +343,11 @@ def load_pretrained(trainer: Any, path: Path) -> LatentStatistics | None:
     return None if "tokenizer" in different else read_statistics(source.folder)
 
 
-def _different_encoders(source: Path, dataset: str | None) -> list[str]:
+def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
     """What weights and a data set are known to differ in, of tokenizer and text encoder."""
     if dataset is None or not all((Path(f) / MANIFEST).is_file() for f in (source, dataset)):
         return []
-    pairs = [(kind, read_manifest(source)[kind], read_manifest(Path(dataset))[kind]) for kind in ENCODERS]
+    pairs = [(kind, read_manifest(source)[kind], read_manifest(dataset)[kind]) for kind in ENCODERS]
     return [
         kind.replace("_", " ")
         for kind, theirs, ours in pairs

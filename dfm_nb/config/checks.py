@@ -224,7 +224,8 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
         "checkpoint.load": start.load if start.load and is_iteration(start.load) else None,
     }
     for key, path in paths.items():
-        if path is not None and not os.path.exists(written_path(path)):
+        elsewhere = key == "dataset.path" and "://" in str(path)
+        if path is not None and not elsewhere and not os.path.exists(written_path(path)):
             near = nearest(path, names()) if key == "checkpoint.pretrained" else None
             fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))
             yield Fault(key, "must exist", shown(path), fix)

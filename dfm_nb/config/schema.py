@@ -168,7 +168,11 @@ class SchedulerConfig(Group):
 
 
 class DatasetConfig(Group):
-    path: Text | None = option(None, "folder with the shards that `dfm prepare` wrote")
+    path: Text | None = option(
+        None, "folder with the shards that `dfm prepare` wrote, or its URL (https://, s3://, what fsspec opens)"
+    )
+    cache_dir: Text | None = option(None, "where shards from a server are kept; null: ~/.cache/dfm_nb")
+    cache_gib: float = option(64.0, "how many GiB of them", gt=0)
     task_encoder_seq_length: Int = option(
         8192, "tokens in a pack; no sample may be longer", ge=1, aliases=("dataset.seq_length",)
     )

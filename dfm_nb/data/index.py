@@ -315,13 +315,19 @@ class SampleIndex:
         said = " ".join(str(why).split())[:200]
         return ValueError(f"{self._name} is damaged ({said}); restore it, or write it again: dfm index {self.folder}")
 
-    def check_fits(self, digests: Mapping[str, str]) -> None:
-        """ValueError when it was made of other shards or splits. digests : sha256 by shard, as the manifest says."""
+    def check_fits(self, digests: Mapping[str, str], here: bool = True) -> None:
+        """ValueError when it was made of other shards or splits.
+
+        Parameters
+        ----------
+        digests : sha256 by shard, as the manifest says. here : whether the shards lie beside it.
+        """
         for shard in self.shards:
             path = self.folder / shard.name
             name = PurePosixPath(shard.name)
             outside = name.is_absolute() or ".." in name.parts
-            if outside or _bytes(path) != shard.bytes or digests.get(shard.name, shard.sha256) != shard.sha256:
+            other = here and _bytes(path) != shard.bytes
+            if outside or other or digests.get(shard.name, shard.sha256) != shard.sha256:
                 break
         else:
             if split_files(self.folder) == self._metadata:
@@ -400,13 +406,24 @@ class SampleIndex:
 def open_index(folder: str | Path, split: str) -> SampleIndex | None:
     """The index beside the shards, memory-mapped; None when there is none."""
     path = index_path(folder, split)
-    if not path.is_file():
-        return None
+    return _open(path, split) if path.is_file() else None
+
+
+def _open(path: Path, split: str) -> SampleIndex:
     try:
         source = pa.memory_map(str(path))
     except (OSError, ValueError) as error:  # an empty file
-        raise ValueError(f"{path} is damaged ({error}); write it again: dfm index {folder}") from None
-    return SampleIndex(folder, split, source, path)
+        raise ValueError(f"{path} is damaged ({error}); write it again: dfm index {path.parent}") from None
+    return SampleIndex(path.parent, split, source, path)
+
+
+def is_whole(path: Path, split: str) -> bool:
+    """Whether a file is an index of the split, with every batch undamaged."""
+    try:
+        _open(path, split).check_whole()
+    except ValueError:
+        return False
+    return True
 
 
 def index_in_memory(

@@ -17,6 +17,7 @@ from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.index import SampleIndex, index_in_memory, open_index
 from dfm_nb.data.prepared_folder import STATISTICS, is_adopted, read_manifest, shard_digests
+from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.shards import Fits, decode_sample, how_to_adopt, shards_of, widths
 from dfm_nb.packs.packs import LatentStatistics
 
@@ -40,6 +41,7 @@ class EnergonStore:
     Parameters
     ----------
     path : folder with `.nv-meta`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
+    remote : what gives the shards, where `path` is the folder that stands for a server's.
 
     Attributes
     ----------
@@ -47,8 +49,15 @@ class EnergonStore:
     dropped : (reason, detail) of samples that cannot be used and that no manifest names.
     """
 
-    def __init__(self, path: str | Path, split: str = "train", cache_bytes: int = 1 << 30, progress: bool = False):
-        self.path, self.split = str(path), split
+    def __init__(
+        self,
+        path: str | Path,
+        split: str = "train",
+        cache_bytes: int = 1 << 30,
+        progress: bool = False,
+        remote: RemoteFolder | None = None,
+    ):
+        self.path, self.split, self._remote = str(path), split, remote
         if (Path(path) / ".nv-meta" / "sample_loader.py").is_file():
             raise ValueError(
                 f"{path}/.nv-meta/sample_loader.py is code, and reading data must run none: remove it "
@@ -67,7 +76,7 @@ class EnergonStore:
         self._manifest = read_manifest(Path(self.path), STATISTICS, unread=".tar.idx" if index is not None else None)
         digests = shard_digests(self._manifest)
         if index is not None:
-            index.check_fits(digests)
+            index.check_fits(digests, here=self._remote is None)
             self.fingerprint = index.fingerprint
         else:
             check_split(self.path, self.split)
@@ -128,7 +137,7 @@ class EnergonStore:
         """Samples that are good in themselves, whatever the others are."""
         for index in range(len(self)):
             try:
-                yield self._index.entry(index).read(Fits(grid=self.grid(index)))
+                yield self._read(index, Fits(grid=self.grid(index)))
             except SampleError as error:
                 self._first_bad = self._first_bad or error.detail
 
@@ -144,11 +153,22 @@ class EnergonStore:
         """Samples whose latent has more than T * H * W voxels, the largest first."""
         return self._index.larger_than(voxels)
 
+    def _read(self, index: int, fits: Fits) -> EncodedClip:
+        entry = self._index.entry(index)
+        while self._remote is not None:
+            self._remote.provide(entry.shard)
+            try:
+                return entry.read(fits)
+            except SampleError:
+                if entry.shard.exists():
+                    raise  # else another process has made room just now
+        return entry.read(fits)
+
     def read(self, index: int) -> EncodedClip:
         with self._lock:
             if index in self._cache:
                 return self._cache[index]
-        clip = self._index.entry(index).read(Fits(self.channels, self.text_dim, self.grid(index)))
+        clip = self._read(index, Fits(self.channels, self.text_dim, self.grid(index)))
         size = clip.latent.nbytes + clip.text_emb.nbytes
         with self._lock:
             if index not in self._cache and size <= self._cache_room:

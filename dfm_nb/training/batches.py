@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.remote import is_remote, local_folder, remote_folder
 from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, check_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
@@ -29,6 +31,12 @@ def pack_settings(config: cfg.Config) -> PackSettings:
     )
 
 
+def data_folder(config: cfg.Config) -> Path | None:
+    """`dataset.path`, or the local folder that stands for a server's."""
+    d = config.dataset
+    return None if d.path is None else local_folder(d.path, d.cache_dir, d.cache_gib)
+
+
 def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     """The samples of `dataset.path`, or random ones with `dataset.mock`."""
     d = config.dataset
@@ -39,10 +47,12 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     if split == "val" and d.use_train_split_for_val:
         split = "train"
     assert d.path is not None  # the configuration was checked
+    folder = local_folder(d.path, d.cache_dir, d.cache_gib)
+    remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_remote(d.path) else None
     t = config.train
     if split == "train" and not d.use_train_split_for_val and 0 < t.eval_interval <= t.train_iters:
-        check_split(d.path, "val")  # now, and not when the first validation is due
-    store = EnergonStore(d.path, split, progress=parallel.rank() == 0)
+        check_split(folder, "val")  # now, and not when the first validation is due
+    store = EnergonStore(folder, split, progress=parallel.rank() == 0, remote=remote)
     store.statistics = store.statistics.used_by(config.model.variant)
     return store
 

@@ -25,7 +25,7 @@ from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training import forecast
-from dfm_nb.training.batches import open_store, packed_loader
+from dfm_nb.training.batches import data_folder, open_store, packed_loader
 from dfm_nb.training.report import Report
 from dfm_nb.training.trainer import StepResult, Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
@@ -114,7 +114,8 @@ class Training:
         self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
         root = Path(c.checkpoint_dir) if c.checkpoint_dir else run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
-        self.assets = checkpoint.read_assets(self.config.dataset.path) if self.config.dataset.path else {}
+        folder = data_folder(self.config)
+        self.assets = checkpoint.read_assets(folder) if folder else {}
         self.store = store
         self.report = Report(self.config, run, self.config_yaml)
         self.stop = StopRequest(self.config.train.exit_on_signal)
@@ -144,7 +145,7 @@ class Training:
             self._load(folder)
             log.info("Resumed from %s at iteration %d", folder, self.iteration)
         elif c.pretrained:
-            self._normalise_by(checkpoint.load_pretrained(self.trainer, Path(c.pretrained)))
+            self._normalise_by(checkpoint.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
             log.info("Started from the weights of %s", c.pretrained)
         elif c.load:
             log.info("checkpoint.load=%s holds no checkpoint yet: training starts anew", c.load)

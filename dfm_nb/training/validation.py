@@ -22,7 +22,7 @@ from dfm_nb.generation.clip_files import output_path
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.parallel.groups import is_first_of_model
-from dfm_nb.training.batches import pack_capacity, pack_settings
+from dfm_nb.training.batches import data_folder, pack_capacity, pack_settings
 from dfm_nb.training.trainer import Trainer
 
 
@@ -85,11 +85,11 @@ class Samples:
         return bool(reasons)
 
     def _prepare(self) -> None:
-        v, folder, index = self.config.validation, self.config.dataset.path, self.trainer.dp_rank
+        v, folder, index = self.config.validation, data_folder(self.config), self.trainer.dp_rank
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder
-        self.pipeline = Pipeline(self.config, self.trainer.chunks, Path(folder), tokenizer_path=decoder)
+        self.pipeline = Pipeline(self.config, self.trainer.chunks, folder, tokenizer_path=decoder)
         self.pipeline.statistics = self.store.statistics  # in fine-tuning not those of the folder
         sample = self.store.read(index % len(self.store))
         frames, height, width = geometry.pixel_size(*sample.latent.shape[2:])

@@ -1,0 +1,289 @@
+"""A data set on a server: the same samples as from the disk, whole files only, bounded space, what a server may do."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from dfm_nb.data.prepared_folder import _sealed, write_manifest
+from dfm_nb.data.remote import OWN, RemoteFolder, remote_folder
+from dfm_nb.data.sources._fetch import Limits
+from dfm_nb.data.stores import EnergonStore
+from tests import tiny_run
+
+PATIENT = Limits(timeout_s=2, retries=4, backoff_s=0.01)
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves a folder; `server.faults` lists what happens first to each file, `server.sent` the bytes of whole ones."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        server = self.server
+        if server.down:
+            return self.send_error(503)
+        name = self.path.lstrip("/")
+        with server.lock:
+            faults = server.pending.setdefault(name, list(server.faults))
+            fault = faults.pop(0) if faults else None
+        path = Path(self.translate_path(self.path))
+        if fault == "busy":
+            return self.send_error(503)
+        if fault == "page" or not path.is_file():
+            return self.send_error(404 if fault is None else 500)
+        body = path.read_bytes()
+        if fault == "false":
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
+        if fault == "cut":
+            return self.connection.close()
+        with server.lock:
+            server.sent[name] = server.sent.get(name, 0) + len(body)
+            server.down = (
+                server.down or len([n for n in server.sent if n.endswith(".tar")]) >= server.shards_before_down
+            )
+
+
+@pytest.fixture(scope="module")
+def shards(make_once):
+    """30 pictures and 4 clips in shards of four."""
+
+    def make(folder):
+        from dfm_nb.prepare import main
+
+        argv = ["--source", "synthetic", "--num-images", "30", "--num-clips", "4", "--short-side", "32"]
+        assert main([*argv, "--shard-size", "4", "--val-fraction", "0.1", "--output-dir", str(folder)]) == 0
+
+    return make_once("shards-of-four", make)
+
+
+@pytest.fixture
+def place(shards, tmp_path):
+    return shutil.copytree(shards, tmp_path / "served")
+
+
+@pytest.fixture
+def server(place, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place)))
+    httpd.faults, httpd.pending, httpd.sent, httpd.lock = [], {}, {}, threading.Lock()
+    httpd.down, httpd.shards_before_down = False, 1000
+    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    httpd.url = f"http://127.0.0.1:{httpd.server_port}"
+    yield httpd
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def open_remote(server, cache, limits=PATIENT, **settings):
+    remote = RemoteFolder(server.url, cache, limits=limits, **settings)
+    return remote, EnergonStore(remote.folder, remote=remote, cache_bytes=0)
+
+
+def tars(cache: Path) -> list[Path]:
+    return sorted((cache / OWN).rglob("*.tar"))
+
+
+def same(a, b, indices) -> bool:
+    return all(a.read(i).key == b.read(i).key and a.read(i).latent.equal(b.read(i).latent) for i in indices)
+
+
+# ---- what it gives ------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, place, tmp_path):
+    remote, store = open_remote(server, tmp_path / "cache", cache_gib=1)
+    local = EnergonStore(place)
+    assert store.fingerprint == local.fingerprint and len(store) == len(local)
+    assert same(store, local, range(len(local)))
+    used = sum(size for i in range(len(local)) for _, size in local._index.entry(i).parts.values())
+    sent = sum(n for name, n in server.sent.items() if name.endswith(".tar"))
+    assert sent == remote.fetched_bytes == sum((place / s.name).stat().st_size for s in local._index.shards)
+    assert sent < 1.3 * used  # a tar's own headers; 1.02 with pictures of 256 px
+
+
+def test_a_second_process_fetches_nothing_but_the_manifest(server, tmp_path):
+    _, store = open_remote(server, tmp_path / "cache")
+    for i in range(len(store)):
+        store.read(i)
+    before = dict(server.sent)
+    again = RemoteFolder(server.url, tmp_path / "cache")
+    other = EnergonStore(again.folder, remote=again)
+    assert same(store, other, range(len(store))) and again.fetched_bytes == 0
+    before["manifest.json"] *= 2
+    assert server.sent == before
+
+
+def test_readers_at_once_fetch_a_shard_once(server, tmp_path):
+    opened = [open_remote(server, tmp_path / "cache") for _ in range(6)]
+    with ThreadPoolExecutor(12) as pool:
+        keys = list(pool.map(lambda n: opened[n % 6][1].read(n // 6).key, range(6 * len(opened[0][1]))))
+    assert keys[::6] == opened[0][1].keys
+    sizes = {p.name: p.stat().st_size for p in tars(tmp_path / "cache")}
+    assert {n: server.sent[n] for n in sizes} == sizes
+    assert sum(remote.fetched_bytes for remote, _ in opened) == sum(sizes.values())
+
+
+def test_space_is_bounded_and_only_our_own_files_go(server, place, tmp_path, caplog):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "mine.tar").write_bytes(b"not of a server")
+    room = 2.5 * max(p.stat().st_size for p in place.glob("*.tar"))
+    _, store = open_remote(server, cache, cache_gib=room / 2**30)
+    local, most = EnergonStore(place), 0
+    for i in [*range(len(local)), *range(len(local))]:
+        assert store.read(i).key == local.read(i).key
+        most = max(most, sum(p.stat().st_size for p in tars(cache)))
+    assert most <= room and len(tars(cache)) < len(local.shard_sizes)
+    assert (cache / "mine.tar").read_bytes() == b"not of a server"
+    assert caplog.text.count("raise dataset.cache_gib") == 1
+    forward = RemoteFolder(server.url, tmp_path / "other", cache_gib=room / 2**30)
+    once = EnergonStore(forward.folder, remote=forward, cache_bytes=0)
+    for i in range(len(once)):  # read forward, that much is enough to fetch each shard once
+        once.read(i)
+    assert forward.fetched_bytes == sum((place / s.name).stat().st_size for s in once._index.shards)
+    with pytest.raises(ValueError, match="dataset.cache_gib is .*; raise it"):
+        open_remote(server, tmp_path / "tiny", cache_gib=1e-6)
+
+
+def test_a_data_set_that_has_changed_is_another(server, place, tmp_path):
+    first, _ = open_remote(server, tmp_path / "cache")
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["source"]["note"] = "changed"
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="manifest.json is damaged or has been changed"):
+        open_remote(server, tmp_path / "cache")
+    write_manifest(place, manifest)
+    second, store = open_remote(server, tmp_path / "cache")
+    assert first.folder != second.folder and store.read(0)
+
+
+# ---- what a server may do -----------------------------------------------------------------------------------------
+
+
+def test_faults_that_pass_cost_attempts_and_nothing_else(server, place, tmp_path):
+    server.faults = ["busy", "cut", "false", "page"]
+    _, store = open_remote(server, tmp_path / "cache")
+    assert same(store, EnergonStore(place), range(len(store)))
+    for tar in tars(tmp_path / "cache"):
+        assert tar.read_bytes() == (place / tar.name).read_bytes()
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize(
+    "faults, said",
+    [
+        (["busy"] * 9, "could not be fetched in 5 attempts: HTTP 503"),
+        (["cut"] * 9, "could not be fetched in 5 attempts: the connection ended before the file did"),
+        (["false"] * 9, "is not the file that its manifest lists; copy it there again"),
+    ],
+)
+def test_faults_that_stay_are_named_and_leave_no_file(server, tmp_path, faults, said):
+    _, store = open_remote(server, tmp_path / "cache")
+    last = len(store) - 1
+    server.faults, server.pending = faults, {}
+    with pytest.raises(ValueError, match=said) as caught:
+        store.read(last)
+    assert server.url in str(caught.value) and "\n" not in str(caught.value)
+    held = tars(tmp_path / "cache")
+    assert held and store._index.entry(last).shard not in held
+    server.faults, server.pending = [], {}
+    assert store.read(last)
+
+
+def test_folder_without_manifest_or_index_says_what_it_needs(server, place, tmp_path):
+    (place / "train.index.arrow").unlink()
+    with pytest.raises(ValueError, match="train.index.arrow could not be fetched: HTTP 404"):
+        open_remote(server, tmp_path / "a")
+    write_manifest(place, {"shards": []})
+    with pytest.raises(ValueError, match="lists no shards with checksums; make the data set whole where it lies"):
+        open_remote(server, tmp_path / "a")
+    (place / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="manifest.json could not be fetched: HTTP 404"):
+        open_remote(server, tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside", ""])
+def test_manifest_names_nothing_outside(server, place, tmp_path, name):
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["files"][name] = hashlib.sha256(b"x").hexdigest()
+    (place / "manifest.json").write_text(json.dumps(_sealed(manifest)))
+    (place.parent / "outside").write_bytes(b"x")
+    with pytest.raises(ValueError, match="which is not inside it"):
+        open_remote(server, tmp_path / "cache" / "deep")
+    assert not [p for p in tmp_path.rglob("outside") if p.parent != place.parent]
+
+
+def test_larger_file_than_listed_is_not_taken(server, place, tmp_path):
+    _, store = open_remote(server, tmp_path / "cache")
+    shard = store._index.entry(len(store) - 1).shard
+    with open(place / shard.name, "ab") as f:
+        f.write(bytes(1 << 20))
+    with pytest.raises(ValueError, match="is over the bound of"):
+        store.read(len(store) - 1)
+    assert not shard.exists()
+
+
+# ---- training -----------------------------------------------------------------------------------------------------
+
+
+def pretrain(*words):
+    command = [sys.executable, "-m", "dfm_nb", "pretrain", "--recipe", "demo", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def losses(run: Path) -> list[float]:
+    return [r["loss"] for r in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in r]
+
+
+@pytest.mark.slow
+def test_training_from_a_server_equals_that_from_the_disk_and_ends_in_a_sentence(server, place, tmp_path):
+    settings = [*tiny_run.SIZE, "train.train_iters=8", "logger.log_interval=1", "validation.samples=false"]
+    settings += ["checkpoint.save_interval=2", "train.eval_interval=4"]
+    assert pretrain("--dataset-path", place, "--run-dir", tmp_path / "disk", *settings).returncode == 0
+    settings.append(f"dataset.cache_dir={tmp_path / 'cache'}")
+    words = ["--dataset-path", server.url, "--run-dir", tmp_path / "net", *settings]
+    server.shards_before_down = 5
+    broken = pretrain(*words)
+    assert broken.returncode == 2 and "Traceback" not in broken.stderr, broken.stderr
+    assert "HTTP 503" in broken.stderr and "training goes on where it was when it is started again" in broken.stderr
+    server.down, server.shards_before_down = False, 1000
+    done = pretrain(*words)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "net") == losses(tmp_path / "disk") and len(losses(tmp_path / "net")) == 8
+    assert (tmp_path / "net" / "checkpoints" / "iter_0000008" / "tokenizer.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_s3_is_read_by_its_driver(server, place, tmp_path, monkeypatch):
+    """A server that answers GET and HEAD by path is what anonymous readers of a public bucket see of S3."""
+    pytest.importorskip("s3fs")
+    (place.parent / "bucket").mkdir()
+    shutil.move(place, place.parent / "bucket" / "data")
+    place.mkdir()
+    shutil.move(place.parent / "bucket", place / "bucket")
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": server.url,
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    remote = remote_folder("s3://bucket/data", str(tmp_path / "cache"))
+    store = EnergonStore(remote.folder, remote=remote)
+    assert same(store, EnergonStore(place / "bucket" / "data"), range(len(store)))
+    with pytest.raises(ValueError, match="s3://bucket/none/manifest.json cannot be read"):
+        remote_folder("s3://bucket/none", str(tmp_path / "cache"))
