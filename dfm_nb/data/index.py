@@ -82,6 +82,7 @@ class IndexWriter:
         self._batches: list[list[int]] = []  # checksum and largest latent of each
         self._dropped: list[list[str]] = []
         self._split, self._shards, self._metadata = split, shards, metadata
+        self._voxels = np.zeros(len(shards), np.int64)
         # of before there was an index: checkpoints know a data set by this
         listing = json.dumps([[s.name, s.samples] for s in shards] + [split])
         self._keys = hashlib.sha256(listing.encode())
@@ -102,7 +103,10 @@ class IndexWriter:
         batch = pa.record_batch([column.combine_chunks() for column in rows.columns], schema=SCHEMA)
         self._pending = self._pending.slice(BATCH_ROWS)
         columns = _columns(batch)
-        self._batches.append([_crc32(columns), int(_voxels(columns).max(initial=0))])
+        voxels = _voxels(columns)
+        self._batches.append([_crc32(columns), int(voxels.max(initial=0))])
+        count = len(self._voxels)
+        self._voxels += np.bincount(columns["shard"], voxels, count)[:count].astype(np.int64)
         self._keys.update(columns["key"].data)
         self.rows += batch.num_rows
         self._writer.write_batch(batch, self._seal() if seal else None)
@@ -114,6 +118,7 @@ class IndexWriter:
             "batch_rows": BATCH_ROWS,
             "shards": self._shards,
             "batches": self._batches,
+            "voxels": self._voxels.tolist(),
             "dropped": self._dropped,
             "metadata": self._metadata,
             "former_fingerprint": self._keys.hexdigest()[:16],
@@ -279,6 +284,11 @@ class SampleIndex:
     ----------
     source : Arrow's memory map or buffer. name : of the file, for messages.
 
+    Attributes
+    ----------
+    shards : all of the split, in order. shard_voxels : int64, the sum of T * H * W of each one's samples.
+    dropped : (reason, detail) of samples that have no row. fingerprint : of the shards; former_fingerprint : of before.
+
     Raises
     ------
     ValueError : it is damaged, or does not fit the shards.
@@ -305,6 +315,9 @@ class SampleIndex:
             self.dropped = [(str(reason), str(detail)) for reason, detail in seal["dropped"]]
             self._checksums, self._largest = np.array(seal["batches"], np.int64).reshape(count, 2).T
             self._ends = np.array([shard.bytes for shard in self.shards], np.uint64)
+            self.shard_voxels = np.array(seal["voxels"], np.int64)
+            if self.shard_voxels.shape != (len(self.shards),) or self.shard_voxels.min(initial=0) < 0:
+                raise ValueError("its seal does not fit its shards")
             self._metadata, self.former_fingerprint = dict(seal["metadata"]), str(seal["former_fingerprint"])
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._damaged(error) from None

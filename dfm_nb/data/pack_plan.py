@@ -1,9 +1,9 @@
 """Which samples make which pack, and which packs make a step: a plan that can be resumed exactly and in any layout.
 
-The samples are dealt to *lanes*. A lane is an endless stream: epochs over its own samples, shuffled within windows, and
-a packer. Pack g is the next one of lane g modulo the number of lanes. So what a rank reads lies together where lanes
-are a multiple of the data-parallel size, memory is bounded by the windows, and nothing depends on ranks, workers,
-restarts or time. Where there is one lane its window is the whole data set.
+The samples are dealt to *lanes* of the same number of tokens. A lane is an endless stream: epochs over its own samples,
+shuffled within windows, and a packer. Pack g is the next one of lane g modulo the number of lanes. So what a rank reads
+lies together where lanes are a multiple of the data-parallel size, memory is bounded by the windows, and nothing
+depends on ranks, workers, restarts or time. Where there is one lane its window is the whole data set.
 
 Learned from: mosaicml's streaming (canonical nodes, shuffles within blocks).
 """
@@ -11,7 +11,7 @@ Learned from: mosaicml's streaming (canonical nodes, shuffles within blocks).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -78,8 +78,11 @@ class OneOrder:
         return torch.randperm(self.size, generator=generator_for(self.seed, "order", epoch)).numpy()
 
 
-def lane_ranges(shards: list[int], samples: int, lanes: int, seed: int) -> list[np.ndarray]:
-    """The pieces of each lane, int64 [R, 2]: all lanes have the same number of samples, give or take one.
+def lane_ranges(shards: Sequence[int], weights: np.ndarray, samples: int, lanes: int, seed: int) -> list[np.ndarray]:
+    """The pieces of each lane, int64 [R, 2]: all lanes have the same weight, as far as shards are even inside.
+
+    Lanes give their packs in turn. So if one had as many samples as another but shorter ones, it would go through them
+    more often: the weights are the shards' tokens, or what is in proportion to them.
 
     Parameters
     ----------
@@ -90,18 +93,29 @@ def lane_ranges(shards: list[int], samples: int, lanes: int, seed: int) -> list[
     if (pieces := -(-lanes // (len(bounds) - 1))) > 1:  # of a small set, lanes are cut out of a shard
         at = [np.linspace(a, b, pieces + 1).astype(np.int64) for a, b in zip(bounds, bounds[1:])]
         bounds = np.unique(np.concatenate(at))
+    weights = weights if np.any(weights) else np.array(shards)
+    before = np.interp(bounds, *_cumulated(shards, weights))
     order = torch.randperm(len(bounds) - 1, generator=generator_for(seed, "lanes")).numpy()
     starts, stops = bounds[:-1][order], bounds[1:][order]
-    ends = np.cumsum(stops - starts)  # in the dealt order, which is cut into equal lanes
+    # in the dealt order, which is cut into lanes of equal weight, each with a sample at least
+    ends, heavy = _cumulated(stops - starts, np.diff(before)[order])
+    number = np.arange(lanes + 1)
+    cuts = np.floor(np.interp(number / lanes, heavy / heavy[-1], ends) + 1e-6).astype(np.int64)
+    cuts = np.minimum(np.maximum.accumulate(cuts - number) + number, samples - lanes + number)
+    cuts[0], cuts[-1] = 0, samples  # shards without weight at an end are someone's too
     out = []
-    for lane in range(lanes):
-        low, high = lane * samples // lanes, (lane + 1) * samples // lanes
-        first, last = np.searchsorted(ends, low, "right"), np.searchsorted(ends, high, "left")
+    for low, high in zip(cuts, cuts[1:]):
+        first, last = np.searchsorted(ends[1:], low, "right"), np.searchsorted(ends[1:], high, "left")
         ranges = np.stack((starts[first : last + 1], stops[first : last + 1]), 1)
-        ranges[0, 0] += low - (ends[first - 1] if first else 0)
-        ranges[-1, 1] -= ends[last] - high
+        ranges[0, 0] += low - ends[first]
+        ranges[-1, 1] -= ends[last + 1] - high
         out.append(ranges)
     return out
+
+
+def _cumulated(counts: Sequence[int] | np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Samples and weight before each shard, and at the end."""
+    return tuple(np.concatenate(([0], np.cumsum(n))) for n in (counts, weights))
 
 
 class Lane:
@@ -161,14 +175,17 @@ class PackPlan:
         self.packs = self.samples = self.tokens = 0
         self._make_lanes(lanes or lanes_for(len(store)), lane_window)
 
-    def _make_lanes(self, lanes: int, window: int) -> None:
+    def _make_lanes(self, lanes: int, window: int, even: str = "voxels") -> None:
+        """even : what all lanes have the same of, voxels or, in states of before, samples."""
         size, seed = len(self.store), self.settings.seed
         if lanes > size:
             raise ValueError(f"dataset.lanes must be at most the {size} samples of the data set; got {lanes}")
-        self.lane_window = window
+        self.lane_window, self._even = window, even
         orders: list[Order | OneOrder] = [OneOrder(size, seed, self.shuffle)]
         if lanes > 1:
-            ranges = lane_ranges(self.store.shard_sizes, size, lanes, seed)
+            shards = self.store.shard_sizes
+            weights = self.store.shard_voxels if even == "voxels" else np.array(shards)
+            ranges = lane_ranges(shards, weights, size, lanes, seed)
             orders = [Order(r, window, seed, i) for i, r in enumerate(ranges)]
         self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size)) for order in orders]
         self._states = [self._state_of(lane) for lane in self.lanes]
@@ -206,7 +223,8 @@ class PackPlan:
         }
         if len(self.lanes) == 1:
             return common | self._states[0]
-        return common | {"packs": self.packs, "lane_window": self.lane_window, "lanes": list(self._states)}
+        own = {"packs": self.packs, "lane_window": self.lane_window, "even": self._even, "lanes": list(self._states)}
+        return common | own
 
     def restore(self, state: dict) -> None:
         """Go on from a state, in its order: its number of lanes and its window count, not those of the settings."""
@@ -217,7 +235,7 @@ class PackPlan:
             )
         self.samples, self.tokens, self.packs = state["samples"], state["tokens"], state.get("packs", 0)
         states = state.get("lanes", [state])
-        self._make_lanes(len(states), state.get("lane_window", LANE_WINDOW))
+        self._make_lanes(len(states), state.get("lane_window", LANE_WINDOW), state.get("even", "samples"))
         for lane, at in zip(self.lanes, states):
             lane.epoch, lane.cursor = at["epoch"], at["cursor"]
             lane.packer.waiting = [((e, i), self.tokens_of(i)) for e, i in at["waiting"]]

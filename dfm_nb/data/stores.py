@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dfm_nb.base.log import log
@@ -97,6 +98,11 @@ class EnergonStore:
     def shard_sizes(self) -> list[int]:
         """Samples of each shard, those that cannot be used among them."""
         return [shard.samples for shard in self._index.shards]
+
+    @property
+    def shard_voxels(self) -> np.ndarray:
+        """T * H * W of all samples of each shard, int64."""
+        return self._index.shard_voxels
 
     @property
     def keys(self) -> list[str]:
@@ -245,6 +251,10 @@ class MockStore:
     @property
     def shard_sizes(self) -> list[int]:
         return [self._length]
+
+    @property
+    def shard_voxels(self) -> np.ndarray:
+        return np.ones(1)
 
     def larger_than(self, voxels: int) -> Iterator[int]:
         large = [i for i, size in enumerate(self.sizes[: self._length]) if math.prod(size) > voxels]

@@ -32,17 +32,60 @@ def saved(state):
 
 
 @given(
-    shards=st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(sum),
+    shards=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=12).filter(
+        lambda s: sum(n for n, _ in s)
+    ),
     lanes=st.integers(1, 20),
     missing=st.integers(0, 5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_lanes_share_all_samples_evenly(shards, lanes, missing):
-    samples = max(1, sum(shards) - missing)
+    sizes, each = [n for n, _ in shards], [weight for _, weight in shards]
+    samples = max(1, sum(sizes) - missing)
     lanes = min(lanes, samples)
-    dealt = [[i for a, b in ranges for i in range(a, b)] for ranges in lane_ranges(shards, samples, lanes, seed=1)]
-    assert sorted(i for lane in dealt for i in lane) == list(range(samples))
+
+    def deal(weights):
+        found = lane_ranges(sizes, np.array(weights), samples, lanes, seed=1)
+        dealt = [[i for a, b in ranges for i in range(a, b)] for ranges in found]
+        assert sorted(i for lane in dealt for i in lane) == list(range(samples)) and all(dealt)
+        return dealt
+
+    dealt = deal(sizes)
     assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    weights = [n * weight for n, weight in shards]
+    of = np.repeat(each, sizes)
+    heavy = [sum(of[i] for i in lane) for lane in deal(weights)]
+    if not missing and samples >= 2 * lanes and min(each) > 0:
+        assert max(heavy) - min(heavy) <= 4 * max(each)  # a sample at each end, and where a shard was cut
+
+
+def test_lanes_of_long_and_of_short_samples_use_each_sample_as_often():
+    """Shards of pictures and shards of clips with five times the tokens, as a preparation writes them."""
+
+    class Sorted(MockStore):
+        shard_sizes = [400] * 6 + [100] * 4
+        shard_voxels = np.array([400 * 16] * 6 + [100 * 80] * 4)
+
+        def grid(self, index):
+            return (1, 4, 4) if index < 2400 else (5, 4, 4)
+
+    p = PackPlan(Sorted([(5, 4, 4)], length=2800), SETTINGS, 80, 6, lanes=16)
+    used = np.zeros(2800)
+    for _ in range(16 * 600):
+        for _, index in p.next():
+            used[index] += 1
+    pictures, clips = used[:2400].mean(), used[2400:].mean()
+    assert pictures > 30 and abs(pictures / clips - 1) < 0.02
+    epochs = [lane.epoch for lane in p.lanes]
+    assert max(epochs) - min(epochs) <= 2
+
+
+def test_states_of_lanes_with_equal_samples_keep_them():
+    p = plan(lanes=5)
+    old = {k: v for k, v in saved(p.state()).items() if k != "even"}
+    q = plan(lanes=5)
+    q.restore(old)
+    assert {lane.order.size for lane in q.lanes} == {60} and saved(q.state())["even"] == "samples"
 
 
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), window=st.integers(1, 50), epoch=st.integers(0, 3))
