@@ -115,7 +115,7 @@ def lane_ranges(shards: Sequence[int], weights: np.ndarray, samples: int, lanes:
 
 def _cumulated(counts: Sequence[int] | np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Samples and weight before each shard, and at the end."""
-    return tuple(np.concatenate(([0], np.cumsum(n))) for n in (counts, weights))
+    return np.concatenate(([0], np.cumsum(counts))), np.concatenate(([0], np.cumsum(weights)))
 
 
 class Lane:
