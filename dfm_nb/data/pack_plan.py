@@ -206,7 +206,7 @@ class PackPlan:
         self._states[number] = self._state_of(lane)
         self.packs += 1
         self.samples += len(items)
-        self.tokens += sum(self.tokens_of(i) for _, i in items)
+        self.tokens += lane.packer.filled
         return items
 
     def _state_of(self, lane: Lane) -> dict:
@@ -257,24 +257,35 @@ class StepPlan:
     def _begin(self) -> None:
         """The window is used up."""
         self._start, self._planned = self.plan.state(), self.packs_per_step
-        self._queue: deque[list[Item]] = deque()
-        self._taken = 0
+        self._queue: deque[tuple[list[Item], int]] = deque()  # with the tokens of each
+        self._taken = self._samples_ahead = self._tokens_ahead = 0
 
     def _plan_window(self) -> None:
         n = self._planned
         packs = [self.plan.next() for _ in range(self.window * n)]
-        if self.window > 1:
-            packs.sort(key=lambda items: sum(self.plan.tokens_of(i) ** 2 for _, i in items))
-            g = generator_for(self.plan.settings.seed, "steps", self._start["samples"])
-            packs = [p for step in torch.randperm(self.window, generator=g).tolist() for p in packs[step * n :][:n]]
-        self._queue.extend(packs)
+        lengths = [[self.plan.tokens_of(i) for _, i in items] for items in packs]
+        by_work = sorted(range(len(packs)), key=lambda p: sum(length**2 for length in lengths[p]))
+        g = generator_for(self.plan.settings.seed, "steps", self._start["samples"])
+        order = [p for step in torch.randperm(self.window, generator=g).tolist() for p in by_work[step * n :][:n]]
+        self._queue.extend((packs[p], sum(lengths[p])) for p in order)
+        self._samples_ahead, self._tokens_ahead = sum(map(len, packs)), sum(map(sum, lengths))
+
+    def _take(self) -> list[Item]:
+        items, tokens = self._queue.popleft()
+        self._samples_ahead -= len(items)
+        self._tokens_ahead -= tokens
+        self._taken += 1
+        return items
 
     def next(self) -> list[list[Item]]:
         """The packs of the next step."""
+        if self.window == 1:
+            packs = [self.plan.next() for _ in range(self.packs_per_step)]
+            self._start = self.plan.state()
+            return packs
         if not self._queue:
             self._plan_window()
-        packs = [self._queue.popleft() for _ in range(min(self.packs_per_step, len(self._queue)))]
-        self._taken += len(packs)
+        packs = [self._take() for _ in range(min(self.packs_per_step, len(self._queue)))]
         packs += [self.plan.next() for _ in range(self.packs_per_step - len(packs))]  # a window of another batch size
         if not self._queue:
             self._begin()
@@ -284,10 +295,9 @@ class StepPlan:
         """JSON-able; `restore` of it continues with the next step."""
         if self.window == 1:
             return self._start
-        ahead = [item for items in self._queue for item in items]
         counts = {
-            "samples": self.plan.samples - len(ahead),
-            "tokens": self.plan.tokens - sum(self.plan.tokens_of(i) for _, i in ahead),
+            "samples": self.plan.samples - self._samples_ahead,
+            "tokens": self.plan.tokens - self._tokens_ahead,
         }
         begun = {name: self._start[name] for name in counts}
         steps = {"window": self.window, "packs_per_step": self._planned, "taken": self._taken, "begun": begun}
@@ -303,8 +313,7 @@ class StepPlan:
             self._planned = steps["packs_per_step"]
             self._plan_window()
             for _ in range(steps["taken"]):
-                self._queue.popleft()
-            self._taken = steps["taken"]
+                self._take()
 
 
 def _can_be_read(store: SampleStore, index: int) -> bool:

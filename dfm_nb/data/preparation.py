@@ -16,7 +16,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from types import ModuleType
@@ -354,16 +354,7 @@ class Preparation:
 
     def _complete(self) -> None:
         """Merge the ranks' records; Energon's metadata; the manifest last."""
-        full: list[dict[str, Any]] = []  # records of shards with samples
-        drops: list[dict[str, str]] = []
-        reasons: Counter[str] = Counter()
-        for record in self._records():
-            for drop in record.pop("drops"):
-                if len(drops) < NAMED_DROPS or drop["reason"] not in reasons:
-                    drops.append(drop)
-                reasons[drop["reason"]] += 1
-            if record["samples"]:
-                full.append(record | {"latent_sums": np.array(record["latent_sums"])})
+        full, drops, reasons = merge(self._records())
         if not full:
             first = drops[0]["detail"] if drops else "the source gave no clips"
             raise ValueError(
@@ -428,6 +419,21 @@ class Preparation:
             return {"split": held_out}
         items = evenly(self.plans.items_of(held_out), PSNR_ITEMS)
         return {"split": held_out, **reconstruction_psnr(self.tokenizer, self.reading, items)}
+
+
+def merge(records: Iterable[dict[str, Any]]) -> tuple[list[dict], list[dict], Counter[str]]:
+    """Records of shards that hold samples; the drops that the manifest names; how many there are for each reason."""
+    full: list[dict[str, Any]] = []
+    drops: list[dict[str, str]] = []
+    reasons: Counter[str] = Counter()
+    for record in records:
+        for drop in record.pop("drops"):
+            if len(drops) < NAMED_DROPS or drop["reason"] not in reasons:
+                drops.append(drop)
+            reasons[drop["reason"]] += 1
+        if record["samples"]:
+            full.append(record | {"latent_sums": np.array(record["latent_sums"])})
+    return full, drops, reasons
 
 
 @torch.no_grad()

@@ -46,6 +46,10 @@ class Packer:
     ----------
     capacity : tokens of one pack.
     buffer_size : samples to choose from; more give fuller packs and a longer wait.
+
+    Attributes
+    ----------
+    waiting : (item, length), oldest first. filled : tokens of the pack that was emitted last.
     """
 
     def __init__(self, capacity: int, buffer_size: int, waiting: Iterable[tuple] = ()):
@@ -53,7 +57,8 @@ class Packer:
             raise ValueError(f"dataset.packing_buffer_size must be at least 1; got {buffer_size}")
         self.capacity = capacity
         self.buffer_size = buffer_size
-        self.waiting: list[tuple] = list(waiting)  # (item, length), oldest first
+        self.waiting: list[tuple] = list(waiting)
+        self.filled = 0
 
     def next(self, stream: Iterator[tuple]) -> list:
         """The next pack's items; [] when `stream` of (item, length) and the buffer are exhausted."""
@@ -67,6 +72,7 @@ class Packer:
         if not self.waiting:
             return []
         chosen = fill([length for _, length in self.waiting], self.capacity)
+        self.filled = sum(self.waiting[i][1] for i in chosen)
         taken = set(chosen)
         items = [self.waiting[i][0] for i in chosen]
         self.waiting = [w for i, w in enumerate(self.waiting) if i not in taken]

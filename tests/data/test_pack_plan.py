@@ -144,7 +144,7 @@ def test_another_batch_size_loses_and_repeats_no_sample(packs_per_step):
     two.restore(saved(one.state()))
     used += [item for _ in range(60) for pack in two.next() for item in pack]
     waiting = [item for lane in two.plan.lanes for item, _ in lane.packer.waiting]
-    ahead = [item for pack in two._queue for item in pack]
+    ahead = [item for pack, _ in two._queue for item in pack]
     everything = used + ahead + waiting
     assert len(set(everything)) == len(everything)
     for epoch in range(two.plan.epoch):
