@@ -32,7 +32,7 @@ from PIL import Image
 
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, Reading, encode_shards, to_pixels
-from dfm_nb.data.shard_plan import plan_all
+from dfm_nb.data.shard_plan import ShardPlans
 from dfm_nb.data.sources import folder as folder_source
 from dfm_nb.data.sources import synthetic
 from dfm_nb.data.text_encoders import minilm
@@ -75,7 +75,7 @@ def one_at_a_time(files: list[Path], out: Path, tokenizer, encoder, size_px: int
 
 def ours(source, out: Path, tokenizer, encoder, size_px: int, pad: int | None = None) -> None:
     (out / shards.RECORDS).mkdir()
-    plans = plan_all(["train"] * len(source), 1, 250)[0]
+    plans = ShardPlans(map(source.item_key, range(len(source))), 0.0, 0.0).share(0, 1)
     encoders = Encoders(tokenizer, encoder, pad_text_tokens=pad)
     encode_shards(plans, Reading(source, size_px), encoders, out)
 

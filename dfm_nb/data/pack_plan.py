@@ -93,12 +93,12 @@ def lane_ranges(shards: Sequence[int], weights: np.ndarray, samples: int, lanes:
     if (pieces := -(-lanes // (len(bounds) - 1))) > 1:  # of a small set, lanes are cut out of a shard
         at = [np.linspace(a, b, pieces + 1).astype(np.int64) for a, b in zip(bounds, bounds[1:])]
         bounds = np.unique(np.concatenate(at))
-    weights = weights if np.any(weights) else np.array(shards)
     before = np.interp(bounds, *_cumulated(shards, weights))
     order = torch.randperm(len(bounds) - 1, generator=generator_for(seed, "lanes")).numpy()
     starts, stops = bounds[:-1][order], bounds[1:][order]
     # in the dealt order, which is cut into lanes of equal weight, each with a sample at least
-    ends, heavy = _cumulated(stops - starts, np.diff(before)[order])
+    sizes, heavy = stops - starts, np.diff(before)[order]
+    ends, heavy = _cumulated(sizes, heavy if heavy.any() else sizes)
     number = np.arange(lanes + 1)
     cuts = np.floor(np.interp(number / lanes, heavy / heavy[-1], ends) + 1e-6).astype(np.int64)
     cuts = np.minimum(np.maximum.accumulate(cuts - number) + number, samples - lanes + number)
@@ -295,10 +295,7 @@ class StepPlan:
         """JSON-able; `restore` of it continues with the next step."""
         if self.window == 1:
             return self._start
-        counts = {
-            "samples": self.plan.samples - self._samples_ahead,
-            "tokens": self.plan.tokens - self._tokens_ahead,
-        }
+        counts = {"samples": self.plan.samples - self._samples_ahead, "tokens": self.plan.tokens - self._tokens_ahead}
         begun = {name: self._start[name] for name in counts}
         steps = {"window": self.window, "packs_per_step": self._planned, "taken": self._taken, "begun": begun}
         return self._start | counts | {"steps": steps}
