@@ -42,6 +42,7 @@ class Load:
     A last segment for padding is counted as one more conditioning row.
     cpu : attention is one SDPA call for each run of equal segments, as on CPU, instead of one kernel for the pack.
     runs : how many such runs there are; the results of several are joined by a copy.
+    imbalance : work of the slowest data-parallel rank over the mean, as benchmarks/packing.py measures it.
     """
 
     tokens: int
@@ -52,6 +53,7 @@ class Load:
     ema_averages: int = 2
     cpu: bool = False
     runs: int = 1
+    imbalance: float = 1.0
 
     @property
     def text(self) -> int:
@@ -217,28 +219,62 @@ def memory(model: ModelConfig, plan: Plan, load: Load) -> Memory:
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates that turn work into time; only their ratio matters for the ranking.
+    """Rates that turn work into time; only their ratios matter for the ranking.
 
-    flops : operations a second of one GPU; bytes_per_s : what one GPU sends a second to its peers. The defaults are the
-    data sheet of the H100 SXM: bf16 dense, NVLink one way.
+    flops : operations a second of one GPU, of which matrix products reach the share `efficiency`.
+    bytes_per_s : what one GPU sends a second to its peers within a node, node_bytes_per_s to other nodes.
+    gpus_per_node : GPUs that the faster links join. memory_bytes_per_s : of one GPU's memory; infinite: it costs no
+    time. The defaults are the data sheet of the DGX H100: bf16 dense, NVLink and InfiniBand one way.
     """
 
     flops: float = 989e12
     bytes_per_s: float = 450e9
+    node_bytes_per_s: float = 50e9
+    gpus_per_node: int = 8
+    memory_bytes_per_s: float = math.inf
+    memory_gib: float = 80
+    efficiency: float = 1.0
+
+    def link(self, stride: int, n: int, gpus: int) -> float:
+        """Bytes a second that each rank of a group sends in a ring over `n` ranks, `stride` apart, of `gpus` in all.
+
+        Between nodes a ring has the adapters of all its members in a node. Groups begin at multiples of their reach and
+        nodes at multiples of theirs, so the least that both share is the greatest common divisor.
+        """
+        shared = math.gcd(self.gpus_per_node, stride * n)
+        if gpus <= self.gpus_per_node or shared == stride * n:
+            return self.bytes_per_s
+        return min(self.bytes_per_s, max(1, shared // stride) * self.node_bytes_per_s)
+
+
+# Data sheets: H100 and H200 SXM, DGX H100, H200 and B200, GB200 and GB300 NVL72 (NVIDIA). Dense bf16 is half of what
+# they print with sparsity, NVLink one way half of its total; between nodes an adapter a GPU: ConnectX-7 (400 Gb/s), in
+# GB300 ConnectX-8 (800 Gb/s). What they call GB of memory is within 2 % of the GiB that drivers report.
+MACHINES: dict[str, Machine] = {
+    "h100": Machine(memory_bytes_per_s=3.35e12),
+    "h200": Machine(memory_bytes_per_s=4.8e12, memory_gib=141),
+    "b200": Machine(2250e12, 900e9, memory_bytes_per_s=8e12, memory_gib=180),
+    "gb200": Machine(2500e12, 900e9, 50e9, 72, 8e12, 186),
+    "gb300": Machine(2500e12, 900e9, 100e9, 72, 8e12, 279),
+}
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by cause, at the machine's nominal rates; use them as ratios."""
+    """Seconds of a step by cause, at the machine's rates; nominal ones give ratios, and measured ones times.
+
+    elementwise : reading and writing the tensors between matrix products.
+    """
 
     compute: float
     recompute: float
+    elementwise: float
     communication: float
     bubble: float
 
     @property
     def total(self) -> float:
-        return self.compute + self.recompute + self.communication + self.bubble
+        return self.compute + self.recompute + self.elementwise + self.communication + self.bubble
 
 
 def _ring(n: int, size: float) -> float:
@@ -246,8 +282,10 @@ def _ring(n: int, size: float) -> float:
     return (n - 1) / n * size
 
 
-def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> float:
-    """Bytes a process sends for one layer and pack: forward, backward and what recomputation sends again."""
+def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> tuple[float, float]:
+    """Bytes a process sends for one layer and pack over TP and over CP: forward, backward, and what recomputation
+    sends again.
+    """
     hidden = plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
     text = load.text * model.hidden_size * load.bytes_per_number
     # After attention, cross attention and MLP. An all-reduce is a reduce-scatter and an all-gather. With SP they are
@@ -258,36 +296,54 @@ def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> float:
         forward += _ring(plan.tp, text)
         backward += 3 * _ring(plan.tp, hidden)
     gathered = _ring(plan.cp, 2 * load.tokens * model.hidden_size // plan.tp * load.bytes_per_number)  # keys and values
-    again = {"none": 0.0, "selective": gathered, "full": forward + gathered}[plan.recompute]
-    return forward + gathered + backward + gathered + again
+    if plan.recompute == "full":
+        backward += forward
+    return forward + backward, gathered * (2 if plan.recompute == "none" else 3)
+
+
+def _moved_bytes(model: ModelConfig, plan: Plan, load: Load) -> float:
+    """Bytes that one layer's elementwise work reads and writes for a pack, on one process.
+
+    Each tensor kept for backward is written once and read once in forward. Backward reads it, and writes and reads its
+    gradient. Recomputation does forward's part again. Weights, and what is not kept, are left out.
+    """
+    kept = layer_saved_bytes(model, replace(plan, recompute="none"), load)
+    return kept * (7 if plan.recompute == "full" else 5)
 
 
 def step_time(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -> StepTime:
     """Time of one optimizer step: a process's packs in a row, the pipeline's bubble, gradients summed over replicas."""
     packs = load.packs // plan.dp
     lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
-    rate = plan.tp * plan.cp * plan.pp * machine.flops
+    rate = plan.tp * plan.cp * plan.pp * machine.flops * machine.efficiency
+    if plan.dp > 1:  # all wait for the rank with the most work
+        rate /= load.imbalance
     forward = counts.forward_flops(model, lengths, texts) / rate
     attention = counts.attention_flops(model, lengths, texts) / rate
     again = {"none": 0.0, "selective": attention, "full": forward}[plan.recompute]
-    traffic = _layer_traffic(model, plan, load) * model.num_layers // plan.pp
-    if plan.pp > 1:  # hidden states to the next stage, their gradients back
-        traffic += 2 * plan.outside_tokens(load) * model.hidden_size * load.bytes_per_number
-    links = traffic / machine.bytes_per_s
-    bubble = (plan.pp - 1) * (3 * forward + again + links)
+    layers = model.num_layers // plan.pp
+    moved = layers * _moved_bytes(model, plan, load) / machine.memory_bytes_per_s
+    # Ranks count along TP first, then CP, DP and PP, as in megatron-core.
+    replicas, gpus = plan.dp * plan.cp, plan.tp * plan.cp * plan.dp * plan.pp
+    over_tp, over_cp = _layer_traffic(model, plan, load)
+    links = layers * over_tp / machine.link(1, plan.tp, gpus) + layers * over_cp / machine.link(plan.tp, plan.cp, gpus)
+    if plan.pp > 1:  # hidden states to the next stage, their gradients back; of several nodes one boundary is between
+        sent = 2 * plan.outside_tokens(load) * model.hidden_size * load.bytes_per_number
+        links += sent / machine.link(gpus, 1, gpus)
+    bubble = (plan.pp - 1) * (3 * forward + again + moved + links)
 
     # Gradients are summed over replicas: a reduce-scatter, then an all-gather of gradients or, with a distributed
     # optimizer, of new weights. The last pack's backward covers what can be sent before it ends.
-    replicas, count = plan.dp * plan.cp, counts.parameter_count(model, plan.tp, plan.pp)
-    reduce = _ring(replicas, 4 * count) / machine.bytes_per_s
+    count, between = counts.parameter_count(model, plan.tp, plan.pp), machine.link(plan.tp, replicas, gpus)
+    reduce = _ring(replicas, 4 * count) / between
     covered = 2 * forward + again if plan.dp > 1 else 0.0
     if plan.distributed_optimizer:
-        spread = _ring(replicas, load.bytes_per_number * count) / machine.bytes_per_s
+        spread = _ring(replicas, load.bytes_per_number * count) / between
         exchange = max(0.0, reduce - covered) + spread  # new weights are known only after the step
     else:
-        spread = _ring(replicas, 4 * count) / machine.bytes_per_s
+        spread = _ring(replicas, 4 * count) / between
         exchange = max(0.0, reduce + spread - covered)
-    return StepTime(3 * forward * packs, again * packs, links * packs + exchange, bubble)
+    return StepTime(3 * forward * packs, again * packs, moved * packs, links * packs + exchange, bubble)
 
 
 # ---- layouts ------------------------------------------------------------------------------------------------------
@@ -313,7 +369,8 @@ class Layouts(list[Candidate]):
     def to_frame(self) -> pd.DataFrame:
         """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits.
 
-        `recompute_time`, `communication` and `bubble` are the parts of that time that are no computation of the model.
+        `recompute_time`, `elementwise`, `communication` and `bubble` are the parts of that time that are no matrix
+        products of the model. `step_s` is the time itself, at the machine's rates.
         """
         import pandas as pd
 
@@ -391,8 +448,10 @@ def _row(c: Candidate, best: float) -> dict[str, Any]:
         "gib_total": m.total / GIB,
         "fullest_stage": m.stage,
         "fits": c.fits,
+        "step_s": c.time.total,
         "relative_time": c.time.total / best,
         "recompute_time": c.time.recompute / best,
+        "elementwise": c.time.elementwise / best,
         "communication": c.time.communication / best,
         "bubble": c.time.bubble / best,
         "overrides": c.plan.overrides(),
@@ -441,24 +500,45 @@ def plan_layouts(model: str, **flags: Any) -> Layouts:
 
 def search(args: argparse.Namespace, config: cfg.Config, load: Load) -> Layouts:
     """What the command line asks for, of a `workload`."""
-    machine = Machine(args.gpu_tflops * 1e12, args.link_gb_s * 1e9)
-    found = []
+    machine, found = machine_of(args), []
     for plan in layouts(args.gpus):
         if not _faults(config, plan):
             needed = memory(config.model, plan, load)
-            fits = needed.total * (1 + args.margin / 100) <= args.gpu_memory_gib * GIB
+            fits = needed.total * (1 + args.margin / 100) <= machine.memory_gib * GIB
             found.append(Candidate(plan, needed, step_time(config.model, plan, load, machine), fits))
     if not found:
         fault = _faults(config, Plan(dp=args.gpus))[0]
         raise ValueError(f"no layout of {args.gpus} GPUs is legal for this model and batch: {fault}")
-    return Layouts(sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total)), args.gpu_memory_gib)
+    return Layouts(sorted(found, key=lambda c: (round(c.time.total, 9), c.memory.total)), machine.memory_gib)
+
+
+RATES = {
+    "gpu_tflops": ("flops", 1e12),
+    "efficiency": ("efficiency", 1),
+    "link_gb_s": ("bytes_per_s", 1e9),
+    "node_link_gb_s": ("node_bytes_per_s", 1e9),
+    "gpus_per_node": ("gpus_per_node", 1),
+    "gpu_memory_gib": ("memory_gib", 1),
+}
+"""Flags that change one rate of a machine, and their units."""
+
+
+def machine_of(args: argparse.Namespace) -> Machine:
+    """The machine named, else one whose memory costs no time, with what other flags say."""
+    given = {
+        name: getattr(args, flag) * unit for flag, (name, unit) in RATES.items() if getattr(args, flag) is not None
+    }
+    return replace(MACHINES.get(args.machine, Machine()), **given)
 
 
 def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:
     """The settings, and the packs of a step."""
-    for name in ("seq_length", "gpus", "gpu_memory_gib", "samples", "text_tokens", "gpu_tflops", "link_gb_s"):
-        if not 0 < getattr(args, name) < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {getattr(args, name):g}")
+    for name in ("seq_length", "gpus", "samples", "text_tokens", *RATES):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {value:g}")
+    if not 1 <= args.imbalance < math.inf:
+        raise ValueError(f"--imbalance is slowest over mean, 1 or more; got {args.imbalance:g}")
     if not 0 <= args.margin < math.inf:
         raise ValueError(f"--margin must be 0 percent or more; got {args.margin:g}")
     if args.samples > args.seq_length:
@@ -475,7 +555,8 @@ def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:
     tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
     packs = config.train.global_batch_size // config.train.micro_batch_size
     number = 4 if config.mixed_precision == "fp32" else 2
-    return config, Load(tokens, args.samples, args.text_tokens, packs, number, len(config.ema.sigma_rels))
+    averages = len(config.ema.sigma_rels)
+    return config, Load(tokens, args.samples, args.text_tokens, packs, number, averages, imbalance=args.imbalance)
 
 
 # ---- one training -------------------------------------------------------------------------------------------------
@@ -528,21 +609,31 @@ def estimate(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) 
 
 def parser() -> ArgumentParser:
     p = ArgumentParser(
-        prog="dfm plan", description="Layouts of a model on a number of GPUs: memory per GPU and relative step time."
+        prog="dfm plan", description="Layouts of a model on a number of GPUs: memory per GPU and time of a step."
     )
     p.add_argument("--model", required=True, help=f"a size: {', '.join(sizes.SIZES)}")
     p.add_argument("--seq-length", type=int, default=8192, help="tokens of a pack (dataset.task_encoder_seq_length)")
     p.add_argument("--gpus", type=int, default=8, help="processes, one per GPU")
-    p.add_argument("--gpu-memory-gib", type=float, default=80, help="memory of one GPU")
+    p.add_argument(
+        "--machine",
+        type=str.lower,
+        choices=MACHINES,
+        help="its data sheet; without it an H100's whose memory traffic costs no time",
+    )
+    p.add_argument("--gpus-per-node", type=int, help="GPUs that NVLink joins; without --machine 8")
+    p.add_argument("--gpu-memory-gib", type=float, help="memory of one GPU; without --machine 80")
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default="bf16", help="arithmetic of the network")
     p.add_argument("--global-batch-size", type=int, default=32, help="packs per optimizer step over all processes")
     p.add_argument("--samples", type=int, default=1, help="samples in a pack")
     p.add_argument("--text-tokens", type=int, default=512, help="caption tokens of a sample")
     p.add_argument("--margin", type=float, default=15, help="percent that has to be left beside the estimate")
-    p.add_argument("--gpu-tflops", type=float, default=Machine.flops / 1e12, help="10^12 operations a second of a GPU")
+    p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of a GPU; without --machine 989")
+    p.add_argument("--efficiency", type=float, help="share of them that matrix products reach (1)")
     p.add_argument(
-        "--link-gb-s", type=float, default=Machine.bytes_per_s / 1e9, help="10^9 bytes a second from a GPU to its peers"
+        "--link-gb-s", type=float, help="10^9 bytes a second from a GPU to its peers in a node; without --machine 450"
     )
+    p.add_argument("--node-link-gb-s", type=float, help="the same to other nodes; without --machine 50")
+    p.add_argument("--imbalance", type=float, default=1, help="work of the slowest rank's packs over the mean")
     p.add_argument("--json", action="store_true", help="every layout as JSON")
     p.add_argument(
         "overrides", nargs="*", metavar="group.key=value", help="as for dfm pretrain, for example model.text_dim=1024"
@@ -559,7 +650,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     print(
         f"{config.model.size}, {counts.parameter_count(config.model) / 1e6:,.0f} M parameters, packs of {load.tokens} "
-        f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {args.gpu_memory_gib:g} GiB "
+        f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {found.gpu_memory_gib:g} GiB "
         f"({args.margin:g} % left free)"
     )
     print(found)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -128,6 +129,67 @@ def test_time_names_its_causes():
     assert tensor.communication > plain.communication
 
 
+def test_a_ring_between_nodes_has_the_adapters_of_its_members_in_a_node():
+    machine = plan.Machine(bytes_per_s=450.0, node_bytes_per_s=50.0, gpus_per_node=8)
+    of = machine.link
+    assert of(1, 8, 8) == of(2, 4, 64) == of(1, 2, 64) == 450  # within a node
+    assert of(1, 16, 16) == 400 and of(2, 8, 16) == 200 and of(8, 2, 16) == of(16, 4, 64) == 50
+    assert of(1, 3, 24) == 50  # ranks 6, 7 and 8: the last is alone on its node
+    assert replace(machine, gpus_per_node=72).link(1, 64, 64) == 450
+    assert replace(machine, gpus_per_node=72).link(1, 32, 128) == 400  # 8 of ranks 64 to 95 are on the first
+
+
+def test_one_node_costs_what_one_kind_of_link_costs():
+    """Without a named machine, links between nodes and memory have no part in a node's times."""
+    model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
+    flat = plan.Machine(node_bytes_per_s=plan.Machine.bytes_per_s, gpus_per_node=1)
+    for p in plan.layouts(8):
+        time = plan.step_time(model, p, Load(8192), plan.Machine())
+        assert time == plan.step_time(model, p, Load(8192), flat) and time.elementwise == 0
+
+
+def test_time_of_a_step_in_closed_form():
+    """Two nodes of two GPUs, CP 4: products, elementwise work, keys and values, gradients."""
+    model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
+    machine = plan.Machine(1e12, 1e9, 1e8, 2, 1e10, efficiency=0.5)
+    load, p = Load(8192, packs=3), Plan(cp=4)
+    time = plan.step_time(model, p, load, machine)
+    assert time.compute == pytest.approx(3 * counts.model_flops(model, [8192], [512]) / (4 * 0.5e12))
+    kept = model.num_layers * plan.layer_saved_bytes(model, p, load)
+    assert time.elementwise == pytest.approx(3 * 5 * kept / 1e10)
+    gathered = 2 * 3 / 4 * 2 * 8192 * model.hidden_size * 2  # forward and backward, keys and values, bf16
+    summed = 2 * 3 / 4 * 4 * counts.parameter_count(model)
+    assert time.communication == pytest.approx((3 * model.num_layers * gathered + summed) / (2 * 1e8))
+    assert plan.step_time(model, Plan(cp=4, recompute="full"), load, machine).elementwise == pytest.approx(
+        time.elementwise * 7 / 5
+    )
+
+
+def test_imbalance_lengthens_computation_where_ranks_wait_for_others():
+    model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
+    of = lambda p, load: plan.step_time(model, p, load, plan.MACHINES["h100"])  # noqa: E731
+    even, uneven = Load(8192), Load(8192, imbalance=1.24)
+    for p in (Plan(dp=8, recompute="full"), Plan(cp=2, dp=4)):
+        assert of(p, uneven).compute == pytest.approx(1.24 * of(p, even).compute)
+        assert of(p, uneven).recompute == pytest.approx(1.24 * of(p, even).recompute)
+        assert of(p, uneven).elementwise == of(p, even).elementwise
+    assert of(Plan(cp=8), uneven) == of(Plan(cp=8), even)  # one pack at a time: nobody waits
+
+
+def test_flags_name_a_machine_and_change_its_rates():
+    found = lambda **flags: plan.plan_layouts("DiT-XL", gpus=16, **flags)  # noqa: E731
+    asked = {"machine": "GB200", "gpus_per_node": 8, "efficiency": 0.4}
+    args = plan.parser().read(plan.parser().words({"model": "DiT-XL", **asked}))
+    assert plan.machine_of(args) == replace(plan.MACHINES["gb200"], gpus_per_node=8, efficiency=0.4)
+    assert found(machine="gb200").gpu_memory_gib == 186 and found().gpu_memory_gib == 80
+    whole, split = found(machine="gb200"), found(machine="gb200", gpus_per_node=8)
+    seconds = lambda some: dict(zip(some.to_frame()["layout"], some.to_frame()["step_s"]))  # noqa: E731
+    whole, split = seconds(whole), seconds(split)
+    assert all(split[k] >= whole[k] for k in whole) and split["TP16 recompute none"] > whole["TP16 recompute none"]
+    with pytest.raises(ValueError, match="b100.*gb200"):
+        found(machine="b100")
+
+
 def run_plan(capsys, *argv):
     code = guard(plan.main, list(argv))
     out = capsys.readouterr()
@@ -142,7 +204,7 @@ def test_json_has_every_layout_and_the_table_the_first(capsys):
     assert code == 0 and len(rows) == len(found_for(30)) and first["relative_time"] == 1
     parts = [first[f"gib_{k}"] for k in ("parameters", "gradients", "optimizer", "activations")]
     assert sum(parts) == pytest.approx(first["gib_total"])
-    assert 0 <= first["recompute_time"] + first["communication"] + first["bubble"] < 1
+    assert 0 <= first["recompute_time"] + first["elementwise"] + first["communication"] + first["bubble"] < 1
     code, text, _ = run_plan(capsys, *argv)
     assert code == 0 and "DiT-XL, 686 M" in text and first["layout"] in text
     assert " ".join(first["overrides"]) in text.splitlines()[-1]
@@ -165,6 +227,8 @@ def test_nothing_fits_says_what_would(capsys):
         (["--model", "DiT-XXL"], ["did you mean DiT-XL?"]),
         (["--model", "DiT-XL", "--gpus", "0"], ["--gpus", "positive"]),
         (["--model", "DiT-XL", "--gpu-memory-gib", "nan"], ["--gpu-memory-gib", "positive"]),
+        (["--model", "DiT-XL", "--gpus-per-node", "0"], ["--gpus-per-node", "positive"]),
+        (["--model", "DiT-XL", "--imbalance", "0.9"], ["--imbalance", "1 or more"]),
         (["--model", "DiT-XL", "--seq-length", "8", "--samples", "9"], ["--samples"]),
         (["--model", "DiT-XL", "--gpus", "11"], ["no layout of 11 GPUs is legal"]),
     ],
