@@ -23,12 +23,14 @@ from benchmarks import (
     monitor,
     noise_levels,
     packing,
+    plan_nodes,
     real_pictures,
     report,
     scaling,
     speedrun,
     thousand_ranks,
 )
+from dfm_nb.config import counts
 from tests.processes import commands
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -154,6 +156,30 @@ def test_growth_plot_and_table_show_the_fit(tmp_path):
     assert "| prepare | 250 to 1,000 samples | 1 to 4 | 1.00 |" in shown[-2]
     assert "2 s + 1e+03 ms a MB" in shown[-1]
     assert (tmp_path / "growth.png").stat().st_size > 5000
+
+
+# ---- published times ---------------------------------------------------------------------------------------------
+
+
+def test_wans_flops_are_its_products_and_attention():
+    t, text, h, f = plan_nodes.TOKENS, plan_nodes.TEXT, 5120, 13_824
+    layer = t * (8 * h * h + 4 * h * h + 4 * h * f) + text * 4 * h * h + 4 * h * (t * t + t * text)
+    outside = 2 * t * 2 * 64 * h + 2 * text * (4096 * h + h * h)  # patches in and out, two layers on the text
+    assert counts.model_flops(plan_nodes.wan(), [t], [text]) == pytest.approx(3 * (40 * layer + outside), rel=1e-4)
+
+
+def test_a_fit_gives_its_own_row_and_the_others_their_errors():
+    for row in plan_nodes.fits():
+        published = {run.name: run.tflops for run in (*plan_nodes.RUNS, plan_nodes.EARLIER)}
+        assert row["tflops"][row["fitted"]] == pytest.approx(published[row["fitted"]], rel=1e-6)
+        assert set(row["errors"]) == set(published) - {row["fitted"]}
+        for name, error in row["errors"].items():
+            assert row["tflops"][name] == pytest.approx(published[name] * (1 + error))
+
+
+def test_a_count_of_half_the_flops_doubles_the_share_of_peaks():
+    whole, half = (plan_nodes.fit(plan_nodes.RUNS[0], counted, peaks_only=True) for counted in (1.0, 0.5))
+    assert half == pytest.approx(2 * whole)
 
 
 # ---- the run of many ---------------------------------------------------------------------------------------------
