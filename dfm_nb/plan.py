@@ -537,6 +537,8 @@ def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name.replace('_', '-')} must be a positive number; got {value:g}")
+    if args.efficiency is not None and args.efficiency > 1:
+        raise ValueError(f"--efficiency is a share of the peak, at most 1; got {args.efficiency:g}")
     if not 1 <= args.imbalance < math.inf:
         raise ValueError(f"--imbalance is slowest over mean, 1 or more; got {args.imbalance:g}")
     if not 0 <= args.margin < math.inf:

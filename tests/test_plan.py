@@ -228,6 +228,7 @@ def test_nothing_fits_says_what_would(capsys):
         (["--model", "DiT-XL", "--gpus", "0"], ["--gpus", "positive"]),
         (["--model", "DiT-XL", "--gpu-memory-gib", "nan"], ["--gpu-memory-gib", "positive"]),
         (["--model", "DiT-XL", "--gpus-per-node", "0"], ["--gpus-per-node", "positive"]),
+        (["--model", "DiT-XL", "--efficiency", "40"], ["--efficiency", "at most 1"]),
         (["--model", "DiT-XL", "--imbalance", "0.9"], ["--imbalance", "1 or more"]),
         (["--model", "DiT-XL", "--seq-length", "8", "--samples", "9"], ["--samples"]),
         (["--model", "DiT-XL", "--gpus", "11"], ["no layout of 11 GPUs is legal"]),
