@@ -40,7 +40,7 @@ from dfm_nb.text.parts import Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
 from dfm_nb.text.workers import LostWorker, ordered_map
 
-_MERGE_BLOCK = 64 << 20
+_SAVE_EVERY = 64 << 20  # bytes of a merge's tokens: at most this much is done again after a kill
 
 
 @dataclass
@@ -260,23 +260,24 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
 def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
     """Append the corpora from where `parts` stands. One is open at a time: memory does not grow with their number."""
-    done = parts.progress
-    block = 1 << 18  # documents or sequences at a time
+    done, saved = parts.progress, 0
+    block, buffer = 1 << 18, memoryview(bytearray(1 << 20))  # documents or sequences at a time; bytes
     rest = prefixes[done.span :]
     for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress, total=len(prefixes), initial=done.span):
         index = Index.open(prefix)
         if int(index.lengths.sum(dtype=np.int64)) != index.num_tokens:
             raise ValueError(f"{prefix}.idx: the pointers must follow the lengths; see dfm text verify {prefix}")
-        with open(bin_path(prefix), "rb") as f:
+        with open(bin_path(prefix), "rb", buffering=0) as f:
             f.seek(done.offset)
-            while data := f.read(_MERGE_BLOCK):
-                parts.write(f"{key}.bin", data)
-                done.offset += len(data)
-                parts.save()
+            while size := f.readinto(buffer):
+                parts.write(f"{key}.bin", buffer[:size])
+                done.offset += size
+                if parts.progress.sizes[f"{key}.bin"] - saved >= _SAVE_EVERY:
+                    parts.save()
+                    saved = parts.progress.sizes[f"{key}.bin"]
         for start in range(0, index.num_sequences, block):
             parts.write(f"{key}.lengths", index.lengths[start : start + block].tobytes())
         for start in range(0, index.num_documents, block):
             bounds = index.documents[start : start + block + 1]
             parts.write(f"{key}.counts", np.diff(bounds).astype(np.int32).tobytes())
         done.span, done.offset = done.span + 1, 0
-        parts.save()

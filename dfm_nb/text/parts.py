@@ -137,7 +137,7 @@ class Parts:
         p.span, p.offset, p.line = chunk.span, chunk.next_offset, chunk.next_line
         self.save()
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         """Add to the part file `name` (`<key>.bin`, `.lengths`, `.counts`); it counts once `save` was called."""
         self._files[name].write(data)
         self._files[name].flush()

@@ -326,11 +326,11 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
 def test_stopped_merge_goes_on_with_the_same_bytes(folders, tmp_path, monkeypatch, where):
     source = write_jsonl(tmp_path / "in.jsonl", texts(60))
     parts = []
-    for i in range(4):
-        preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 4)))
-        parts.append(f"{tmp_path}/in_part{i:05d}-of-00004_text_document")
+    for i in range(8):
+        preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 8)))
+        parts.append(f"{tmp_path}/in_part{i:05d}-of-00008_text_document")
     preprocess(config(source, tmp_path / "base", folders["gpt2"]))
-    monkeypatch.setattr("dfm_nb.text.corpus._MERGE_BLOCK", 999)  # not whole tokens
+    monkeypatch.setattr("dfm_nb.text.corpus._SAVE_EVERY", 1)
     target = {"write": (text_parts.Parts, "write"), "save": (text_parts.Parts, "save"), "publish": (os, "replace")}
     out = tmp_path / "out" / "out_text_document"
 
@@ -351,6 +351,7 @@ def test_merge_begins_anew_when_a_part_has_changed_and_keeps_no_stale_provenance
     merge([a, longer], str(tmp_path / "want"), progress=False)
     merge([a, b], out, progress=False)
     with monkeypatch.context() as patch:
+        patch.setattr("dfm_nb.text.corpus._SAVE_EVERY", 1)
         patch.setattr(text_parts.Parts, "finish", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             merge([a, b], out, progress=False)
