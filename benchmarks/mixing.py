@@ -50,7 +50,7 @@ class Sorted(MockStore):
         self.pictures = 3 * samples // 5
         kinds = np.arange(0, samples, SHARD) >= self.pictures
         self.sizes_of_shards = np.diff(np.append(np.arange(0, samples, SHARD), samples))
-        self.voxels = self.sizes_of_shards * np.where(kinds, np.prod(CLIP), np.prod(PICTURE))
+        self.voxels_of_shards = self.sizes_of_shards * np.where(kinds, np.prod(CLIP), np.prod(PICTURE))
 
     @property
     def shard_sizes(self) -> list[int]:
@@ -58,10 +58,10 @@ class Sorted(MockStore):
 
     @property
     def shard_voxels(self) -> np.ndarray:
-        return self.voxels
+        return self.voxels_of_shards
 
-    def grid(self, index: int) -> tuple[int, int, int]:
-        return PICTURE if index < self.pictures else CLIP
+    def voxels(self, samples: np.ndarray) -> np.ndarray:
+        return np.where(samples < self.pictures, np.prod(PICTURE), np.prod(CLIP))
 
 
 def measure(store: Sorted, steps: int, packs: int, lanes: int, shuffle: bool = True, window: int = 1) -> dict:

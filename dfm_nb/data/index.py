@@ -401,6 +401,16 @@ class SampleIndex:
             for row in np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]:
                 yield int(number) * self._batch_rows + int(row)
 
+    def voxels(self, samples: np.ndarray) -> np.ndarray:
+        """T * H * W of the latents, int64."""
+        out = np.empty(len(samples), np.int64)
+        batches = samples // self._batch_rows
+        for number in np.unique(batches):
+            here, columns = batches == number, self.batch(int(number))
+            rows = samples[here] % self._batch_rows
+            out[here] = np.prod([columns[name][rows].astype(np.int64) for name in SIZES], axis=0)
+        return out
+
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""
         columns, row = self._row(index)

@@ -11,7 +11,7 @@ Learned from: mosaicml's streaming (canonical nodes, shuffles within blocks).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -121,20 +121,22 @@ def _cumulated(counts: Sequence[int] | np.ndarray, weights: np.ndarray) -> tuple
 class Lane:
     """Where a lane is: an epoch, a position in it, and the samples that wait for room in a pack."""
 
-    def __init__(self, order: Order | OneOrder, packer: Packer):
-        self.order, self.packer = order, packer
+    def __init__(self, order: Order | OneOrder, packer: Packer, tokens_of_all: Callable[[np.ndarray], np.ndarray]):
+        self.order, self.packer, self._tokens_of_all = order, packer, tokens_of_all
         self.epoch = self.cursor = 0
-        self._window: tuple[int, int, np.ndarray] | None = None
+        self._window: tuple[int, int, list[int], list[int]] | None = None
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[tuple[Item, int]]:
+        """Samples and their tokens."""
         while True:
             if self.cursor == self.order.size:
                 self.epoch, self.cursor = self.epoch + 1, 0
             window, at = divmod(self.cursor, self.order.window)
             if self._window is None or self._window[:2] != (self.epoch, window):
-                self._window = self.epoch, window, self.order.samples(self.epoch, window)
+                samples = self.order.samples(self.epoch, window)
+                self._window = self.epoch, window, samples.tolist(), self._tokens_of_all(samples).tolist()
             self.cursor += 1
-            yield self.epoch, int(self._window[2][at])
+            yield (self.epoch, self._window[2][at]), self._window[3][at]
 
 
 class PackPlan:
@@ -144,6 +146,10 @@ class PackPlan:
     ----------
     capacity : tokens of a pack. buffer_size : of the packer. lanes : 0, as many as suit the data set (`lanes_for`).
     lane_window : samples of a lane that are shuffled with one another.
+
+    Attributes
+    ----------
+    packs, samples, tokens : given out so far. lengths : tokens of each sample of the last pack.
 
     Raises
     ------
@@ -173,6 +179,7 @@ class PackPlan:
             self._no_room.add(index)  # its size is a lie: it takes no room, and is named when its turn comes
         self.capacity, self.buffer_size = capacity, buffer_size
         self.packs = self.samples = self.tokens = 0
+        self.lengths: list[int] = []
         self._make_lanes(lanes or lanes_for(len(store)), lane_window)
 
     def _make_lanes(self, lanes: int, window: int, even: str = "voxels") -> None:
@@ -187,7 +194,7 @@ class PackPlan:
             weights = self.store.shard_voxels if even == "voxels" else np.array(shards)
             ranges = lane_ranges(shards, weights, size, lanes, seed)
             orders = [Order(r, window, seed, i) for i, r in enumerate(ranges)]
-        self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size)) for order in orders]
+        self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of_all) for order in orders]
         self._states = [self._state_of(lane) for lane in self.lanes]
 
     @property
@@ -196,17 +203,22 @@ class PackPlan:
         return min(lane.epoch for lane in self.lanes)
 
     def tokens_of(self, index: int) -> int:
-        t, h, w = self.store.grid(index)
-        return 0 if index in self._no_room else t * h * w // self._volume
+        return int(self.tokens_of_all(np.array([index]))[0])
+
+    def tokens_of_all(self, samples: np.ndarray) -> np.ndarray:
+        """Tokens of each sample, int64."""
+        tokens = self.store.voxels(samples) // self._volume
+        return np.where(np.isin(samples, list(self._no_room)), 0, tokens) if self._no_room else tokens
 
     def next(self) -> list[Item]:
         number = self.packs % len(self.lanes)
         lane = self.lanes[number]
-        items = lane.packer.next((item, self.tokens_of(item[1])) for item in lane.items())
+        items = lane.packer.next(lane.items())
         self._states[number] = self._state_of(lane)
+        self.lengths = lane.packer.lengths
         self.packs += 1
         self.samples += len(items)
-        self.tokens += lane.packer.filled
+        self.tokens += sum(self.lengths)
         return items
 
     def _state_of(self, lane: Lane) -> dict:
@@ -238,7 +250,8 @@ class PackPlan:
         self._make_lanes(len(states), state.get("lane_window", LANE_WINDOW), state.get("even", "samples"))
         for lane, at in zip(self.lanes, states):
             lane.epoch, lane.cursor = at["epoch"], at["cursor"]
-            lane.packer.waiting = [((e, i), self.tokens_of(i)) for e, i in at["waiting"]]
+            tokens = self.tokens_of_all(np.array([i for _, i in at["waiting"]], np.int64)).tolist()
+            lane.packer.waiting = [((e, i), n) for (e, i), n in zip(at["waiting"], tokens)]
         self._states = [self._state_of(lane) for lane in self.lanes]
 
 
@@ -262,8 +275,8 @@ class StepPlan:
 
     def _plan_window(self) -> None:
         n = self._planned
-        packs = [self.plan.next() for _ in range(self.window * n)]
-        lengths = [[self.plan.tokens_of(i) for _, i in items] for items in packs]
+        planned = [(self.plan.next(), self.plan.lengths) for _ in range(self.window * n)]
+        packs, lengths = [p for p, _ in planned], [of_pack for _, of_pack in planned]
         by_work = sorted(range(len(packs)), key=lambda p: sum(length**2 for length in lengths[p]))
         g = generator_for(self.plan.settings.seed, "steps", self._start["samples"])
         order = [p for step in torch.randperm(self.window, generator=g).tolist() for p in by_work[step * n :][:n]]

@@ -155,6 +155,10 @@ class EnergonStore:
     def grid(self, index: int) -> tuple[int, int, int]:
         return self._index.grid(index)
 
+    def voxels(self, samples: np.ndarray) -> np.ndarray:
+        """T * H * W of the samples' latents, int64."""
+        return self._index.voxels(samples)
+
     def larger_than(self, voxels: int) -> Iterator[int]:
         """Samples whose latent has more than T * H * W voxels, the largest first."""
         return self._index.larger_than(voxels)
@@ -262,6 +266,9 @@ class MockStore:
 
     def grid(self, index: int) -> tuple[int, int, int]:
         return self.sizes[index % len(self.sizes)]
+
+    def voxels(self, samples: np.ndarray) -> np.ndarray:
+        return np.prod(self.sizes, axis=1)[samples % len(self.sizes)]
 
     def read(self, index: int) -> EncodedClip:
         g = generator_for("mock", index)

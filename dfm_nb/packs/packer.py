@@ -49,7 +49,7 @@ class Packer:
 
     Attributes
     ----------
-    waiting : (item, length), oldest first. filled : tokens of the pack that was emitted last.
+    waiting : (item, length), oldest first. lengths : of the pack that was emitted last.
     """
 
     def __init__(self, capacity: int, buffer_size: int, waiting: Iterable[tuple] = ()):
@@ -58,7 +58,7 @@ class Packer:
         self.capacity = capacity
         self.buffer_size = buffer_size
         self.waiting: list[tuple] = list(waiting)
-        self.filled = 0
+        self.lengths: list[int] = []
 
     def next(self, stream: Iterator[tuple]) -> list:
         """The next pack's items; [] when `stream` of (item, length) and the buffer are exhausted."""
@@ -72,7 +72,7 @@ class Packer:
         if not self.waiting:
             return []
         chosen = fill([length for _, length in self.waiting], self.capacity)
-        self.filled = sum(self.waiting[i][1] for i in chosen)
+        self.lengths = [self.waiting[i][1] for i in chosen]
         taken = set(chosen)
         items = [self.waiting[i][0] for i in chosen]
         self.waiting = [w for i, w in enumerate(self.waiting) if i not in taken]

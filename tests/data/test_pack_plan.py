@@ -66,8 +66,8 @@ def test_lanes_of_long_and_of_short_samples_use_each_sample_as_often():
         shard_sizes = [400] * 6 + [100] * 4
         shard_voxels = np.array([400 * 16] * 6 + [100 * 80] * 4)
 
-        def grid(self, index):
-            return (1, 4, 4) if index < 2400 else (5, 4, 4)
+        def voxels(self, samples):
+            return np.where(samples < 2400, 16, 80)
 
     p = PackPlan(Sorted([(5, 4, 4)], length=2800), SETTINGS, 80, 6, lanes=16)
     used = np.zeros(2800)
