@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dfm_nb.base.video import write_mp4, write_png
+from dfm_nb.diffusion.objective import EDM
 from dfm_nb.diffusion.samplers import karras_sigmas, sample_euler
 from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline
@@ -90,7 +91,7 @@ def test_loss_is_not_counted_on_given_frames(conditioned):
     text = conditioned.empty_text
     pack = pack_draws([Draw("a", latent, text, 12.0, 1.0, noise, clean_frames=1)], PackSettings.of(conditioned.config))
     with torch.no_grad():
-        output, loss_of = forward(conditioned.chunks[0], pack, 0.5, conditioned.device)
+        output, loss_of = forward(conditioned.chunks[0], pack, EDM(0.5), conditioned.device)
     per_frame = 2 * 3
 
     def counted(out):

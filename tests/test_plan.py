@@ -8,6 +8,7 @@ from dfm_nb import config as cfg
 from dfm_nb import plan
 from dfm_nb.base.argv import guard
 from dfm_nb.config import counts
+from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model import attention
 from dfm_nb.plan import Load, Plan
 
@@ -44,7 +45,7 @@ def kept_by_autograd(model, precision: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        forward(chunk, pack, 0.5, torch.device("cpu"))
+        forward(chunk, pack, EDM(0.5), torch.device("cpu"))
     return sum(size for size, _ in kept.values())
 
 

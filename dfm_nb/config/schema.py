@@ -100,6 +100,16 @@ class ModelConfig(Group):
     # demo uses. EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
     P_mean: float = option(0.2, "mean of ln(sigma) in training")
     P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
+    objective: Literal["edm", "flow"] = option(
+        "edm", "what the network gives: EDM's F, or flow matching's velocity (then sigma_data is usually 1)"
+    )
+    times: Literal["logit-normal", "uniform"] = option(
+        "logit-normal",
+        "noise levels of training: ln(sigma) normal; or logistic with P_mean and scale P_std, uniform times at 0 and 1",
+    )
+    shift_tokens: Int | None = option(
+        None, "multiply a sample's noise level by sqrt(its tokens / this), as for flow matching at several sizes", ge=1
+    )
     pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector")
     tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1)
     pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1)

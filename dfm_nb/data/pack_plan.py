@@ -124,7 +124,7 @@ class Lane:
     def __init__(self, order: Order | OneOrder, packer: Packer, tokens_of_all: Callable[[np.ndarray], np.ndarray]):
         self.order, self.packer, self._tokens_of_all = order, packer, tokens_of_all
         self.epoch = self.cursor = 0
-        self._window: tuple[int, int, list[int], list[int]] | None = None
+        self._window: tuple[int, int, np.ndarray, np.ndarray] | None = None
 
     def items(self) -> Iterator[tuple[Item, int]]:
         """Samples and their tokens."""
@@ -134,9 +134,9 @@ class Lane:
             window, at = divmod(self.cursor, self.order.window)
             if self._window is None or self._window[:2] != (self.epoch, window):
                 samples = self.order.samples(self.epoch, window)
-                self._window = self.epoch, window, samples.tolist(), self._tokens_of_all(samples).tolist()
+                self._window = self.epoch, window, samples, self._tokens_of_all(samples)
             self.cursor += 1
-            yield (self.epoch, self._window[2][at]), self._window[3][at]
+            yield (self.epoch, int(self._window[2][at])), int(self._window[3][at])
 
 
 class PackPlan:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def _wide(*tensors: Tensor) -> list[Tensor]:
+def wide(*tensors: Tensor) -> list[Tensor]:
     """The tensors in float64 if one of them is, else in float32."""
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     return [t.to(dtype) for t in tensors]
@@ -23,25 +23,25 @@ def _wide(*tensors: Tensor) -> list[Tensor]:
 
 def c_skip(sigma: Tensor, sigma_data: float) -> Tensor:
     """sigma_data^2 / (sigma^2 + sigma_data^2): 1 without noise, 0 in pure noise."""
-    (sigma,) = _wide(sigma)
+    (sigma,) = wide(sigma)
     return sigma_data**2 / (sigma**2 + sigma_data**2)
 
 
 def c_out(sigma: Tensor, sigma_data: float) -> Tensor:
     """sigma * sigma_data / sqrt(sigma^2 + sigma_data^2)."""
-    (sigma,) = _wide(sigma)
+    (sigma,) = wide(sigma)
     return sigma * sigma_data / torch.sqrt(sigma**2 + sigma_data**2)
 
 
 def c_in(sigma: Tensor, sigma_data: float) -> Tensor:
     """1 / sqrt(sigma^2 + sigma_data^2): the network's input has unit variance."""
-    (sigma,) = _wide(sigma)
+    (sigma,) = wide(sigma)
     return torch.rsqrt(sigma**2 + sigma_data**2)
 
 
 def c_noise(sigma: Tensor) -> Tensor:
     """ln(sigma) / 4: what the network is told of the noise level. `sigma` must be positive."""
-    (sigma,) = _wide(sigma)
+    (sigma,) = wide(sigma)
     return torch.log(sigma) / 4
 
 
@@ -57,30 +57,37 @@ def denoised(F_x: Tensor, x: Tensor, sigma: Tensor, sigma_data: float) -> Tensor
     -------
     float32, or float64 if one of the tensors is; the shape of `x`.
     """
-    F_x, x, sigma = _wide(F_x, x, sigma)
+    F_x, x, sigma = wide(F_x, x, sigma)
     return c_skip(sigma, sigma_data) * x + c_out(sigma, sigma_data) * F_x
 
 
 # ---- noise levels -------------------------------------------------------------------------------------------------
 
 
-def sigma_from_normal(normal: Tensor, P_mean: float, P_std: float) -> Tensor:
-    """ln(sigma) ~ N(P_mean, P_std^2), Table 1, from standard normal draws; same shape, float32 or float64."""
-    (normal,) = _wide(normal)
+def sigma_from_normal(normal: Tensor, P_mean: float, P_std: float, times: str = "logit-normal") -> Tensor:
+    """Noise levels of training from standard normal draws; same shape, float32 or float64.
+
+    times : "logit-normal", ln(sigma) ~ N(P_mean, P_std^2), Table 1; for flow matching's times t = sigma / (1 + sigma)
+        these are the logit-normal ones of Esser et al. 2024. "uniform", ln(sigma) logistic with mean P_mean and scale
+        P_std; t is uniform at 0 and 1.
+    """
+    (normal,) = wide(normal)
+    if times == "uniform":  # the logit of the draw's quantile u, without the cancellation of 1 - u
+        normal = torch.special.log_ndtr(normal) - torch.special.log_ndtr(-normal)
     return torch.exp(P_mean + P_std * normal)
 
 
-def sigma_from_uniform(uniform: Tensor, P_mean: float, P_std: float) -> Tensor:
-    """The quantile function of the training noise: exp(P_mean + P_std * ndtri(u)) for u in (0, 1).
+def sigma_from_uniform(uniform: Tensor, P_mean: float, P_std: float, times: str = "logit-normal") -> Tensor:
+    """The quantile function of the training noise, for u in (0, 1).
 
     A u of 0 or 1 is moved to the nearest float inside, so that no level is 0 or infinite.
     """
-    (uniform,) = _wide(uniform)
+    (uniform,) = wide(uniform)
     tiny = torch.finfo(uniform.dtype).eps / 2
-    return sigma_from_normal(torch.special.ndtri(uniform.clamp(tiny, 1 - tiny)), P_mean, P_std)
+    return sigma_from_normal(torch.special.ndtri(uniform.clamp(tiny, 1 - tiny)), P_mean, P_std, times)
 
 
-def validation_sigmas(num_sigmas: int, P_mean: float, P_std: float) -> Tensor:
+def validation_sigmas(num_sigmas: int, P_mean: float, P_std: float, times: str = "logit-normal") -> Tensor:
     """Fixed levels for validation, ascending: the (i + 1/2) / num_sigmas quantiles of the training noise.
 
     Returns
@@ -88,7 +95,7 @@ def validation_sigmas(num_sigmas: int, P_mean: float, P_std: float) -> Tensor:
     float64 [num_sigmas]; the plain mean of the losses at these levels estimates the training loss.
     """
     middle = (torch.arange(num_sigmas, dtype=torch.float64) + 0.5) / num_sigmas
-    return sigma_from_uniform(middle, P_mean, P_std)
+    return sigma_from_uniform(middle, P_mean, P_std, times)
 
 
 # ---- loss ---------------------------------------------------------------------------------------------------------
@@ -100,7 +107,7 @@ def effective_target(y: Tensor, eps: Tensor, sigma: Tensor, sigma_data: float) -
     Written as (sigma / sigma_data * y - sigma_data * eps) / sqrt(sigma^2 + sigma_data^2), which is the same number
     without the cancellation of y against c_skip y at small sigma.
     """
-    y, eps, sigma = _wide(y, eps, sigma)
+    y, eps, sigma = wide(y, eps, sigma)
     return (sigma / sigma_data * y - sigma_data * eps) * torch.rsqrt(sigma**2 + sigma_data**2)
 
 
@@ -119,5 +126,5 @@ def loss(F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor, sigma_data: float) 
     -------
     float32 or float64, the shape of `F_x`.
     """
-    F_x, target = _wide(F_x, effective_target(y, eps, sigma, sigma_data))
+    F_x, target = wide(F_x, effective_target(y, eps, sigma, sigma_data))
     return (F_x - target) ** 2

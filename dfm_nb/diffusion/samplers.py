@@ -160,6 +160,22 @@ def focused_sigmas(
     return _finish(torch.exp((a + b) / 2), sigma_min, sigma_max)
 
 
+@schedule("flow", "shift")
+def flow_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, shift: float = 1.0) -> Tensor:
+    """Flow matching's: times evenly spaced, sigma = shift t / (1 - t), and a final 0 (Esser et al. 2024, Eq. 23).
+
+    Returns
+    -------
+    float64 [num_steps + 1], from sigma_max over sigma_min to 0.
+    """
+    _check_range(num_steps, sigma_min, sigma_max)
+    if not shift > 0:
+        raise ValueError(f"shift must be positive (1 is none; larger, denser in strong noise); got {shift}")
+    first, last = (sigma / (shift + sigma) for sigma in (sigma_max, sigma_min))
+    t = first + _ramp(num_steps) * (last - first)
+    return _finish(shift * t / (1 - t), sigma_min, sigma_max)
+
+
 def _ramp(num_steps: int) -> Tensor:
     return torch.linspace(0, 1, num_steps, dtype=torch.float64)  # one step: [0]
 

@@ -12,6 +12,7 @@ import torch
 
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.diffusion import samplers
+from dfm_nb.diffusion.objective import get_objective
 from dfm_nb.generation.request import Request
 from dfm_nb.model.denoiser import PackDenoiser
 from dfm_nb.packs.packs import pack_layout, sample_segment
@@ -53,7 +54,7 @@ class BatchDenoiser:
         assert model.sigma_data is not None
         pack = pack_layout(segments, model.sigma_data, layout.token_multiple(), layout.text_multiple())
         self.length = pack.cu_q[-1]
-        self.denoise = PackDenoiser(chunks, pack, model.sigma_data, device)
+        self.denoise = PackDenoiser(chunks, pack, get_objective(model.objective, model.sigma_data), device)
 
     def __call__(self, x: torch.Tensor, sigma: float) -> torch.Tensor:
         """float64 [N, C, T, H, W] -> float64 [M, C, T, H, W], in the order of the texts."""

@@ -1,4 +1,4 @@
-"""The DiT as EDM's denoiser: where network, preconditioning and packs meet, in training, validation and generation.
+"""The DiT as a denoiser: where network, preconditioning and packs meet, in training, validation and generation.
 
 Preconditioning is float32 (when sampling: float64) whatever the network's dtype. A context-parallel rank computes its
 slice of the tokens, while noise levels and noise are those of the whole pack.
@@ -13,6 +13,7 @@ import torch
 from megatron.core import parallel_state as mpu
 
 from dfm_nb.diffusion import edm
+from dfm_nb.diffusion.objective import Objective
 from dfm_nb.model.attention import collect
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.packs.packs import Pack, PackLayout
@@ -23,27 +24,27 @@ from dfm_nb.parallel.groups import broadcast_from_last_stage
 class TokenLosses:
     """Losses of this rank's tokens, and which of them count."""
 
-    loss: torch.Tensor  # float32 [S_local], lambda(sigma) * |D - x0|^2 averaged over the patch
+    loss: torch.Tensor  # float32 [S_local], the objective's, averaged over the patch
     mask: torch.Tensor  # bool [S_local]
     row: torch.Tensor
 
 
 def forward(
-    model: torch.nn.Module, pack: Pack, sigma_data: float, device: torch.device, sigma: torch.Tensor | None = None
+    model: torch.nn.Module, pack: Pack, objective: Objective, device: torch.device, sigma: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], TokenLosses]]:
     """Run the network on a noised pack. sigma : noise levels of the rows [R]; None: the pack's own.
 
-    Returns (output, loss_of): on the last pipeline stage `loss_of(output)` gives `TokenLosses` with `edm.loss`.
+    Returns (output, loss_of): on the last pipeline stage `loss_of(output)` gives `TokenLosses`.
     """
     part = PackSlice.of(pack, device)
     sigma = (pack.sigma if sigma is None else sigma).to(device, non_blocking=True)
     x0, noise = part.take(pack.x0), part.take(pack.noise)
     token_sigma = sigma[part.row][:, None]
     x = x0 + token_sigma * noise
-    output = model(edm.c_in(token_sigma, sigma_data) * x, edm.c_noise(sigma), part)
+    output = model(objective.scaled(x, token_sigma), edm.c_noise(sigma), part)
 
     def loss_of(network_output: torch.Tensor) -> TokenLosses:
-        loss = edm.loss(network_output, x0, noise, token_sigma, sigma_data).mean(-1)
+        loss = objective.loss(network_output, x0, noise, token_sigma).mean(-1)
         return TokenLosses(loss, part.take(pack.loss_mask), part.row)
 
     return output, loss_of
@@ -64,11 +65,11 @@ class PackDenoiser:
         self,
         chunks: Iterable[torch.nn.Module],
         pack: PackLayout,
-        sigma_data: float,
+        objective: Objective,
         device: torch.device,
         cache_text: bool = True,
     ):
-        self.chunks, self.sigma_data, self.device = list(chunks), sigma_data, device
+        self.chunks, self.objective, self.device = list(chunks), objective, device
         self.part = PackSlice.of(pack, device)
         if cache_text:
             self.part.text_cache = {}
@@ -82,9 +83,9 @@ class PackDenoiser:
         """x : float64 [S, p] on the device, all tokens of the pack; returns D as float64 [S, p] on every rank."""
         sigmas = torch.where(self.noisy_row, torch.full_like(self.row_sigma, sigma), self.row_sigma)
         token_sigma = sigmas[self.part.row][:, None]
-        scaled = (edm.c_in(token_sigma, self.sigma_data) * x[self.part.tokens]).float()
+        scaled = self.objective.scaled(x[self.part.tokens], token_sigma).float()
         F_x = self._run(scaled, edm.c_noise(sigmas), x.shape)
-        return edm.denoised(F_x, x, sigmas[self.row][:, None].double(), self.sigma_data)
+        return self.objective.denoised(F_x, x, sigmas[self.row][:, None].double())
 
     def _run(self, scaled: torch.Tensor, c_noise: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """The network's output for the whole pack, float32 of `shape`, from this rank's tokens `scaled`."""

@@ -7,6 +7,7 @@ if its first frames are given clean.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
@@ -53,6 +54,8 @@ class PackSettings:
     caption_dropout: float
     condition_frames_prob: float
     variant: str = "dit"
+    times: str = "logit-normal"
+    shift_tokens: int | None = None
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
@@ -60,7 +63,7 @@ class PackSettings:
     @classmethod
     def of(cls, config: Config, **changes: Any) -> PackSettings:
         """Those of a configuration; `changes` are fields that differ from it."""
-        names = ("patch_spatial", "patch_temporal", "sigma_data", "P_mean", "P_std", "variant")
+        names = ("patch_spatial", "patch_temporal", "sigma_data", "P_mean", "P_std", "variant", "times", "shift_tokens")
         settings = {
             "seed": config.rng.seed,
             "caption_dropout": config.train.caption_dropout,
@@ -244,12 +247,16 @@ def draw_sample(
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
     latent = statistics.to_model(clip.latent[0], settings.sigma_data)
     frames = latent.shape[1]
+    sigma = edm.sigma_from_normal(normal, settings.P_mean, settings.P_std, settings.times)
+    if settings.shift_tokens:  # more tokens tell more of one another: it takes more noise to hide as much
+        tokens = latent[0].numel() / (settings.patch_temporal * settings.patch_spatial**2)
+        sigma = sigma * math.sqrt(tokens / settings.shift_tokens)
     return Draw(
         key=clip.key,
         latent=latent,
         text=empty_text if drop < settings.caption_dropout else clip.text_emb[0],
         fps=float(clip.meta.get("fps") or 24),
-        sigma=float(edm.sigma_from_normal(normal, settings.P_mean, settings.P_std)),
+        sigma=float(sigma),
         noise=torch.randn(latent.shape, generator=g),
         clean_frames=int(frames > 1 and give < settings.condition_frames_prob),
     )

@@ -19,6 +19,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.progress import tqdm
 from dfm_nb.checkpoints import saving
+from dfm_nb.diffusion.objective import get_objective
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.ema import PowerEMA
@@ -64,7 +65,8 @@ class Trainer:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         assert config.model.sigma_data is not None
-        self.config, self.device, self.sigma_data = config, parallel.device(), config.model.sigma_data
+        self.config, self.device = config, parallel.device()
+        self.objective = get_objective(config.model.objective, config.model.sigma_data)
         self.layout = layout_of(config.model)
         self.dp_rank, self.dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
@@ -161,7 +163,7 @@ class Trainer:
         return saving.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
 
     def _forward_step(self, packs: Iterator[Pack], model):
-        output, loss_of = forward(model, next(packs), self.sigma_data, self.device)
+        output, loss_of = forward(model, next(packs), self.objective, self.device)
 
         def loss_function(network_output):
             losses = loss_of(network_output)
@@ -248,7 +250,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, packs: list[Pack], sigma_index: list[torch.Tensor], num_sigmas: int) -> dict[str, object]:
-        """EDM loss at fixed noise levels with fixed noise: the mean, and one mean per level.
+        """The objective's loss at fixed noise levels with fixed noise: the mean, and one mean per level.
 
         packs : this rank's validation packs, with their noise levels already set; sigma_index[i] : int64 [R] of pack i.
         """
@@ -256,7 +258,7 @@ class Trainer:
 
         def forward_step(batches, model):
             pack = next(batches)
-            output, loss_of = forward(model, pack, self.sigma_data, self.device)
+            output, loss_of = forward(model, pack, self.objective, self.device)
 
             def loss_function(network_output):
                 losses = loss_of(network_output)

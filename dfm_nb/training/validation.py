@@ -39,7 +39,8 @@ class Validation:
         self.packs = [builder.build(p, plan.capacity) for p in plans]
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
-        self.sigmas = edm.validation_sigmas(self.num_sigmas, config.model.P_mean, config.model.P_std).float()
+        m = config.model
+        self.sigmas = edm.validation_sigmas(self.num_sigmas, m.P_mean, m.P_std, m.times).float()
         self.levels = []  # of each pack: int64 [R], the noise level of each of its samples
         first = rank  # ranks begin at different levels, and each goes through all of them in turn
         for pack, samples in zip(self.packs, plans):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dfm_nb import config as cfg
+from dfm_nb.diffusion.objective import EDM
 from dfm_nb.generation.memory import GIB, Work, estimate, refusal
 
 MODEL = cfg.resolve(None, overrides=["model.size=DiT-XL", "model.in_channels=16"]).config.model
@@ -73,7 +74,7 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int, int]:
     chunks[0].eval().requires_grad_(False)
     latent, text = torch.zeros(16, 1, side, side), torch.zeros(8, m.text_dim, dtype=torch.bfloat16)
     pack = pack_draws([Draw(f"{i:03d}", latent, text, 24.0, 1.0, latent) for i in range(2 * batch)], settings)
-    denoiser = PackDenoiser(chunks, pack, 0.5, torch.device("cpu"))
+    denoiser = PackDenoiser(chunks, pack, EDM(0.5), torch.device("cpu"))
     x = torch.zeros(pack.x0.shape, dtype=torch.float64)
     denoiser(x, 1.0)  # buffers of the libraries, and the text's keys and values
     gc.collect()

@@ -118,6 +118,8 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
         "euler",
         "--schedule",
         "exponential",
+        "--shift",
+        "2",
         "--sigma-min",
         "0.01",
         "--sigma-max",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dfm_nb import config as cfg
+from dfm_nb.diffusion.objective import EDM
 from dfm_nb.import_ import check_positions, converted, settings_of
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
@@ -40,7 +41,7 @@ def test_variant_is_the_published_network(one_rank, sizes):
     draws = list(samples(model.text_dim))
     with torch.no_grad():
         pack = pack_draws(draws, PackSettings.of(config), capacity=400)
-        got, _ = forward(chunk, pack, 0.5, torch.device("cpu"))
+        got, _ = forward(chunk, pack, EDM(0.5), torch.device("cpu"))
         for i, key in enumerate(pack.keys):
             d = draws[int(key)]
             x, c_noise = d.latent + d.sigma * d.noise, torch.tensor(d.sigma).log() / 4

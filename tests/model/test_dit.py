@@ -5,6 +5,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.data.stores import MockStore
+from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.dit import _Rotate, rotary_table
@@ -38,12 +39,12 @@ def draws(count=5):
 
 def outputs(chunk, pack):
     with torch.no_grad():
-        out, _ = forward(chunk, pack, 0.5, torch.device("cpu"))
+        out, _ = forward(chunk, pack, EDM(0.5), torch.device("cpu"))
     return {key: out[pack.cu_q[i] : pack.cu_q[i + 1]] for i, key in enumerate(pack.keys)}
 
 
 def test_new_model_gives_zero(one_rank):
-    out, loss_of = forward(make(random=False), pack_draws(draws(), SETTINGS), 0.5, torch.device("cpu"))
+    out, loss_of = forward(make(random=False), pack_draws(draws(), SETTINGS), EDM(0.5), torch.device("cpu"))
     assert not out.any()
     loss = loss_of(out).loss
     assert 0.7 < loss.mean() < 1.4  # the effective target has unit variance (EDM, section 5)
@@ -90,8 +91,8 @@ def test_cached_text_keys_give_the_same_output(one_rank):
 
     chunk, pack = make(), pack_draws(draws(), SETTINGS)
     x = torch.randn(pack.x0.shape, dtype=torch.float64)
-    cached = PackDenoiser([chunk], pack, 0.5, torch.device("cpu"))
-    plain = PackDenoiser([chunk], pack, 0.5, torch.device("cpu"), cache_text=False)
+    cached = PackDenoiser([chunk], pack, EDM(0.5), torch.device("cpu"))
+    plain = PackDenoiser([chunk], pack, EDM(0.5), torch.device("cpu"), cache_text=False)
     for sigma in (5.0, 0.7):
         torch.testing.assert_close(cached(x, sigma), plain(x, sigma))
     assert len(cached.part.text_cache) == 2

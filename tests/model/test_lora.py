@@ -11,6 +11,7 @@ from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.weights import Weights
 from dfm_nb.config.counts import lora_parameter_count
+from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.linear import is_lora
@@ -27,7 +28,7 @@ def tensors(chunk):
 
 def output_of(chunk, pack):
     with torch.no_grad():
-        return forward(chunk, pack, 0.5, torch.device("cpu"))[0].float()
+        return forward(chunk, pack, EDM(0.5), torch.device("cpu"))[0].float()
 
 
 def test_new_updates_change_nothing_and_are_counted(one_rank):

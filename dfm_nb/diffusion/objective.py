@@ -1,0 +1,72 @@
+"""What a network is given and what it should give: EDM's preconditioning, or flow matching.
+
+Both are linear in the noisy latent and the network's output, so a sampler that knows D(x; sigma) needs no more. Flow
+matching (Lipman et al. 2023; Liu et al. 2023) moves along x_t = (1 - t) y + t eps and has the network give the velocity
+v = eps - y. With sigma = t / (1 - t) its state is x_t = x / (1 + sigma), where x = y + sigma eps is EDM's: the same
+paths at other scales. Noise levels are drawn by `edm.sigma_from_normal`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from dfm_nb.diffusion import edm
+
+
+class Objective(Protocol):
+    """F is the network, x = y + sigma eps its noisy latent; sigma broadcasts to x, and nothing is below float32."""
+
+    def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """The network's input."""
+        ...
+
+    def denoised(self, F_x: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """D(x; sigma) from the network's output."""
+        ...
+
+    def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
+        """Elementwise, of a network's output; the caller masks and averages."""
+        ...
+
+
+@dataclass(frozen=True)
+class EDM:
+    """Eq. 7 and 8 of Karras et al. 2022. sigma_data : standard deviation of the clean latents."""
+
+    sigma_data: float
+
+    def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
+        return edm.c_in(sigma, self.sigma_data) * x
+
+    def denoised(self, F_x: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        return edm.denoised(F_x, x, sigma, self.sigma_data)
+
+    def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
+        return edm.loss(F_x, y, eps, sigma, self.sigma_data)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Rectified flow: F gives eps - y."""
+
+    def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
+        x, sigma = edm.wide(x, sigma)
+        return x / (1 + sigma)
+
+    def denoised(self, F_x: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """x_t - t v = (x - sigma v) / (1 + sigma)."""
+        F_x, x, sigma = edm.wide(F_x, x, sigma)
+        return (x - sigma * F_x) / (1 + sigma)
+
+    def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
+        """|v - (eps - y)|^2; in terms of D its weight is ((1 + sigma) / sigma)^2."""
+        F_x, y, eps = edm.wide(F_x, y, eps)
+        return (F_x - (eps - y)) ** 2
+
+
+def get_objective(name: str, sigma_data: float) -> Objective:
+    """By the name in `model.objective`."""
+    return Flow() if name == "flow" else EDM(sigma_data)

@@ -1,0 +1,116 @@
+"""Flow matching beside EDM: one denoiser for the same samplers, its times, and diffusers' own sampler as the judge."""
+
+import numpy as np
+import pytest
+import torch
+
+from dfm_nb.diffusion import edm, samplers
+from dfm_nb.diffusion.objective import EDM, Flow, get_objective
+
+SIGMA = torch.tensor([1e-3, 0.2, 1.0, 30.0, 1e4], dtype=torch.float64)[:, None]
+
+
+def draws(width=64):
+    g = torch.Generator().manual_seed(0)
+    return (torch.randn(len(SIGMA), width, generator=g, dtype=torch.float64) for _ in range(3))
+
+
+@pytest.mark.parametrize("objective", [EDM(0.5), EDM(1.0), Flow()])
+def test_target_gives_the_clean_latent_and_no_loss(objective):
+    y, eps, F = draws()
+    x = y + SIGMA * eps
+    target = edm.effective_target(y, eps, SIGMA, objective.sigma_data) if isinstance(objective, EDM) else eps - y
+    torch.testing.assert_close(objective.denoised(target, x, SIGMA), y, rtol=1e-9, atol=1e-9)
+    assert objective.loss(target, y, eps, SIGMA).max() == 0
+    # any output: the loss is the denoised error, weighted by noise level alone
+    ratio = objective.loss(F, y, eps, SIGMA) / (objective.denoised(F, x, SIGMA) - y) ** 2
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-5, atol=0)
+
+
+def test_flow_moves_on_straight_lines_between_latent_and_noise():
+    y, eps, _ = draws()
+    t = SIGMA / (1 + SIGMA)
+    torch.testing.assert_close(Flow().scaled(y + SIGMA * eps, SIGMA), (1 - t) * y + t * eps)
+    weight = Flow().loss(eps - y + 1, y, eps, SIGMA)  # an error of 1 in v
+    torch.testing.assert_close(weight, torch.ones_like(weight))
+
+
+def test_bfloat16_output_is_widened():
+    y, eps, F = (t.float() for t in draws())
+    narrow = F.bfloat16()
+    for objective in (get_objective("edm", 0.5), get_objective("flow", 1.0)):
+        got = objective.denoised(narrow, y + SIGMA.float() * eps, SIGMA.float())
+        assert got.dtype == torch.float32
+        assert torch.equal(got, objective.denoised(narrow.float(), y + SIGMA.float() * eps, SIGMA.float()))
+
+
+def is_uniform(u: torch.Tensor) -> bool:
+    """Kolmogorov and Smirnov at 1 %."""
+    even = (torch.arange(len(u), dtype=torch.float64) + 0.5) / len(u)
+    return (u.sort().values - even).abs().max().item() < 1.63 / len(u) ** 0.5
+
+
+def test_times_are_logit_normal_or_uniform():
+    normal = torch.randn(20_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    sigma = edm.sigma_from_normal(normal, 0.3, 0.8)
+    assert is_uniform(torch.special.ndtr((torch.logit(sigma / (1 + sigma)) - 0.3) / 0.8))
+    sigma = edm.sigma_from_normal(normal, 0.0, 1.0, "uniform")
+    assert is_uniform(sigma / (1 + sigma))
+    levels = edm.validation_sigmas(8, 0.0, 1.0, "uniform")
+    torch.testing.assert_close(levels / (1 + levels), (torch.arange(8, dtype=torch.float64) + 0.5) / 8)
+    far = edm.sigma_from_normal(torch.tensor([-8.0, 8.0]), 0.0, 1.0, "uniform")
+    assert far.isfinite().all() and (far > 0).all() and far[1] == pytest.approx(1 / far[0].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_euler_is_that_of_diffusers(shift):
+    """The same velocities, through their scheduler in t and through our sampler in sigma."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    g = torch.Generator().manual_seed(2)
+    A = torch.randn(6, 6, generator=g, dtype=torch.float64) / 3
+    velocity = lambda x_t, t: torch.tanh(x_t @ A) * (1 + t)  # noqa: E731
+
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    scheduler.set_timesteps(sigmas=np.linspace(0.97, 0.03, 12))
+    times = scheduler.sigmas.double()
+    start = torch.randn(4, 6, generator=g, dtype=torch.float64)
+    theirs = start.clone()
+    for step, timestep in enumerate(scheduler.timesteps):
+        theirs = scheduler.step(velocity(theirs, times[step]), timestep, theirs).prev_sample.double()
+
+    def denoise(x, sigma):
+        return Flow().denoised(velocity(Flow().scaled(x, sigma), sigma / (1 + sigma)), x, sigma)
+
+    ours = samplers.sample_euler(denoise, start / (1 - times[0]), times / (1 - times))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # theirs keeps times in float32
+    # our schedule has their times: shift moves them as sigma
+    sigmas = samplers.flow_sigmas(12, *(float(s / (1 - s)) for s in (times[-2], times[0])), shift)
+    torch.testing.assert_close(sigmas / (1 + sigmas), times, rtol=1e-5, atol=1e-6)
+
+
+def test_schedule_has_even_times_and_exact_ends():
+    sigmas = samplers.flow_sigmas(10, 0.01, 50.0)
+    t = sigmas[:-1] / (1 + sigmas[:-1])
+    torch.testing.assert_close(t.diff(), t.diff()[:1].expand(9))
+    assert sigmas[0] == 50.0 and sigmas[-2] == 0.01 and sigmas[-1] == 0
+    with pytest.raises(ValueError, match="shift must be positive"):
+        samplers.flow_sigmas(10, 0.01, 50.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["heun", "dpmpp_2m", "unipc"])
+def test_samplers_reach_the_data_of_an_exact_flow(name):
+    """N(2, 0.3^2) in one dimension, whose velocity is known: the spread that comes out is the data's."""
+    mean, std = 2.0, 0.3
+
+    def denoise(x, sigma):
+        x_t, t = Flow().scaled(x, sigma), sigma / (1 + sigma)
+        variance = (1 - t) ** 2 * std**2 + t**2
+        clean = mean + (1 - t) * std**2 / variance * (x_t - (1 - t) * mean)
+        noise = t / variance * (x_t - (1 - t) * mean)
+        return Flow().denoised(noise - clean, x, sigma)
+
+    g = torch.Generator().manual_seed(3)
+    start = 200 * torch.randn(4000, generator=g, dtype=torch.float64)
+    got = samplers.SAMPLERS[name](denoise, start + mean, samplers.flow_sigmas(200, 0.002, 200.0))
+    assert got.mean().item() == pytest.approx(mean, abs=0.02) and got.std().item() == pytest.approx(std, rel=0.05)

@@ -1,0 +1,51 @@
+"""Flow matching through training, its checkpoint and generation; in two context-parallel processes as in one."""
+
+import json
+
+import pytest
+
+from tests import tiny_run
+from tests.conftest import run_ranks
+
+pytestmark = pytest.mark.slow
+
+FLOW = ["model.objective=flow", "model.sigma_data=1", "model.times=uniform", "model.P_mean=0", "model.P_std=1"]
+FLOW += ["model.shift_tokens=32", "train.eval_interval=3", "train.eval_iters=2", "validation.samples=false"]
+
+
+def records(run) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(make_once, tiny_data):
+    return make_once("flow-run", lambda run: tiny_run.train(tiny_data, run, *FLOW))
+
+
+def test_checkpoint_samples_as_it_was_trained(trained):
+    from dfm_nb import Pipeline
+
+    rounds = [r for r in records(trained) if "val_loss" in r]
+    sigmas = rounds[0]["val_sigmas"]
+    assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
+    pipe = Pipeline.from_pretrained(trained)
+    settings = {
+        "height": 32,
+        "width": 32,
+        "num_video_frames": 1,
+        "num_steps": 4,
+        "schedule": "flow",
+        "sampler": "euler",
+    }
+    one, again = (pipe("a red butterfly", **settings)[0] for _ in range(2))
+    pipe.config.model.objective = "edm"
+    other = pipe("a red butterfly", **settings)[0]
+    assert one.latent.equal(again.latent) and one.latent.isfinite().all() and not one.latent.equal(other.latent)
+
+
+def test_two_context_parallel_processes_train_alike(trained, tiny_data, tmp_path):
+    argv = ["--recipe", "demo", "--dataset-path", str(tiny_data), "--run-dir", str(tmp_path / "cp"), *tiny_run.SIZE]
+    argv += [*FLOW, "model.context_parallel_size=2"]
+    assert run_ranks(2, tiny_run._train, argv) == [0, 0]
+    losses = [[r["loss"] for r in records(run) if "loss" in r] for run in (trained, tmp_path / "cp")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(losses[0]) == 3
