@@ -113,7 +113,7 @@ class RemoteFolder:
         """Files that are fetched at once, and what tells whether they are whole."""
         listed = {name: digest for name, digest in manifest["files"].items() if not name.endswith(".tar.idx")}
         del listed["manifest.json"]
-        parts = {shard.get("split") for shard in manifest["shards"]} & set(SPLITS)
+        parts = {str(shard.get("split")) for shard in manifest["shards"]} & set(SPLITS)
         return {name: _has(str(digest)) for name, digest in listed.items()} | {
             f"{part}{INDEX}": functools.partial(is_whole, split=part) for part in parts
         }
