@@ -111,3 +111,29 @@ def save_t5(folder: Path, d_model: int = 1024, seed: int = 0) -> Path:
     )
     T5ForConditionalGeneration(config).save_pretrained(folder)
     return folder
+
+
+def save_wan_vae(folder: Path) -> Path:
+    """Wan 2.1's autoencoder at a twelfth of its width, in vae/ as in the published folder."""
+    from diffusers import AutoencoderKLWan
+
+    torch.manual_seed(0)
+    AutoencoderKLWan(base_dim=8, num_res_blocks=1).save_pretrained(folder / "vae")
+    return folder
+
+
+def save_umt5(folder: Path) -> Path:
+    """A small UMT5 encoder and its tokenizer: both in alone/; in wan/ as in Wan's published folder."""
+    import shutil
+
+    from transformers import AutoTokenizer, UMT5Config, UMT5EncoderModel
+
+    words = AutoTokenizer.from_pretrained(save_t5(folder / "t5", 64))
+    torch.manual_seed(3)
+    shape = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    network = UMT5EncoderModel(UMT5Config(vocab_size=len(words), **shape))
+    for weights, pieces in (("alone", "alone"), ("wan/text_encoder", "wan/tokenizer")):
+        network.save_pretrained(folder / weights)
+        words.save_pretrained(folder / pieces)
+    shutil.rmtree(folder / "t5")
+    return folder

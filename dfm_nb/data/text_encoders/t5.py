@@ -7,61 +7,53 @@ memory; other GPUs are left alone, as every process of a preparation has its own
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dfm_nb.base.files import weights_sha256
 from dfm_nb.base.log import log
 
 PATH_FLAG = "--t5-cache-dir"
 DEFAULT = "google-t5/t5-11b"
 BATCH_TOKENS = 4096  # padded tokens of a batch
-PIECES, PIECE_BYTES = 64, 1 << 16  # of each file of weights that go into the hash: T5-11B's are 45 GB
-
-
-def weights_sha256(folder: Path) -> str:
-    """Hash of config.json and of evenly spaced pieces of the weights: other weights are told apart in a second."""
-    weights = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in weights:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for piece in range(PIECES):
-                file.seek(piece * size // PIECES)
-                digest.update(file.read(PIECE_BYTES))
-    return digest.hexdigest()
 
 
 class T5:
-    """See the module. folder : a local folder or a hub id."""
+    """See the module. folder : a local folder or a hub id. weights, words : sub-folders of it, "" for itself."""
 
     name = "t5"
+    network = "T5EncoderModel"  # of transformers
+    flag = PATH_FLAG
 
-    def __init__(self, folder: str, cache_dir: str | None, device: str, max_tokens: int):
-        from transformers import AutoTokenizer, T5EncoderModel
+    def __init__(
+        self, folder: str, cache_dir: str | None, device: str, max_tokens: int, weights: str = "", words: str = ""
+    ):
+        import transformers
         from transformers.utils import cached_file, logging
 
         logging.disable_progress_bar()
         self.folder, self.device, self.max_tokens = folder, device, max_tokens
-        placement = _placement(device)
+        placement, Network = _placement(device), getattr(transformers, self.network)
+        where: dict[str, Any] = {"cache_dir": cache_dir, "subfolder": weights}
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir)
-            model: Any = T5EncoderModel.from_pretrained(folder, cache_dir=cache_dir, dtype=torch.bfloat16, **placement)
-            config = cached_file(folder, "config.json", cache_dir=cache_dir)
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir, subfolder=words)
+            model: Any = Network.from_pretrained(folder, dtype=torch.bfloat16, **where, **placement)
+            config = Path(str(cached_file(folder, "config.json", **where)))
         except OSError as error:
-            where = f" in {cache_dir}" if cache_dir else ""
+            there = f" in {cache_dir}" if cache_dir else ""
             raise FileNotFoundError(
-                f"the T5 encoder {folder} cannot be had{where} ({str(error).splitlines()[0]}); "
+                f"the {self.name.upper()} encoder {folder} cannot be had{there} ({str(error).splitlines()[0]}); "
                 f"fetch it where there is a network with `hf download {folder}`, "
-                "and pass its folder or cache with --t5-cache-dir"
+                f"and pass its folder or cache with {self.flag}"
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
-        self.sha256 = weights_sha256(Path(str(config)).parent)
+        beside = config.parent
+        files = sorted(beside.glob("model*.safetensors")) or sorted(beside.glob("pytorch_model*.bin"))
+        self.sha256 = weights_sha256(config, files)
 
     @torch.no_grad()
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
@@ -118,13 +110,18 @@ def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int =
         it is not there; None: the hub's default cache.
     max_tokens : longer captions are cut.
     """
+    return T5(*place_of(path, DEFAULT), device, max_tokens)
+
+
+def place_of(path: str | Path | None, default: str, config: str = "config.json") -> tuple[str, str | None]:
+    """(folder or hub id, cache folder) of what a user names: a folder with `config`, a hub id, or a cache folder."""
     if path is None:
-        return T5(DEFAULT, None, device, max_tokens)
+        return default, None
     place = Path(path).expanduser()
-    if (place / "config.json").is_file():
-        return T5(str(place), None, device, max_tokens)
+    if (place / config).is_file():
+        return str(place), None
     if not place.is_dir():
         if str(path).count("/") == 1 and not place.parent.is_dir():  # `./name` and `folder/name` are no hub ids
-            return T5(str(path), None, device, max_tokens)
-        log.info("%s is a new cache folder, for %s", place, DEFAULT)
-    return T5(DEFAULT, str(place), device, max_tokens)
+            return str(path), None
+        log.info("%s is a new cache folder, for %s", place, default)
+    return default, str(place)
