@@ -232,7 +232,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     output : prefix of the joined corpus; must differ from all of them
 
     A merge that was killed goes on when it is called again with the same corpora, at most 64 MiB before where it stood.
-    Memory is about 100 MiB, whatever the corpora's number and size.
+    One corpus is mapped at a time, so memory does not grow with their number.
     """
     if not prefixes:
         raise ValueError("merge needs one corpus or more; got none")
