@@ -2,9 +2,9 @@
 
     python scripts/fetch_openclipart.py data/openclipart
     python scripts/fetch_fluent.py data/fluent
-    python benchmarks/real_pictures.py --openclipart data/openclipart [--fluent data/fluent] [--minutes 20]
+    python benchmarks/real_pictures.py --openclipart data/openclipart [--fluent data/fluent] [KEY=VALUE ...]
 
-Trains the demo's network from nothing on 64 px pictures. Captions are "a drawing of a KIND: TITLE" for 20 kinds, which
+Trains the demo's network from nothing on 64 px pictures, with the demo's recipe and the settings KEY=VALUE. Captions are "a drawing of a KIND: TITLE" for 20 kinds, which
 are folders of Open Clip Art whose real drawings are told apart; all other pictures keep their own caption. Of every
 kind the drawings of some authors are held out (series have one author), and those that still look like a training
 picture are left out.
@@ -122,7 +122,7 @@ class Probe:
         return self.classes[(self._prepared(features) @ self.matrix).argmax(1)]
 
 
-def train(table: pd.DataFrame, folder: Path, steps: int) -> dict:
+def train(table: pd.DataFrame, folder: Path, steps: int, settings: list[str]) -> dict:
     """Prepare the table with both tokenizers and train on `residual`; PSNR in dB and seconds."""
     from dfm_nb import prepare_dataset, train_model
     from dfm_nb.base.cpu import fast_bf16
@@ -138,7 +138,8 @@ def train(table: pd.DataFrame, folder: Path, steps: int) -> dict:
         run_dir=str(folder / "run"),
         recipe="demo_bf16" if fast_bf16() else "demo",
         num_processes=2,
-        overrides={"train.train_iters": steps, "checkpoint.save_interval": steps, "validation.samples": False},
+        overrides={"train.train_iters": steps, "checkpoint.save_interval": steps, "validation.samples": False}
+        | dict(setting.split("=", 1) for setting in settings),
     )
     return {"psnr_db": psnr, "train_s": float(run.metrics["elapsed_s"].max())}
 
@@ -220,7 +221,7 @@ def text(result: dict) -> str:
             f"{result['trained_on']:,} pictures of training, {result['of_the_kinds']} of them of the 20 kinds; "
             f"{result['doubles_left_out']} held-out drawings that look like one of training left out. "
             f"Tokenizers on them: {psnr}. {result['steps']:,} steps in {result['train_s'] / 60:.0f} minutes, guidance "
-            f"{result['guidance']:g}. {report.sentence(result['machine'])}.",
+            f"{result['guidance']:g}, {' '.join(result['settings']) or 'no settings of its own'}. {report.sentence(result['machine'])}.",
             "",
             report.table(["named by the probe (chance 5 %)", "pictures", "right (95 % interval)"], rows),
             "",
@@ -240,6 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out authors")
     parser.add_argument("--work-dir", type=Path, help="keep data and run here, and go on from there")
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     table = read_table(args.openclipart)
@@ -248,11 +250,12 @@ def main(argv: list[str] | None = None) -> int:
         more["file"], more["kind"] = [str((args.fluent / f).resolve()) for f in more["file"]], ""
         table = pd.concat([table, more], ignore_index=True)
     held, frames = hold_out(table, args.seed), pictures(list(table["file"]))
-    result: dict = {"machine": report.machine(), "steps": args.steps, "guidance": args.guidance}
+    named = {name: getattr(args, name) for name in ("steps", "guidance", "settings")}
+    result: dict = {"machine": report.machine(), **named}
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.work_dir or Path(temporary)
         shown = pd.DataFrame({"image": list(frames[~held]), "caption": list(table["caption"][~held])})
-        result |= train(shown, folder, args.steps)
+        result |= train(shown, folder, args.steps, args.settings)
         picture = args.output_dir / "real_pictures.png"
         result |= measure(table, held, frames, folder / "run", args.guidance, picture)
     report.save("real_pictures", result, text(result), args.output_dir)
