@@ -4,10 +4,10 @@
     python scripts/fetch_fluent.py data/fluent
     python benchmarks/real_pictures.py --openclipart data/openclipart [--fluent data/fluent] [KEY=VALUE ...]
 
-Trains the demo's network from nothing on 64 px pictures, with the demo's recipe and the settings KEY=VALUE. Captions are "a drawing of a KIND: TITLE" for 20 kinds, which
-are folders of Open Clip Art whose real drawings are told apart; all other pictures keep their own caption. Of every
-kind the drawings of some authors are held out (series have one author), and those that still look like a training
-picture are left out.
+Trains the demo's network from nothing on 64 px pictures, with the demo's recipe and the settings KEY=VALUE. Captions
+are "a drawing of a KIND: TITLE" for 20 kinds, which are folders of Open Clip Art whose real drawings are told apart;
+all other pictures keep their own caption. Of every kind the drawings of some authors are held out (series have one
+author), and those that still look like a training picture are left out.
 
 The judge is a linear probe (ridge regression on one of 20) on EfficientNet-Lite2's features of the training pictures
 as drawn. It names the kind of: held-out drawings, the same through the tokenizer, samples for "a drawing of a KIND",
@@ -216,12 +216,13 @@ def text(result: dict) -> str:
     sets = list(k for k, v in result.items() if isinstance(v, dict) and "right" in v)
     by_kind = [[k, *(f"{100 * result[s]['by_kind'].get(k, float('nan')):.0f}%" for s in sets)] for k in KINDS]
     psnr = ", ".join(f"`{k}` {v:.1f} dB" for k, v in result["psnr_db"].items())
+    own = " ".join(result["settings"]) or "no settings of its own"
     return "\n".join(
         [
             f"{result['trained_on']:,} pictures of training, {result['of_the_kinds']} of them of the 20 kinds; "
             f"{result['doubles_left_out']} held-out drawings that look like one of training left out. "
             f"Tokenizers on them: {psnr}. {result['steps']:,} steps in {result['train_s'] / 60:.0f} minutes, guidance "
-            f"{result['guidance']:g}, {' '.join(result['settings']) or 'no settings of its own'}. {report.sentence(result['machine'])}.",
+            f"{result['guidance']:g}, {own}. {report.sentence(result['machine'])}.",
             "",
             report.table(["named by the probe (chance 5 %)", "pictures", "right (95 % interval)"], rows),
             "",
