@@ -17,6 +17,7 @@ two seconds a kill) and 8 GB of disk.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import json
@@ -148,10 +149,15 @@ def simulate(folder: Path, args: argparse.Namespace, place: Path) -> dict:
         _, layout, world, packs = next(x for x in reversed(layouts) if x[0] <= saved)
         jobs += [(saved, dies, layout, world, packs, rng.randrange(world)) for dies in dying]
     begun = time.perf_counter()
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
-        again = functools.partial(replay, folder, args.lanes, place)
-        replays = pool.map(again, jobs, [digests[saved : dies + 2] for saved, dies, *_ in jobs])
-        found = list(tqdm(replays, total=len(jobs), desc="kills", unit="kill", disable=None))
+    again = functools.partial(replay, folder, args.lanes, place)
+    seen_until = [digests[saved : dies + 2] for saved, dies, *_ in jobs]
+    with contextlib.ExitStack() as stack:
+        each = map
+        if args.workers > 1:
+            # not forked: a fork of a process with threads may die
+            pool = ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn"))
+            each = stack.enter_context(pool).map
+        found = list(tqdm(each(again, jobs, seen_until), total=len(jobs), desc="kills", unit="kill", disable=None))
     wrong, checked, resumed_s = sum(f[0] for f in found), sum(f[1] for f in found), [f[2] for f in found]
     return {
         "samples_used": int(sum(seen.sum() for seen in used.values())),
@@ -211,6 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=1000)
     parser.add_argument("--layouts", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=0, help="0: as many as suit the data set")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes for the kills")
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)

@@ -364,7 +364,7 @@ def test_probe_counts_rare_kinds_as_much_as_common_ones():
 
 # ---- a thousand ranks --------------------------------------------------------------------------------------------
 
-FEW_RANKS = "--samples 3000 --ranks 4 --steps 120 --kills 12 --layouts 6 --lanes 8".split()
+FEW_RANKS = "--samples 3000 --ranks 4 --steps 120 --kills 12 --layouts 6 --lanes 8 --workers 1".split()
 
 
 @pytest.mark.slow
