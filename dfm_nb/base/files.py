@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -36,6 +36,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_url(path: object) -> bool:
+    return "://" in str(path)
+
+
+def lies_inside(name: str) -> bool:
+    """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below."""
+    place = PurePosixPath(name)
+    return bool(place.parts) and not place.is_absolute() and ".." not in place.parts and "\0" not in name
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:

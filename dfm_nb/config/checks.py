@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dfm_nb.base import geometry
+from dfm_nb.base.files import is_url
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.pretrained import names, packaged
 from dfm_nb.base.run import is_iteration, written_path
@@ -224,7 +225,7 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
         "checkpoint.load": start.load if start.load and is_iteration(start.load) else None,
     }
     for key, path in paths.items():
-        elsewhere = key == "dataset.path" and "://" in str(path)
+        elsewhere = key == "dataset.path" and is_url(path)
         if path is not None and not elsewhere and not os.path.exists(written_path(path)):
             near = nearest(path, names()) if key == "checkpoint.pretrained" else None
             fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))

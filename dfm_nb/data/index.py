@@ -15,13 +15,13 @@ import json
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from dfm_nb.base.files import replacing, sha256
+from dfm_nb.base.files import lies_inside, replacing, sha256
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import INDEX, STATISTICS, PreparedFolder, is_adopted, read_manifest, shard_digests
@@ -337,10 +337,8 @@ class SampleIndex:
         """
         for shard in self.shards:
             path = self.folder / shard.name
-            name = PurePosixPath(shard.name)
-            outside = name.is_absolute() or ".." in name.parts
             other = here and _bytes(path) != shard.bytes
-            if outside or other or digests.get(shard.name, shard.sha256) != shard.sha256:
+            if not lies_inside(shard.name) or other or digests.get(shard.name, shard.sha256) != shard.sha256:
                 break
         else:
             if split_files(self.folder) == self._metadata:
@@ -408,7 +406,7 @@ class SampleIndex:
         for number in np.unique(batches):
             here, columns = batches == number, self.batch(int(number))
             rows = samples[here] % self._batch_rows
-            out[here] = np.prod([columns[name][rows].astype(np.int64) for name in SIZES], axis=0)
+            out[here] = _voxels({name: columns[name][rows] for name in SIZES})
         return out
 
     def grid(self, index: int) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ that the manifest gives it. Shards that were not read for longest make room for 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -17,11 +18,11 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dfm_nb.base.files import read_json, replacing, sha256
+from dfm_nb.base.files import is_url, lies_inside, read_json, replacing, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.index import is_whole
@@ -34,10 +35,6 @@ CACHE_GIB = 64.0
 OWN = "shards-from-servers"
 """The folder in the cache that holds data sets. Nothing outside it is ever deleted."""
 LARGEST_MANIFEST, LARGEST_BESIDE = 1 << 30, 1 << 34
-
-
-def is_remote(path: object) -> bool:
-    return "://" in str(path)
 
 
 class RemoteFolder:
@@ -164,8 +161,7 @@ class RemoteFolder:
 
     def _keep(self, folder: Path, name: str, size: int, whole: Callable[[Path], bool]) -> None:
         """Fetch a file of at most `size` bytes into the folder; a false one is fetched again."""
-        place = PurePosixPath(name)
-        if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
+        if not lies_inside(name):
             raise ValueError(
                 f"{self.url}/manifest.json names {name!r}, which is not inside it; copy the data set again"
             )
@@ -182,7 +178,7 @@ class RemoteFolder:
     def _download(self, name: str, path: Path, most_bytes: int) -> None:
         url = f"{self.url}/{name}"
         if self.url.startswith(("http://", "https://")):
-            limits = Limits(**(vars(self._limits) | {"max_bytes": most_bytes}))
+            limits = dataclasses.replace(self._limits, max_bytes=most_bytes)
             try:
                 download(f"{self.url}/{quote(name)}", path, limits, accept_text=True)
             except SampleError as error:
@@ -230,4 +226,4 @@ def remote_folder(url: str, cache_dir: str | None = None, cache_gib: float = CAC
 
 def local_folder(path: str, cache_dir: str | None = None, cache_gib: float = CACHE_GIB) -> Path:
     """`path`, or the folder that stands for a server's."""
-    return remote_folder(path, cache_dir, cache_gib).folder if is_remote(path) else Path(path)
+    return remote_folder(path, cache_dir, cache_gib).folder if is_url(path) else Path(path)

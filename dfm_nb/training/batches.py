@@ -7,10 +7,11 @@ from pathlib import Path
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base.files import is_url
 from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.pack_plan import PackPlan
-from dfm_nb.data.remote import is_remote, local_folder, remote_folder
+from dfm_nb.data.remote import local_folder, remote_folder
 from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, check_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
@@ -48,7 +49,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
         split = "train"
     assert d.path is not None  # the configuration was checked
     folder = local_folder(d.path, d.cache_dir, d.cache_gib)
-    remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_remote(d.path) else None
+    remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_url(d.path) else None
     t = config.train
     if split == "train" and not d.use_train_split_for_val and 0 < t.eval_interval <= t.train_iters:
         check_split(folder, "val")  # now, and not when the first validation is due

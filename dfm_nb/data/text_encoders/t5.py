@@ -113,12 +113,12 @@ def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int =
     return T5(*place_of(path, DEFAULT), device, max_tokens)
 
 
-def place_of(path: str | Path | None, default: str, config: str = "config.json") -> tuple[str, str | None]:
-    """(folder or hub id, cache folder) of what a user names: a folder with `config`, a hub id, or a cache folder."""
+def place_of(path: str | Path | None, default: str) -> tuple[str, str | None]:
+    """(folder or hub id, cache folder) of what a user names: a folder with config.json, a hub id, or a cache folder."""
     if path is None:
         return default, None
     place = Path(path).expanduser()
-    if (place / config).is_file():
+    if (place / "config.json").is_file():
         return str(place), None
     if not place.is_dir():
         if str(path).count("/") == 1 and not place.parent.is_dir():  # `./name` and `folder/name` are no hub ids
