@@ -369,11 +369,14 @@ SHAPES = (
     "pooled_text",
     "rope",
     "variant",
+    "objective",
+    "text_padding",
 )
 _LORA = ("lora.rank", "lora.alpha")
 NETWORK = {
     *(f"model.{k}" for k in SHAPES if k not in ("in_channels", "text_dim")),  # those are the data's
     *(f"model.{k}" for k in ("size", "qk_layernorm", "layernorm_epsilon", "sigma_data", "P_mean", "P_std")),
+    *(f"model.{k}" for k in ("times", "shift_tokens")),
 }
 """Keys that a training takes from the weights that it starts from."""
 SHAPE_KEYS = (*SHAPES, *_LORA)

@@ -23,7 +23,7 @@ from dfm_nb.base.pretrained import names, packaged
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
 from dfm_nb.config.schema import FIELDS, Config, Field
-from dfm_nb.config.sizes import VARIANTS
+from dfm_nb.config.sizes import SUGGESTED, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,13 @@ def _network(config: Config) -> Iterator[Fault]:
         yield Fault("model.num_attention_heads", must, str(heads), fix, ("model.hidden_size",))
     for key, value in VARIANTS.get(model.variant, {}).items():
         given = getattr(model, key)
-        fits = given == value or (key == "layernorm_epsilon") or (key == "adaln_lora_dim" and given is not None)
+        fits = given == value or key in SUGGESTED or (key == "adaln_lora_dim" and given is not None)
         if not fits:
             must = f"must be {notation.write_value(value)} with model.variant={model.variant}"
             yield Fault(f"model.{key}", must, shown(given), "leave it out", ("model.variant",))
+    if model.variant == "wan" and model.adaln_lora_dim is not None:
+        given = str(model.adaln_lora_dim)
+        yield Fault("model.adaln_lora_dim", "must be null with model.variant=wan", given, "leave it out")
     if model.variant == "dfm" and (width % 16 or width < 256):
         must = "must be a multiple of 16, 256 or more, with model.variant=dfm"
         yield Fault("model.hidden_size", must, str(width), "for example 384", ("model.variant",))

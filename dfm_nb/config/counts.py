@@ -1,4 +1,4 @@
-"""The DiT as a table of its linear layers. Parameters, FLOPs, low-rank updates and memory estimates follow from it.
+"""The network as a table of its linear layers. Parameters, FLOPs, low-rank updates and memory estimates follow from it.
 
 The network itself could be counted instead: parameters on the meta device, FLOPs by torch's counter. That takes torch,
 megatron-core and a process group: seconds, where `dfm plan` answers in half a second and the training loop counts each
@@ -55,21 +55,23 @@ def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
     """What each layer has, in the order of the forward."""
     h, f, rank = model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim
     assert f is not None
-    ours = model.variant == "dit"  # NeMo DFM's has no biases here, and takes its keys and values from the text itself
-    text = h if ours else model.text_dim
+    bias = model.variant != "dfm"  # NeMo DFM's has none here, and takes its keys and values from the text itself
+    text = h if bias else model.text_dim
     assert text is not None
-    adaln = [Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample", bias=ours)]
+    adaln = [Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample", bias=bias)]
     if rank is not None:
         adaln.insert(0, Linear("adaln.down", h, rank, "sample", bias=False))
+    if model.variant == "wan":
+        adaln = []  # a table, and a projection that all layers share
     return (
         *adaln,
-        Linear("self_attention.linear_qkv", h, 3 * h, "video", "column", ours),
-        Linear("self_attention.linear_proj", h, h, "video", "row", ours),
-        Linear("cross_attention.linear_q", h, h, "video", "column", ours),
-        Linear("cross_attention.linear_kv", text, 2 * h, "text", "column", ours),
-        Linear("cross_attention.linear_proj", h, h, "video", "row", ours),
-        Linear("mlp.linear_fc1", h, f, "video", "column", ours),
-        Linear("mlp.linear_fc2", f, h, "video", "row", ours),
+        Linear("self_attention.linear_qkv", h, 3 * h, "video", "column", bias),
+        Linear("self_attention.linear_proj", h, h, "video", "row", bias),
+        Linear("cross_attention.linear_q", h, h, "video", "column", bias),
+        Linear("cross_attention.linear_kv", text, 2 * h, "text", "column", bias),
+        Linear("cross_attention.linear_proj", h, h, "video", "row", bias),
+        Linear("mlp.linear_fc1", h, f, "video", "column", bias),
+        Linear("mlp.linear_fc2", f, h, "video", "row", bias),
     )
 
 
@@ -84,6 +86,16 @@ def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
             Linear("final", h, p, "video"),
         )
     assert model.text_dim is not None
+    if model.variant == "wan":
+        return (
+            Linear("sigma_embedder.fc1", SINUSOID_DIM, h, "sample"),
+            Linear("sigma_embedder.fc2", h, h, "sample"),
+            Linear("sigma_embedder.proj", h, 6 * h, "sample"),
+            Linear("text_embedder.fc1", model.text_dim, h, "text"),
+            Linear("text_embedder.fc2", h, h, "text"),
+            Linear("x_embedder", p, h, "video"),
+            Linear("final", h, p, "video"),
+        )
     return (
         *(Linear(f"{scalar}_embedder.fc1", SINUSOID_DIM, h, "sample") for scalar in ("sigma", "fps")),
         *(Linear(f"{scalar}_embedder.fc2", h, h, "sample") for scalar in ("sigma", "fps")),
@@ -99,9 +111,12 @@ def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
 
 
 def layer_parameter_count(model: ModelConfig, tp: int = 1) -> int:
-    """Parameters of one layer on one of `tp` ranks: the linear layers, and the norms of queries and keys."""
+    """Parameters of one layer on one of `tp` ranks: the linear layers, norms, and Wan's table of modulations."""
+    linears, h = sum(x.parameters(tp) for x in layer_linears(model)), model.hidden_size
+    if model.variant == "wan":
+        return linears + 4 * h // tp + (2 + 6) * h
     norms = 4 if model.variant == "dfm" else 2 if model.qk_layernorm else 0
-    return sum(x.parameters(tp) for x in layer_linears(model)) + norms * model.hidden_size // model.num_attention_heads
+    return linears + norms * h // model.num_attention_heads
 
 
 def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0) -> int:
@@ -111,8 +126,8 @@ def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0
     ----------
     tp, pp : tensor- and pipeline-parallel degrees. stage : the process's pipeline stage, from 0.
     """
-    text_norm = model.hidden_size if model.variant == "dit" else 0
-    count = model.num_layers // pp * layer_parameter_count(model, tp) + text_norm
+    vectors = {"dit": 1, "dfm": 0, "wan": 2 if stage == pp - 1 else 0}[model.variant]  # norm of the text, last table
+    count = model.num_layers // pp * layer_parameter_count(model, tp) + vectors * model.hidden_size
     for x in outer_linears(model):
         first_only, last_only = x.name == "x_embedder", x.name.startswith("final")
         if not ((first_only and stage > 0) or (last_only and stage < pp - 1)):
@@ -183,6 +198,5 @@ def text_width(model: ModelConfig) -> int:
 
 def row_width(model: ModelConfig) -> int:
     """Numbers per sample in a layer's adaLN: what its products take, and the shifts, scales and gates."""
-    return (
-        sum(x.fan_in for x in layer_linears(model) if x.applied_to == "sample") + VECTORS_PER_LAYER * model.hidden_size
-    )
+    vectors = 6 if model.variant == "wan" else VECTORS_PER_LAYER
+    return sum(x.fan_in for x in layer_linears(model) if x.applied_to == "sample") + vectors * model.hidden_size

@@ -269,10 +269,8 @@ def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
     """`model.size` and `model.variant` set keys of the network in their own layer, below what it sets itself."""
     found, origin = dict(leaves), dict.fromkeys(leaves, layer)
-    name, variant = leaves.get("model.size"), leaves.get("model.variant")
-    implied: dict[str, Mapping[str, Any]] = {}
-    if isinstance(variant, str):
-        implied[f"variant {variant} ({layer})"] = sizes.VARIANTS.get(variant, {})
+    name = leaves.get("model.size")
+    size: Mapping[str, Any] = {}
     if isinstance(name, str):
         row = sizes.find_size(name)
         if row is None:
@@ -281,8 +279,13 @@ def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], di
             fix = f"did you mean {near}?" if near else "choose a row of sizes.py"
             must = f"must be one of {', '.join(sizes.SIZES)}"
             return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
-        found["model.size"] = row.name
-        implied[f"size {row.name} ({layer})"] = row.settings()
+        found["model.size"], size = row.name, row.settings()
+    variant = leaves.get("model.variant", size.get("variant"))
+    implied: dict[str, Mapping[str, Any]] = {}
+    if isinstance(variant, str):
+        implied[f"variant {variant} ({layer})"] = sizes.VARIANTS.get(variant, {})
+    if size:
+        implied[f"size {found['model.size']} ({layer})"] = size
     for source, keys in implied.items():
         for short, value in keys.items():
             key = f"model.{short}"

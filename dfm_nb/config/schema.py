@@ -78,8 +78,8 @@ class ModelConfig(Group):
     size: Text | None = option(
         None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
     )
-    variant: Literal["dit", "dfm"] = option(
-        "dit", "the network: ours, or that of NeMo DFM for weights from there (sets the keys in which it differs)"
+    variant: Literal["dit", "dfm", "wan"] = option(
+        "dit", "the network: ours, NeMo DFM's or Wan 2.1's, for weights of theirs (sets the keys in which it differs)"
     )
     num_layers: Int = option(12, "transformer layers", ge=1)
     hidden_size: Int = option(384, "width of the residual stream", ge=8)
@@ -109,6 +109,9 @@ class ModelConfig(Group):
     )
     shift_tokens: Int | None = option(
         None, "multiply a sample's noise level by sqrt(its tokens / this), as for flow matching at several sizes", ge=1
+    )
+    text_padding: Int | None = option(
+        None, "fill a text up to this many rows with zeros, which are attended to, and cut it there", ge=1
     )
     pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector")
     tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1)
@@ -258,6 +261,8 @@ class GenerationConfig(Group):
     num_steps: Int = option(35, "sampler steps that this model is best generated with", ge=1)
     guidance: float = option(7.0, "its guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
     sampler: Text = option("heun", "its sampler, one of `dfm generate --sampler`")
+    schedule: Text = option("karras", "its schedule, one of `dfm generate --schedule`")
+    shift: float = option(1.0, "the shift of its schedule, if that is `flow`", gt=0)
 
 
 class ValidationConfig(Group):

@@ -39,12 +39,15 @@ class Size:
     source: str
     adaln_lora_dim: int | None = None
     ffn_hidden_size: int | None = None
+    variant: str | None = None
 
-    def settings(self) -> dict[str, int | None]:
+    def settings(self) -> dict[str, int | str | None]:
         """The keys of `model` that this size sets; a null `ffn_hidden_size` means four times the width."""
-        return {key: value for key, value in asdict(self).items() if key not in ("name", "source")}
+        left = ("name", "source") if self.variant else ("name", "source", "variant")
+        return {key: value for key, value in asdict(self).items() if key not in left}
 
 
+_WAN = "Wan 2.1 (arXiv 2503.20314), text to video"
 _DIT = "Peebles & Xie 2023, Scalable Diffusion Models with Transformers, Table 1"
 
 SIZES: dict[str, Size] = {
@@ -60,11 +63,14 @@ SIZES: dict[str, Size] = {
         Size("DiT-L", 24, 1024, 16, _DIT, adaln_lora_dim=256),
         Size("DiT-XL", 28, 1152, 16, _DIT, adaln_lora_dim=256),
         Size("DiT-7B", 28, 4096, 32, "Cosmos 1.0 7B (arXiv 2501.03575), its trunk", adaln_lora_dim=256),
+        Size("Wan-tiny", 2, 64, 4, "ours: unit tests", ffn_hidden_size=160, variant="wan"),
+        Size("Wan-1.3B", 30, 1536, 12, _WAN, ffn_hidden_size=8960, variant="wan"),
+        Size("Wan-14B", 40, 5120, 40, _WAN, ffn_hidden_size=13824, variant="wan"),
     )
 }
 
 
-VARIANTS: dict[str, dict[str, int | float | bool]] = {
+VARIANTS: dict[str, dict[str, int | float | bool | str]] = {
     "dfm": {
         "adaln_lora_dim": 256,
         "layernorm_epsilon": 1e-5,  # its 1e-6 is no field of the dataclass, so megatron-core's default holds
@@ -72,9 +78,26 @@ VARIANTS: dict[str, dict[str, int | float | bool]] = {
         "pooled_text": False,
         "rope": False,
         "patch_temporal": 1,
-    }
+        "text_padding": 512,
+    },
+    "wan": {
+        "patch_spatial": 2,
+        "patch_temporal": 1,
+        "qk_layernorm": True,
+        "pooled_text": False,
+        "rope": True,
+        "layernorm_epsilon": 1e-6,
+        "text_padding": 512,
+        "objective": "flow",
+        "sigma_data": 1.0,
+        "P_mean": 0.0,
+        "P_std": 1.0,
+    },
 }
 """The keys of `model` that a variant of the network sets."""
+
+SUGGESTED = ("layernorm_epsilon", "text_padding", "objective", "sigma_data", "P_mean", "P_std")
+"""Those of them that may be set otherwise."""
 
 
 def find_size(name: str) -> Size | None:

@@ -48,7 +48,8 @@ class BatchDenoiser:
         self.order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         # The noise level of a segment does not matter: the sampler's takes its place in every call.
         segments = [
-            sample_segment(self.grid, texts[i], 1.0, fps, given_frames // pt, model.variant) for i in self.order
+            sample_segment(self.grid, texts[i], 1.0, fps, given_frames // pt, model.variant, model.text_padding)
+            for i in self.order
         ]
         layout = layout_of(model)
         assert model.sigma_data is not None

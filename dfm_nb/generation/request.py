@@ -109,11 +109,11 @@ class Request:
         metavar="W",
     )
     sampler: str = _one_of(_USUAL.sampler, "how noise is removed", samplers.SAMPLERS)
-    schedule: str = _one_of("karras", "how steps are spread", samplers.SCHEDULES)
+    schedule: str = _one_of(_USUAL.schedule, "how steps are spread", samplers.SCHEDULES)
     sigma_min: float = setting(0.002, "last noise level before 0")
     sigma_max: float = setting(80.0, "first noise level")
     rho: float = setting(7.0, "of --schedule karras: larger, denser near sigma-min")
-    shift: float = setting(1.0, "of --schedule flow: larger, denser in strong noise")
+    shift: float = setting(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
     sigma_levels: tuple[float, ...] | None = setting(
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )

@@ -10,9 +10,10 @@ from dfm_nb.model.attention import pick_backend
 from dfm_nb.model.dfm import NeMoDiT
 from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
 from dfm_nb.model.linear import freeze_base
+from dfm_nb.model.wan import Wan
 from dfm_nb.parallel.groups import mpu
 
-NETWORKS = {"dit": DiT, "dfm": NeMoDiT}
+NETWORKS = {"dit": DiT, "dfm": NeMoDiT, "wan": Wan}
 """By `model.variant`."""
 
 

@@ -57,7 +57,23 @@ class Embedder(nn.Module):
 
 
 class NormedCrossAttention(TextCrossAttention):
-    """Keys and values from the text itself, and a norm of each head's queries and keys."""
+    """With a norm of queries and keys, those of each head."""
+
+    norm: type = RMSNorm
+
+    def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
+        super().__init__(config, submodules, *args, **kwargs)
+        width = self.hidden_size_per_attention_head
+        self.q_layernorm = self.norm(width, config, config.layernorm_epsilon)
+        self.k_layernorm = self.norm(width, config, config.layernorm_epsilon)
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
+        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        return self.q_layernorm(query), self.k_layernorm(key), value
+
+
+class PlainTextCrossAttention(NormedCrossAttention):
+    """Keys and values from the text itself."""
 
     def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
         super().__init__(config, submodules, *args, **kwargs)
@@ -71,20 +87,13 @@ class NormedCrossAttention(TextCrossAttention):
             skip_bias_add=False,
             is_expert=False,
         )
-        width = self.hidden_size_per_attention_head
-        self.q_layernorm = RMSNorm(width, config, config.layernorm_epsilon)
-        self.k_layernorm = RMSNorm(width, config, config.layernorm_epsilon)
-
-    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
-        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-        return self.q_layernorm(query), self.k_layernorm(key), value
 
 
 class NeMoDiT(DiT):
     """See the module."""
 
     def spec(self) -> ModuleSpec:
-        return layer_spec(True, NormedCrossAttention)
+        return layer_spec(RMSNorm, PlainTextCrossAttention)
 
     def add_embedders(self) -> None:
         c = self.config

@@ -2,13 +2,14 @@
 
 Every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text. A new model
 outputs zero. Its weights depend on (seed, parameter name), not on the layout.
-`config.counts` has the table of its linear layers; tests hold the two equal. `dfm` is a variant of it.
+`config.counts` has the table of its linear layers; tests hold the two equal. `dfm` and `wan` are variants of it.
 
 Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,10 +160,10 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: in
 def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines, and sines with the signs of the two halves, that turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
 
-    angles : float32 [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads
+    angles : [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads
     is half as fast.
     """
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos().float(), angles.sin().float()
     cos, sin = torch.cat((cos, cos), -1)[:, None, None], torch.cat((-sin, sin), -1)[:, None, None]
     if not angles.is_cuda:
         cos, sin = (t.expand(-1, 1, heads, -1).contiguous() for t in (cos, sin))
@@ -248,27 +249,32 @@ class DiTLayer(TransformerLayer):
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
         with step.lent_to(self):
             inner = norm(x, shift1, scale1, rows)
-            inner = _with_bias(self.self_attention(inner, None, packed_seq_params=step.self_layout))
+            inner = with_bias(self.self_attention(inner, None, packed_seq_params=step.self_layout))
             x = add_gated(x, gate1, inner, rows)
             inner = norm(x, shift2, scale2, rows)
-            inner = _with_bias(
+            inner = with_bias(
                 self.cross_attention(inner, None, key_value_states=context, packed_seq_params=step.cross_layout)
             )
             x = add_gated(x, gate2, inner, rows)
-        x = add_gated(x, gate3, _with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
+        x = add_gated(x, gate3, with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
         return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
 
 
-def _with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
+def with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
+    """What attention and MLP give, added up."""
     output, bias = output_and_bias  # megatron-core returns them apart, for fusion
     return output if bias is None else output + bias
 
 
-def layer_spec(qk_layernorm: bool, cross_attention: type[TextCrossAttention] = TextCrossAttention) -> ModuleSpec:
-    """megatron-core's own attention and MLP modules, with packed attention as their core."""
-    norm = RMSNorm if qk_layernorm else IdentityOp
+def layer_spec(
+    norm: type, cross_attention: type[TextCrossAttention] = TextCrossAttention, layer: type[TransformerLayer] = DiTLayer
+) -> ModuleSpec:
+    """megatron-core's own attention and MLP modules, with packed attention as their core.
+
+    norm : of queries and keys in self attention.
+    """
     return ModuleSpec(
-        module=DiTLayer,
+        module=layer,
         submodules=TransformerLayerSubmodules(
             self_attention=ModuleSpec(
                 module=RotarySelfAttention,
@@ -300,6 +306,7 @@ class DiT(MegatronModule):
     share_embeddings_and_output_weights = False
     sigma_embedder: nn.Module
     fps_embedder: nn.Module
+    text_embedder: nn.Module
 
     def __init__(
         self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
@@ -325,10 +332,10 @@ class DiT(MegatronModule):
                 p.pipeline_parallel = True  # gradients are summed over the stages ...
                 p.shared = not pre_process  # ... and counted once in the gradient norm
 
-    # ---- what `model.variant` may differ in (see `dfm`): layers, conditioning, positions, output ------------------
+    # ---- what `model.variant` may differ in (`dfm`, `wan`): layers, conditioning, positions, output ----------------
 
     def spec(self) -> ModuleSpec:
-        return layer_spec(self.config.qk_layernorm)
+        return layer_spec(RMSNorm if self.config.qk_layernorm else IdentityOp)
 
     def add_embedders(self) -> None:
         c = self.config
@@ -345,7 +352,7 @@ class DiT(MegatronModule):
 
     def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
         """Conditioning rows [R, h] and text context [K, h]."""
-        dtype = self.text_embedder.weight.dtype
+        dtype = self.config.params_dtype
         context = self.text_norm(self.text_embedder(part.text.to(dtype)))
         cond = self.sigma_embedder(c_noise) + self.fps_embedder(part.fps.log() / 4)
         if self.config.pooled_text:
@@ -353,8 +360,12 @@ class DiT(MegatronModule):
         return cond, context
 
     def position_embedding(self, positions: torch.Tensor) -> torch.Tensor:
-        """float [S, 3] -> float [S, h]."""
+        """float [S, 3] -> float [S, h], or what broadcasts to it."""
         return factorised_sincos(positions, self.config.hidden_size)
+
+    def rotary_angles(self, positions: torch.Tensor) -> torch.Tensor:
+        """float [S, 3] -> float [S, d/2] for heads of d channels."""
+        return rotary_angles(positions, self.config.hidden_size // self.config.num_attention_heads)
 
     def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
         """[S, 1, h] -> [S, p]."""
@@ -393,7 +404,7 @@ class DiT(MegatronModule):
             layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
         rotary = None
         if c.rope:
-            angles = rotary_angles(part.positions, c.hidden_size // c.num_attention_heads)
+            angles = self.rotary_angles(part.positions)
             rotary = rotary_table(angles, c.num_attention_heads // c.tensor_model_parallel_size)
         step = LayerContext(RowMap(row), part.self_layout, part.cross_layout, rotary, part.text_cache)
         hidden = self.decoder(hidden_states=hidden, context=context, **step.arguments(layer_cond))
@@ -431,11 +442,15 @@ def init_weights(model: DiT, seed: int) -> None:
 
 
 def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    if name.endswith("bias"):
+        return torch.zeros(shape)
     if "norm" in name:
         return torch.ones(shape)
     if name.endswith(A):
         return (torch.rand(shape, generator=generator) * 2 - 1) * shape[1] ** -0.5
-    if name.endswith(("bias", B)) or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
+    if name.endswith("_table"):  # Wan's modulations
+        return torch.randn(shape, generator=generator) * shape[1] ** -0.5
+    if name.endswith(B) or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
         return torch.zeros(shape)
     if "_embedder.fc" in name:
         return torch.randn(shape, generator=generator) * 0.02
@@ -447,7 +462,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
     """megatron-core's configuration of a resolved `config.model` group (`in_channels` and `text_dim` set)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
     vpp = model.virtual_pipeline_model_parallel_size
-    # what both name alike: sizes, degrees of parallelism, `qk_layernorm` (which also sums its gradients over tp), ...
+    # what both name alike: sizes, degrees of parallelism, ...
     own = {f.name for f in fields(DiTConfig)} - {"attention_backend"}
     settings = {name: value for name, value in dict(model).items() if name in own} | dict(
         patch_dim=patch_dim(model),
@@ -459,6 +474,9 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         batch_p2p_comm=vpp is None,
         normalization="RMSNorm",
         add_bias_linear=model.variant != "dfm",
+        # Where it is true, gradients of the norms are summed over tp; but tp splits Wan's.
+        qk_layernorm=model.qk_layernorm and model.variant != "wan",
+        activation_func=functools.partial(F.gelu, approximate="tanh") if model.variant == "wan" else F.gelu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,

@@ -29,9 +29,6 @@ CLEAN_SIGMA = 0.002
 PADDING_FPS = 24.0
 """Frame rate of rows without a sample; any positive number does."""
 
-DFM_TEXT_TOKENS = 512
-"""Rows of zeros that NeMo DFM fills a text up to (or cuts it at), and that its network attends to."""
-
 
 # ---- settings and normalisation ------------------------------------------------------------------------------------
 
@@ -54,6 +51,7 @@ class PackSettings:
     caption_dropout: float
     condition_frames_prob: float
     variant: str = "dit"
+    text_padding: int | None = None
     times: str = "logit-normal"
     shift_tokens: int | None = None
     token_multiple: int = 1
@@ -63,7 +61,8 @@ class PackSettings:
     @classmethod
     def of(cls, config: Config, **changes: Any) -> PackSettings:
         """Those of a configuration; `changes` are fields that differ from it."""
-        names = ("patch_spatial", "patch_temporal", "sigma_data", "P_mean", "P_std", "variant", "times", "shift_tokens")
+        noise = ("sigma_data", "P_mean", "P_std", "times", "shift_tokens")
+        names = ("patch_spatial", "patch_temporal", "variant", "text_padding", *noise)
         settings = {
             "seed": config.rng.seed,
             "caption_dropout": config.train.caption_dropout,
@@ -133,18 +132,20 @@ def sample_segment(
     fps: float,
     clean_frames: int = 0,
     variant: str = "dit",
+    text_padding: int | None = None,
 ) -> Segment:
     """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given.
 
-    variant : of the network. NeMo DFM's counts from the corner, and attends to a text's padding.
+    variant : of the network; all but ours count from the corner. text_padding : rows that `text` is cut at, or filled
+    up to with zeros, which are attended to; None: as it is.
     """
     t, h, w = grid
     rows = [Row((t - clean_frames) * h * w, sigma, fps)]
     if clean_frames:
         rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    if variant == "dfm":
-        text = F.pad(text, (0, 0, 0, DFM_TEXT_TOKENS - len(text)))
-    return Segment(grid_positions(grid, centred=variant != "dfm"), text, rows)
+    if text_padding:
+        text = F.pad(text, (0, 0, 0, text_padding - len(text)))
+    return Segment(grid_positions(grid, centred=variant == "dit"), text, rows)
 
 
 @dataclass
@@ -305,7 +306,7 @@ def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None =
     for d in draws:
         _, t, h, w = d.latent.shape
         grid, clean = (t // pt, h // s, w // s), d.clean_frames // pt
-        segments.append(sample_segment(grid, d.text, d.sigma, d.fps, clean, settings.variant))
+        segments.append(sample_segment(grid, d.text, d.sigma, d.fps, clean, settings.variant, settings.text_padding))
         x0.append(patchify(d.latent, s, pt))
         given = clean * grid[1] * grid[2]  # tokens whose noise is zero, so that the network sees them as they are
         noise += [torch.zeros_like(x0[-1][:given]), patchify(d.noise, s, pt)[given:]]

@@ -19,6 +19,7 @@ VARIANTS = [
     ["model.qk_layernorm=false", "model.pooled_text=false"],
     ["model.ffn_hidden_size=96", "model.in_channels=8", "model.text_dim=40", "model.patch_temporal=2"],
     ["model.variant=dfm", "model.hidden_size=256"],
+    ["model.variant=wan", "model.ffn_hidden_size=96"],
     ["model.lora.rank=8"],
 ]
 
@@ -121,5 +122,6 @@ def test_flops_of_a_pack_are_the_sum_over_its_samples():
 
 def test_sizes_grow():
     models = [resolve(None, overrides=[f"model.size={name}", *GIVEN]).config.model for name in sizes.SIZES]
-    found = [counts.parameter_count(model) for model in models]
-    assert found == sorted(found)
+    for variant in ("dit", "wan"):
+        found = [counts.parameter_count(model) for model in models if model.variant == variant]
+        assert found == sorted(found) and len(found) > 1

@@ -26,20 +26,24 @@ def test_layout_equals_one_process(name):
     assert len(want["gradients"]) > 80 and want["losses"][0] > 0
 
 
-DFM = ["model.variant=dfm", "model.rope=false", "model.hidden_size=256", "model.num_attention_heads=4"]
+VARIANTS = {
+    "dfm": (["model.variant=dfm", "model.rope=false", "model.hidden_size=256", "model.num_attention_heads=4"], 64),
+    "wan": (["model.variant=wan", "model.adaln_lora_dim=null", "model.text_padding=14"], 99),
+}
 
 
 @functools.cache
-def dfm_reference():
-    return run_ranks(1, losses_and_gradients, DFM, 1)[0]
+def reference_of(variant):
+    return run_ranks(1, losses_and_gradients, VARIANTS[variant][0], 1)[0]
 
 
-@pytest.mark.parametrize("name", ["TP2+SP", "PP2", "CP2"])
-def test_layout_equals_one_process_with_the_network_of_nemo_dfm(name):
-    world, overrides = LAYOUTS[name]
-    got, want = run_ranks(world, losses_and_gradients, [*DFM, *overrides], 1)[0], dfm_reference()
+@pytest.mark.parametrize("name", ["TP2", "TP2+SP", "PP2", "CP2", "PP2 virtual", "DP2", "recompute full"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_layout_equals_one_process_with_another_network(name, variant):
+    (settings, tensors), (world, overrides) = VARIANTS[variant], LAYOUTS[name]
+    got, want = run_ranks(world, losses_and_gradients, [*settings, *overrides], 1)[0], reference_of(variant)
     difference, where = largest_relative_difference(got["gradients"], want["gradients"])
     assert difference <= 1e-5, where
     assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
     assert got["norms"] == pytest.approx(want["norms"], rel=1e-4)
-    assert len(want["gradients"]) == 64 and want["losses"][0] > 0
+    assert len(want["gradients"]) == tensors and want["losses"][0] > 0

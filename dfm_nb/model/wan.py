@@ -1,0 +1,174 @@
+"""The transformer of Wan 2.1 (`model.variant=wan`; arXiv 2503.20314), text to video, for its published weights.
+
+After its source and diffusers' `WanTransformer3DModel`, with which it is equal. What differs from `DiT`: positions are
+rotary alone; queries and keys are normed over all heads together; cross attention is neither shifted, scaled nor gated;
+a layer's six modulations are a table of its own plus one projection of the time that all layers share; the text is
+padded with zero rows that are attended to (`model.text_padding`); no frame rate, no pooled text. Noise is told as
+1000 t with t = sigma / (1 + sigma), whatever the objective.
+
+Rotations here turn the pairs (i, i + d/2) of a head, and there (2i, 2i + 1); `wan_names` reorders the weights.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from megatron.core import parallel_state as mpu
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+from megatron.core.utils import make_viewless_tensor
+
+from dfm_nb.config.counts import SINUSOID_DIM
+from dfm_nb.model.adaln import RowMap, add_gated, modulate
+from dfm_nb.model.dfm import NormedCrossAttention, sinusoids
+from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, layer_spec, with_bias
+from dfm_nb.model.pack_slice import PackSlice
+
+THETA = 10_000.0
+
+
+def axial_angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Angles of the rotary embedding: float [S, 3] -> float64 [S, head_dim / 2], by frame, row and column.
+
+    Rows and columns have 2 * (head_dim // 6) channels each, frames the rest.
+    """
+    side = 2 * (head_dim // 6)
+    angles = []
+    for axis, dim in enumerate((head_dim - 2 * side, side, side)):
+        exponent = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float64) / dim
+        angles.append(positions[:, axis : axis + 1].double() * THETA**-exponent)
+    return torch.cat(angles, 1)
+
+
+class HeadsRMSNorm(RMSNorm):
+    """Root mean square norm over all heads together, [S, 1, heads, d]; tensor parallelism splits the heads."""
+
+    def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
+        self.width, self.tp = config.hidden_size, config.tensor_model_parallel_size
+        super().__init__(config.num_attention_heads // self.tp * hidden_size, config, eps)
+        set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.tp == 1:
+            return super().forward(x.flatten(-2)).view_as(x)
+        wide = x.float()
+        # Every rank's result depends on the sum over all heads: summed forward and backward.
+        total = reduce_from_tensor_model_parallel_region(wide.square().sum((-2, -1), keepdim=True))
+        scale = torch.rsqrt(copy_to_tensor_model_parallel_region(total) / self.width + self.eps)
+        return (wide * scale * self.weight.float().view(x.shape[-2:])).type_as(x)
+
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
+        assert metadata is not None
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            {"weight": 0},
+            sharded_offsets,
+            tp_group=mpu.get_tensor_model_parallel_group(),
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
+class HeadsNormedCrossAttention(NormedCrossAttention):
+    norm = HeadsRMSNorm
+
+
+class WanLayer(TransformerLayer):
+    """Self attention and MLP, each normed, shifted, scaled and gated, and between them cross attention, normed only."""
+
+    def __init__(
+        self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
+    ):
+        super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
+        h, dtype = config.hidden_size, config.params_dtype
+        self.scale_shift_table = nn.Parameter(torch.empty(6, h, dtype=dtype))
+        self.cross_norm = nn.LayerNorm(h, config.layernorm_epsilon, dtype=dtype)
+        for p in (self.scale_shift_table, *self.cross_norm.parameters()):  # as those of `AdaLN`
+            p.sequence_parallel = config.sequence_parallel
+
+    def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
+        """As `DiTLayer`'s. Of a conditioning row the first h numbers are the time's embedding, which layers leave."""
+        x, cond, step = hidden_states, attention_mask, packed_seq_params
+        rows, eps = step.rows, self.config.layernorm_epsilon
+        table = self.scale_shift_table + cond[:, x.shape[-1] :].unflatten(-1, (6, -1))
+        shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(1)
+        with step.lent_to(self):
+            inner = modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift1, scale1, rows)
+            x = add_gated(
+                x, gate1, with_bias(self.self_attention(inner, None, packed_seq_params=step.self_layout)), rows
+            )
+            inner = self.cross_attention(
+                self.cross_norm(x), None, key_value_states=context, packed_seq_params=step.cross_layout
+            )
+            x = x + with_bias(inner)
+        inner = modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift2, scale2, rows)
+        x = add_gated(x, gate2, with_bias(self.mlp(inner)), rows)
+        return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
+
+
+class TimeEmbedder(nn.Module):
+    """1000 t [R] -> [R, 7 h]: its embedding, and the projection of that to the layers' six modulations."""
+
+    def __init__(self, config: DiTConfig):
+        super().__init__()
+        h, dtype = config.hidden_size, config.params_dtype
+        self.fc1 = nn.Linear(SINUSOID_DIM, h, dtype=dtype)
+        self.fc2 = nn.Linear(h, h, dtype=dtype)
+        self.proj = nn.Linear(h, 6 * h, dtype=dtype)
+
+    def forward(self, time: torch.Tensor) -> torch.Tensor:
+        wave = sinusoids(time, SINUSOID_DIM).roll(SINUSOID_DIM // 2, -1)  # cosines first
+        embedded = self.fc2(F.silu(self.fc1(wave.to(self.fc1.weight.dtype))))
+        return torch.cat((embedded, self.proj(F.silu(embedded))), -1)
+
+
+class TextEmbedder(nn.Module):
+    """A two-layer MLP over the text's states."""
+
+    def __init__(self, config: DiTConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.text_dim, config.hidden_size, dtype=config.params_dtype)
+        self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, dtype=config.params_dtype)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        return self.fc2(F.gelu(self.fc1(text.to(self.fc1.weight.dtype)), approximate="tanh"))
+
+
+class Wan(DiT):
+    """See the module."""
+
+    def spec(self) -> ModuleSpec:
+        return layer_spec(HeadsRMSNorm, HeadsNormedCrossAttention, WanLayer)
+
+    def add_embedders(self) -> None:
+        self.sigma_embedder = TimeEmbedder(self.config)
+        self.text_embedder = TextEmbedder(self.config)
+
+    def add_output(self) -> None:
+        h, dtype = self.config.hidden_size, self.config.params_dtype
+        self.final_table = nn.Parameter(torch.empty(2, h, dtype=dtype))
+        self.final = nn.Linear(h, self.config.patch_dim, dtype=dtype)
+
+    def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
+        # c_noise is ln(sigma) / 4; float64, because the fastest sinusoid turns a radian per unit of 1000 t
+        time = 1000 * torch.sigmoid(4 * c_noise.double())
+        return self.sigma_embedder(time.float()), self.text_embedder(part.text)
+
+    def position_embedding(self, positions: torch.Tensor) -> torch.Tensor:
+        return positions.new_zeros(())
+
+    def rotary_angles(self, positions: torch.Tensor) -> torch.Tensor:
+        return axial_angles(positions, self.config.hidden_size // self.config.num_attention_heads)
+
+    def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
+        h = self.config.hidden_size
+        shift, scale = (self.final_table + cond[:, None, :h]).unbind(1)
+        normed = F.layer_norm(hidden, (h,), eps=self.config.layernorm_epsilon)
+        return self.final(modulate(normed, shift, scale, RowMap(part.row)))[:, 0]

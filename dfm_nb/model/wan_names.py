@@ -1,0 +1,139 @@
+"""Weights of `model.wan` by diffusers' names (`WanTransformer3DModel`), both ways and one at a time.
+
+A `Place` is one of our tensors, and those of theirs that it is made of. Queries, keys and values are one matrix here,
+head by head; our rotations turn other pairs of channels; the numbers of an output patch have another order. All of it
+is reordering: there and back gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dfm_nb.config.schema import ModelConfig
+
+LINEAR, NORM = ("weight", "bias"), ("weight",)
+LAYER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("self_attention.linear_qkv", ("attn1.to_q", "attn1.to_k", "attn1.to_v"), LINEAR),
+    ("self_attention.linear_proj", ("attn1.to_out.0",), LINEAR),
+    ("self_attention.q_layernorm", ("attn1.norm_q",), NORM),
+    ("self_attention.k_layernorm", ("attn1.norm_k",), NORM),
+    ("cross_attention.linear_q", ("attn2.to_q",), LINEAR),
+    ("cross_attention.linear_kv", ("attn2.to_k", "attn2.to_v"), LINEAR),
+    ("cross_attention.linear_proj", ("attn2.to_out.0",), LINEAR),
+    ("cross_attention.q_layernorm", ("attn2.norm_q",), NORM),
+    ("cross_attention.k_layernorm", ("attn2.norm_k",), NORM),
+    ("cross_norm", ("norm2",), LINEAR),
+    ("mlp.linear_fc1", ("ffn.net.0.proj",), LINEAR),
+    ("mlp.linear_fc2", ("ffn.net.2",), LINEAR),
+)
+"""Modules of a layer: by our name, by theirs, and what they hold."""
+
+OUTER = (
+    ("x_embedder", "patch_embedding"),
+    ("sigma_embedder.fc1", "condition_embedder.time_embedder.linear_1"),
+    ("sigma_embedder.fc2", "condition_embedder.time_embedder.linear_2"),
+    ("sigma_embedder.proj", "condition_embedder.time_proj"),
+    ("text_embedder.fc1", "condition_embedder.text_embedder.linear_1"),
+    ("text_embedder.fc2", "condition_embedder.text_embedder.linear_2"),
+    ("final", "proj_out"),
+)
+"""Modules that are there once."""
+
+TURNED = ("attn1.to_q", "attn1.to_k", "attn1.norm_q", "attn1.norm_k")
+"""Theirs whose rows are channels that a rotation turns."""
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor here: `ours(of their tensors)`, and `theirs(of it)`."""
+
+    name: str
+    sources: tuple[str, ...]
+    ours: Callable[[Sequence[Tensor]], Tensor]
+    theirs: Callable[[Tensor], list[Tensor]]
+
+
+def halves(rows: Tensor, heads: int) -> Tensor:
+    """Rows [heads * d, ...] whose rotated pairs are (2i, 2i + 1) -> pairs (i, i + d/2)."""
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def neighbours(rows: Tensor, heads: int) -> Tensor:
+    """Inverse of `halves`."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def joined(parts: Sequence[Tensor], modules: Sequence[str], heads: int) -> Tensor:
+    """Rows of products [heads * d, ...], as `modules` name them, as the rows of one, head by head."""
+    parts = [halves(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules, strict=True)]
+    return torch.stack([x.unflatten(0, (heads, -1)) for x in parts], 1).flatten(0, 2) if len(parts) > 1 else parts[0]
+
+
+def parted(rows: Tensor, modules: Sequence[str], heads: int) -> list[Tensor]:
+    """Inverse of `joined`."""
+    parts = [rows]
+    if len(modules) > 1:
+        parts = [x.flatten(0, 1) for x in rows.unflatten(0, (heads, len(modules), -1)).unbind(1)]
+    return [neighbours(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules)]
+
+
+def places(model: ModelConfig) -> Iterator[Place]:
+    """Every tensor of the network."""
+    heads, channels = model.num_attention_heads, model.in_channels
+    assert channels is not None
+    patch = (channels, model.patch_temporal, model.patch_spatial, model.patch_spatial)
+    for layer in range(model.num_layers):
+        prefix, block = f"decoder.layers.{layer}.", f"blocks.{layer}."
+        yield _single(f"{prefix}scale_shift_table", f"{block}scale_shift_table", _first, _alone)
+        for name, modules, kinds in LAYER:
+            ours = partial(joined, modules=modules, heads=heads)
+            theirs = partial(parted, modules=modules, heads=heads)
+            for kind in kinds:
+                yield Place(f"{prefix}{name}.{kind}", tuple(f"{block}{m}.{kind}" for m in modules), ours, theirs)
+    by_patch = partial(_by_channel, channels=channels), partial(_by_place, channels=channels)
+    changes: dict[str, tuple[Change, Change]] = {
+        "x_embedder.weight": (partial(torch.flatten, start_dim=1), partial(_as_convolution, patch=patch)),
+        "final.weight": by_patch,
+        "final.bias": by_patch,
+    }
+    for name, module in OUTER:
+        for kind in LINEAR:
+            yield _single(f"{name}.{kind}", f"{module}.{kind}", *changes.get(f"{name}.{kind}", (_same, _same)))
+    yield _single("final_table", "scale_shift_table", _first, _alone)
+
+
+def _single(name: str, source: str, ours: Change, theirs: Change) -> Place:
+    return Place(name, (source,), lambda parts: ours(parts[0]), lambda whole: [theirs(whole)])
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _first(x: Tensor) -> Tensor:
+    return x[0]
+
+
+def _alone(x: Tensor) -> Tensor:
+    return x[None]
+
+
+def _by_channel(rows: Tensor, channels: int) -> Tensor:
+    """Rows of an output patch, there by place and channel, by channel and place."""
+    return rows.unflatten(0, (-1, channels)).transpose(0, 1).flatten(0, 1)
+
+
+def _by_place(rows: Tensor, channels: int) -> Tensor:
+    return rows.unflatten(0, (channels, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def _as_convolution(weight: Tensor, patch: tuple[int, ...]) -> Tensor:
+    return weight.unflatten(1, patch)

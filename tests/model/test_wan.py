@@ -1,0 +1,135 @@
+"""The variant `wan` against diffusers' `WanTransformer3DModel`: outputs and gradients, alone, packed and in layouts."""
+
+import pytest
+import torch
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
+from dfm_nb.checkpoints.weights import load_exported
+from dfm_nb.diffusion.objective import Flow
+from dfm_nb.model.build import build_chunks
+from dfm_nb.model.denoiser import PackDenoiser, forward
+from dfm_nb.model.wan_names import places
+from dfm_nb.packs.packs import PackSettings, pack_draws, pack_layout, sample_segment
+from dfm_nb.packs.patches import patchify, unpatchify
+from dfm_nb.parallel.groups import layout_of
+from tests.conftest import run_ranks
+from tests.distributed.layouts import LAYOUTS
+from tests.model.wan import TEXT_DIM, random_network, reference_output, samples
+
+SIZES = [{}, {"heads": 2, "head": 44, "layers": 3, "ffn": 160}]
+
+
+def settings_of(network, *more: str):
+    c = network.config
+    return cfg.resolve(
+        None,
+        overrides=[
+            "model.variant=wan",
+            f"model.num_layers={c.num_layers}",
+            f"model.hidden_size={c.num_attention_heads * c.attention_head_dim}",
+            f"model.num_attention_heads={c.num_attention_heads}",
+            f"model.ffn_hidden_size={c.ffn_dim}",
+            "model.in_channels=16",
+            f"model.text_dim={TEXT_DIM}",
+            *more,
+        ],
+    ).config
+
+
+def weights_of(network, model, tensor=lambda p: p.detach()):
+    """By our names."""
+    theirs = {name: tensor(p) for name, p in network.named_parameters()}
+    found = list(places(model))
+    assert sorted(s for p in found for s in p.sources) == sorted(theirs)
+    return {p.name: p.ours([theirs[s] for s in p.sources]) for p in found}
+
+
+def close(got, want, atol=1e-5):
+    assert want.std() > 0
+    torch.testing.assert_close(got, want, rtol=0, atol=atol * want.abs().max().item())
+
+
+@pytest.mark.parametrize("rows", [512, 8])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
+    network = random_network(**sizes)
+    config = settings_of(network, f"model.text_padding={rows}")
+    _, (chunk,) = build_chunks(config.model, "fp32", seed=3)
+    assert chunk.load_state_dict(weights_of(network, config.model))
+    draws = samples()
+    pack = pack_draws(draws, PackSettings.of(config), capacity=120)  # 100 tokens and padding
+    output, loss_of = forward(chunk, pack, Flow(), torch.device("cpu"))
+    total = 0
+    for i, key in enumerate(pack.keys):
+        d = draws[int(key)]
+        want = reference_output(network, d, rows)
+        close(unpatchify(output[pack.cu_q[i] : pack.cu_q[i + 1]], pack.grids[i], 2), want)
+        total = total + (want - (d.noise - d.latent)).square().sum() / 64
+        alone, _ = forward(chunk, pack_draws([d], PackSettings.of(config)), Flow(), torch.device("cpu"))
+        close(unpatchify(alone, pack.grids[i], 2), want)
+    losses = loss_of(output)
+    loss = losses.loss[losses.mask].sum()
+    assert loss.item() == pytest.approx(total.item(), rel=1e-5)
+    loss.backward()
+    total.backward()
+    gradients = weights_of(network, config.model, lambda p: p.grad)
+    largest = max(g.abs().max() for g in gradients.values())
+    for name, p in chunk.named_parameters():
+        # Among 512 rows that are nearly all alike, what cross attention's queries learn is a small difference of large
+        # numbers, in diffusers' float32 as in ours; so there the scale is that of all gradients.
+        want = gradients[name]
+        bound = 1e-5 * (largest if rows == 512 else want.abs().max())
+        torch.testing.assert_close(p.grad, want, rtol=0, atol=bound.item())
+
+
+def test_every_part_of_the_input_matters():
+    """The comparison above would not see an input that both leave out."""
+    network, d = random_network(), samples()[1]
+    want = reference_output(network, d)
+    for change in ({"sigma": 2.1}, {"text": -d.text}, {"text": d.text[:2]}, {"latent": d.latent.flip(1)}):
+        changed = type(d)(**{**vars(d), **change})
+        assert (reference_output(network, changed) - want).abs().max() > 1e-3, change
+    assert (reference_output(network, d, rows=64) - want).abs().max() > 1e-3, "padding"
+
+
+def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
+    """D of the samples, in this layout."""
+    network = random_network(layers=4)
+    config = settings_of(network, *overrides)
+    layout = layout_of(config.model)
+    parallel.init(layout)
+    _, chunks = build_chunks(config.model, "fp32", seed=3)
+    load_exported(chunks, None, weights_of(network, config.model))
+    m, draws = config.model, samples()
+    grids = [(t, h // 2, w // 2) for t, h, w in (d.latent.shape[1:] for d in draws)]
+    segments = [sample_segment(g, d.text, 1.0, 16.0, 0, m.variant, m.text_padding) for g, d in zip(grids, draws)]
+    pack = pack_layout(segments, 1.0, layout.token_multiple(), layout.text_multiple())
+    tokens = torch.cat([patchify(d.latent + sigma * d.noise, 2) for d in draws])
+    D = PackDenoiser(chunks, pack, Flow(), torch.device("cpu"))(tokens.double(), sigma)
+    out = [unpatchify(x, g, 2) for x, g in zip(D.split([t * h * w for t, h, w in grids]), grids)]
+    parallel.shutdown()
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [None, "TP2", "TP2+SP", "CP2", "PP2"])
+@torch.no_grad()
+def test_every_layout_denoises_as_diffusers(name):
+    world, overrides = LAYOUTS[name] if name else (1, [])
+    network, sigma = random_network(layers=4), 0.7
+    for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(), strict=True):
+        v = reference_output(network, type(d)(**{**vars(d), "sigma": sigma})).double()
+        x = d.latent + sigma * d.noise
+        close(got, (x - sigma * v) / (1 + sigma))
+
+
+def test_variant_sets_its_keys_and_refuses_others():
+    model = cfg.resolve(None, overrides=["model.size=Wan-1.3B"]).config.model
+    assert (model.variant, model.objective, model.sigma_data, model.text_padding) == ("wan", "flow", 1.0, 512)
+    for override, said in (
+        ("model.pooled_text=true", "must be false with model.variant=wan"),
+        ("model.adaln_lora_dim=16", "must be null with model.variant=wan"),
+    ):
+        with pytest.raises(cfg.ConfigError, match=said):
+            cfg.resolve(None, overrides=["model.variant=wan", override])
