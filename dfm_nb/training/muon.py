@@ -73,7 +73,7 @@ def matrices_of(chunks: Iterable[torch.nn.Module]) -> dict[Tensor, Matrix]:
     for chunk in chunks:
         heads: int = chunk.config.num_attention_heads  # type: ignore[union-attr, assignment]
         for name, p in chunk.named_parameters():
-            kind = name.split(".")[-2]
+            kind = name.split(".")[-2:][0]
             if kind.startswith("linear_") and name.endswith("weight") and p.requires_grad and not is_lora(name):
                 parts = PARTS.get(kind, 1)
                 out[getattr(p, "main_param", p)] = Matrix(parts, heads if parts > 1 else 1, shard_dim(p))
