@@ -22,9 +22,8 @@ from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.index import CheckpointError, load_foreign, reason
-from dfm_nb.checkpoints.weights import gather_whole
 from dfm_nb.config.sizes import LATENT_CHANNELS
-from dfm_nb.model.build import build_chunks
+from dfm_nb.model.build import on_meta
 from dfm_nb.model.dfm import POSITIONS, position_embedding
 from dfm_nb.packs.patches import grid_positions
 
@@ -145,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     check_positions(weights[TABLE], model.hidden_size)
     tensors = converted(weights, model.patch_spatial)
     parallel.init()
-    wanted = gather_whole(build_chunks(model, "bf16", seed=0)[1])
+    wanted = dict(on_meta(model).named_parameters())
     parallel.shutdown()
     for name in sorted(wanted.keys() ^ tensors.keys()):
         fault = "lacks the weight" if name in wanted else "holds the unknown weight"

@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,34 @@ from torch import Tensor
 from dfm_nb.base.files import replacing
 from dfm_nb.checkpoints.index import CheckpointError, reason
 
+SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+"""What that format calls the types that weights have."""
+
 FORMAT = "dfm_nb.weights.1"
 KEY, BYTES = "dfm_nb", "file."
 TEXT, BINARY = re.compile(r"\w+\.(json|yaml)"), re.compile(r"\w+\.safetensors")
 """Names of the small files: plain, so that none leaves the folder that it is unpacked to."""
+
+
+class Lazy(Mapping[str, Tensor]):
+    """Tensors by name, each made when it is asked for: weights that are larger than memory."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]):
+        self._names, self._make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _text(files: Mapping[str, str], checksum: str) -> str:
@@ -39,28 +63,49 @@ def _text(files: Mapping[str, str], checksum: str) -> str:
 
 def _checksum(files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(_text(files, "").encode())
-    for name, t in sorted(tensors.items()):
+    for name in sorted(tensors):
+        t = tensors[name]
         digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
         digest.update(t.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
-    """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent."""
+    """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent.
+
+    A `.safetensors` is written one tensor at a time, each of which is asked for three times.
+    """
     texts = {name: content.decode() for name, content in files.items() if TEXT.fullmatch(name)}
     packed = {BYTES + name: files[name] for name in files if BINARY.fullmatch(name)}
     assert len(texts) + len(packed) == len(files), list(files)
-    tensors = {**weights, **{k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}}
+    small = {k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}
+    tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
     about = {KEY: _text(texts, _checksum(texts, tensors))}
     with replacing(output) as temporary:
         if output.suffix == ".safetensors":
-            from safetensors.torch import save_file
-
-            save_file(tensors, temporary, metadata=about)
+            _save(temporary, tensors, about)
         else:
-            torch.save(tensors | about, temporary)
-    count = sum(t.numel() for t in weights.values())
+            torch.save(dict(tensors) | about, temporary)
+    count = sum(weights[name].numel() for name in weights)
     print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")
+
+
+def _save(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """As safetensors' `save_file`, which must have all tensors in memory."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    place = 0
+    # the widest first, so that each begins at a multiple of its own width
+    for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
+        t = tensors[name]
+        end = place + t.numel() * t.element_size()
+        header[name] = {"dtype": SAFETENSORS[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for name in list(header)[1:]:
+            f.write(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:

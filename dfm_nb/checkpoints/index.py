@@ -7,8 +7,10 @@ never sees the pickle, and an entry of bytes is never read.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +31,7 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint import load as load_torch_dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -38,6 +41,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 INDEX = ".metadata"
 
@@ -290,17 +295,58 @@ def load_tensors(state: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is damaged or of another model: {reason(first)}; use another") from None
 
 
+class _Part(DefaultLoadPlanner):
+    """A part of one tensor: megatron-core's planner takes all layers of a weight, which are one tensor, or none."""
+
+    def __init__(self, place: ShardedTensor):
+        super().__init__()
+        self.place = place
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        key, shape = self.place.key, tuple(self.place.global_shape)
+        whole = self.metadata.state_dict_metadata.get(key)
+        if not isinstance(whole, TensorStorageMetadata) or tuple(whole.size) != shape:
+            raise CheckpointError(f"{key} is missing or has another shape than {list(shape)}")
+        part = self.state_dict[key]
+        box = ChunkStorageMetadata(torch.Size(self.place.global_offset), part.shape)
+        found = create_read_items_for_chunk_list(key, whole, [box])
+        if sum(math.prod(item.lengths) for item in found) != part.numel():
+            raise CheckpointError(f"{key} is not all there")
+        return LoadPlan(found)
+
+    def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
+        return self.state_dict[index.fqn]
+
+
+class PartReader:
+    """Parts of a checkpoint folder's tensors, one at a time and in one process; runs no code from it."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.reader = folder, _Reader(folder)
+
+    def __call__(self, place: ShardedTensor) -> torch.Tensor:
+        """What `place` describes, in float32 [place.local_shape]."""
+        part = torch.empty((1,) * place.prepend_axis_num + tuple(place.local_shape))
+        _load_alone({place.key: part}, self.folder, self.reader, _Part(place))
+        return part.view(place.local_shape)
+
+
 def load_foreign(folder: Path) -> dict[str, torch.Tensor]:
     """All whole tensors of a checkpoint folder of another program, less its optimizer's; runs no code from it."""
     reader = _Reader(folder, foreign=True)
     entries: dict[str, Any] = reader.index.state_dict_metadata
     names = [name for name in entries if not name.startswith(("optimizer.", "chained_"))]
     state: dict[str, Any] = {n: torch.empty(entries[n].size, dtype=entries[n].properties.dtype) for n in names}
+    _load_alone(state, folder, reader, _Planner(shapes_validation_sharded_tensors=[]))
+    return state
+
+
+def _load_alone(state: dict[str, Any], folder: Path, reader: _Reader, planner: DefaultLoadPlanner) -> None:
+    """Fill the tensors of `state`, in one process."""
     try:
-        load_torch_dist(
-            state, storage_reader=reader, planner=_Planner(shapes_validation_sharded_tensors=[]), no_dist=True
-        )
+        with warnings.catch_warnings(action="ignore"):  # that it is one process
+            load_torch_dist(state, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
-        raise CheckpointError(f"{folder} is damaged: {reason(first)}; use another") from None
-    return state
+        raise CheckpointError(f"{folder} is damaged or of another model: {reason(first)}; use another") from None

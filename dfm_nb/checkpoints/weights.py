@@ -280,27 +280,27 @@ def identity(path: str | os.PathLike | Weights) -> dict:
     return find_weights(path).identity
 
 
-def gather_whole(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Parameters as whole tensors on the CPU by global name, in one process that holds all of the model."""
-    return {global_name(name, chunk): p.detach().cpu() for chunk in chunks for name, p in chunk.named_parameters()}
-
-
 def lora_file(file: Path) -> Path:
     """Where an export keeps low-rank updates apart from `file`: model.lora.safetensors beside model.safetensors."""
     return file.with_suffix(f".lora{file.suffix}")
+
+
+def read_lora(file: Path) -> dict[str, Tensor]:
+    """The low-rank updates beside an exported file; FileNotFoundError when they are not there."""
+    apart = lora_file(file)
+    if not apart.is_file():
+        raise FileNotFoundError(
+            f"{file} is the base of low-rank updates (model.lora.rank in its settings), which dfm export wrote to "
+            f"{apart.name} beside it; copy that file there too"
+        )
+    return exported.read(apart)[0]
 
 
 @torch.no_grad()
 def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tensor], lora: bool = False) -> None:
     """`whole`, a file's weights, into this rank's shards; with `lora`, updates from the file beside it too."""
     if lora:
-        apart = lora_file(file)
-        if not apart.is_file():
-            raise FileNotFoundError(
-                f"{file} is the base of low-rank updates (model.lora.rank in its settings), which dfm export wrote to "
-                f"{apart.name} beside it; copy that file there too"
-            )
-        whole = whole | exported.read(apart)[0]
+        whole = whole | read_lora(file)
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for local, p in chunk.named_parameters():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dfm_nb import parallel
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.attention import pick_backend
@@ -15,6 +17,21 @@ from dfm_nb.parallel.groups import mpu
 
 NETWORKS = {"dit": DiT, "dfm": NeMoDiT, "wan": Wan}
 """By `model.variant`."""
+
+ALONE = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "context_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "sequence_parallel": False,
+}
+"""The layout of one process."""
+
+
+def on_meta(model: ModelConfig) -> DiT:
+    """The whole network in one piece, without memory for its float32 weights: names, shapes and places."""
+    with torch.device("meta"):
+        return NETWORKS[model.variant](transformer_config(model.model_copy(update=ALONE)))
 
 
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:

@@ -122,15 +122,12 @@ def freeze_base(chunk: torch.nn.Module) -> None:
         embedder.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_(torch.is_grad_enabled()))
 
 
-def merged(tensors: Mapping[str, torch.Tensor], scale: float) -> dict[str, torch.Tensor]:
-    """Whole tensors by name with every update added to its weight: W + scale * B A, added up in float64.
+def merged(tensors: Mapping[str, torch.Tensor], name: str, scale: float) -> torch.Tensor:
+    """The tensor of that name, with its low-rank update added if it has one: W + scale * B A, added up in float64.
 
     scale : alpha / rank.
     """
-    out = {name: t for name, t in tensors.items() if not is_lora(name)}
-    for name, a in tensors.items():
-        if name.endswith(A):
-            stem = name.removesuffix(A)
-            w, b = out[stem + "weight"], tensors[stem + B]
-            out[stem + "weight"] = (w.double() + scale * (b.double() @ a.double())).to(w.dtype)
-    return out
+    w, stem = tensors[name], name.removesuffix("weight")
+    if stem == name or stem + A not in tensors:
+        return w
+    return (w.double() + scale * (tensors[stem + B].double() @ tensors[stem + A].double())).to(w.dtype)

@@ -7,7 +7,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import export
-from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints import consolidated, exported
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.weights import Weights
 from dfm_nb.config.counts import lora_parameter_count
@@ -68,14 +68,14 @@ def test_export_merged_equals_apart(one_rank, tmp_path):
     packs = loader.next_step()
     trainer.step(packs)
     want = output_of(trainer.chunks[0], packs[0])
-    whole = checkpoint.gather_whole(trainer.chunks)
+    whole = tensors(trainer.chunks[0])
     for kind in ("merged", "apart"):
         (tmp_path / kind).mkdir()
         config = cfg.resolve(None, overrides=[*LORA]).config
         config.model = type(config.model)(**vars(trainer.config.model))
         config.model.lora = type(config.model.lora)(rank=3, alpha=6.0)
         file = tmp_path / kind / "model.safetensors"
-        export.write_weights(whole, file, cfg.Resolved(config, {}), kind, {})
+        consolidated.write_weights(whole, file, cfg.Resolved(config, {}), kind, {})
         assert config.model.lora.rank == (None if kind == "merged" else 3)
         _, (chunk,) = build_chunks(config.model, "fp32", seed=9)
         Weights(file.parent, config, file).load([chunk])

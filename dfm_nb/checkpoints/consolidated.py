@@ -1,0 +1,137 @@
+"""Whole weights by name, one in memory at a time: read from a checkpoint of any layout, and written as one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dfm_nb import config as cfg
+from dfm_nb.checkpoints import exported, saving
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints.exported import Lazy
+from dfm_nb.checkpoints.index import PartReader
+from dfm_nb.checkpoints.state import model_state
+from dfm_nb.model import ema
+from dfm_nb.model.build import on_meta
+from dfm_nb.model.linear import is_lora, merged
+
+MAX_ERROR = 0.1
+"""Largest relative error of the profile of a rebuilt average."""
+
+
+def stored(folder: Path, model: cfg.ModelConfig, sigma_rel: float | None) -> Mapping[str, Tensor]:
+    """Whole float32 weights of an `iter_*` folder.
+
+    sigma_rel : length of the stored average, or None for the weights themselves. With low-rank updates the averages are
+    of these alone.
+    """
+    places, read, lora = model_state([on_meta(model)])["model"], PartReader(folder), bool(model.lora.rank)
+
+    def one(name: str) -> Tensor:
+        place = places[name]
+        averaged = sigma_rel is not None and is_lora(name) == lora
+        return read(replace(place, key=f"ema.{sigma_rel:g}.{place.key}") if averaged else place)
+
+    return Lazy(places, one)
+
+
+def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
+    """All weights, with low-rank updates under their own names.
+
+    sigma_rel : as `Weights.load` takes it, or any length that the stored averages of the run can rebuild.
+    """
+    model, lengths = source.config.model, list(source.config.ema.sigma_rels)
+    if source.file is not None:
+        tensors = exported.read(source.file)[0] if source.tensors is None else source.tensors
+        return tensors | checkpoint.read_lora(source.file) if model.lora.rank else tensors
+    if sigma_rel == "auto":
+        sigma_rel = min(lengths) if lengths else None
+    if sigma_rel is None or sigma_rel in lengths:
+        return stored(source.folder, model, sigma_rel)
+    return _rebuilt(source, float(sigma_rel))
+
+
+def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
+    """The average of length `sigma_rel` from all stored ones of the run (post-hoc EMA).
+
+    Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
+    """
+    lengths, model = list(source.config.ema.sigma_rels), source.config.model
+    if not lengths:
+        raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
+    folders = checkpoint.whole_checkpoints(source.folder.parent)
+    for folder in folders:
+        if folder != source.folder:  # that one has been verified
+            checkpoint.verify(folder)
+    steps = {f: saving.read_state(f)["steps_taken"] for f in folders}
+    last = steps[source.folder]
+    found = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]
+    profiles = [(t, length) for t, length, _ in found]
+    weights, error = ema.combine_weights(profiles, (last, sigma_rel))
+    if not error <= MAX_ERROR:
+        good = [f"{low:.3f} to {high:.3f}" for low, high in ema.rebuildable(profiles, last, MAX_ERROR)]
+        raise ValueError(
+            f"--ema-sigma-rel must lie in what the {len(profiles)} averages stored in this run can rebuild, "
+            f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints, or that length in ema.sigma_rels"
+        )
+    print(f"[INFO] EMA of length {sigma_rel:g} from {len(profiles)} stored ones: its profile is off by {error:.1%}")
+    averages, lora = [stored(folder, model, length) for _, length, folder in found], bool(model.lora.rank)
+
+    def combined(name: str) -> Tensor:
+        if is_lora(name) != lora:  # frozen: it has no average
+            return averages[0][name]
+        total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
+        assert isinstance(total, Tensor)
+        return total.float()
+
+    return Lazy(averages[0], combined)
+
+
+def write_weights(
+    tensors: Mapping[str, Tensor],
+    output: Path,
+    resolved: cfg.Resolved,
+    lora: str,
+    assets: Mapping[str, bytes],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write `output`, with low-rank updates merged into it or (lora="apart") in a file beside it.
+
+    tensors : floating point; stored as `dtype` (None: as they are), rounded after updates were merged.
+    resolved : the settings, whose model is changed to describe the result. assets : small files of the checkpoint.
+    """
+
+    def write(file: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
+        exported.write(file, Lazy(weights, lambda name: weights[name].to(dtype or weights[name].dtype)), files)
+
+    model = resolved.config.model
+    if model.lora.rank and lora == "apart":
+        write(checkpoint.lora_file(output), Lazy(filter(is_lora, tensors), tensors.__getitem__), {})
+        tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
+    elif model.lora.rank:
+        tensors = without_updates(tensors, model)
+    write(output, tensors, {**assets, "config.yaml": cfg.to_yaml(resolved).encode()})
+
+
+def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:
+    """Low-rank updates added to their weights; `model` is changed to have none."""
+    if not model.lora.rank:
+        return tensors
+    whole, scale = tensors, (model.lora.alpha or model.lora.rank) / model.lora.rank
+    model.lora.rank = model.lora.alpha = None
+    return Lazy((n for n in whole if not is_lora(n)), lambda name: merged(whole, name, scale))
+
+
+def assets_of(folder: Path) -> dict[str, bytes]:
+    """The small files of a checkpoint; of the manifest what generation reads, and no list of shards."""
+    assets = checkpoint.read_assets(folder)
+    if "manifest.json" in assets:
+        manifest = checkpoint.read_manifest(folder)
+        kept = {k: manifest[k] for k in ("tokenizer", "text_encoder", "latent_mean", "latent_std")}
+        assets["manifest.json"] = json.dumps(kept).encode()
+    return assets
