@@ -17,7 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("dfm_nb.generate", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),
-    "import": ("dfm_nb.import_", "weights of NeMo DFM's DiT -> a file as dfm export writes"),
+    "import": ("dfm_nb.import_", "weights of Wan 2.1 or of NeMo DFM's DiT -> a file as dfm export writes"),
     "text": ("dfm_nb.text.cli", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
     "notebook": ("workbench.notebook_cli", "run a notebook with parameters, or a grid of them"),
     "lab": ("workbench.lab", "JupyterLab at the first notebook, on loopback, with a token"),

@@ -59,16 +59,7 @@ NETWORKS = ("efficientnet_lite0", "efficientnet_lite2")
 MOST_STORED = 20_000
 """Latents of a split that copies are looked for in."""
 
-SHARED = (
-    "negative_prompt",
-    "num_steps",
-    "guidance",
-    "guidance_interval",
-    "autoguidance",
-    "sampler",
-    "schedule",
-    "shift",
-)
+SHARED = ("negative_prompt", "guidance_interval", "autoguidance", *RECOMMENDED)
 """Flags of `dfm generate` that are flags here."""
 
 

@@ -9,28 +9,39 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import ArgumentParser, guard, quietly
-from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints import exported, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, write_weights
+from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, without_updates, write_weights
 from dfm_nb.data.prepared_folder import TOKENIZER
 from dfm_nb.model.build import ALONE
 
+LORA_FILE = "pytorch_lora_weights.safetensors"
+"""As diffusers looks for it in a folder."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm export", description="Write consolidated weights.")
     p.add_argument("source", help="run folder, iter_* folder, exported file or packaged model")
-    p.add_argument("--output", required=True, help="FILE.safetensors or FILE.pth")
+    p.add_argument("--output", required=True, help="FILE.safetensors or FILE.pth; with --format diffusers a folder")
+    p.add_argument(
+        "--format",
+        choices=("dfm", "diffusers"),
+        default="dfm",
+        help="diffusers: of a Wan, what WanPipeline opens; with --lora apart the updates alone, as ComfyUI loads too",
+    )
+    p.add_argument("--parts", help="folder of a Wan of diffusers', to copy vae, text_encoder and tokenizer from")
     p.add_argument(
         "--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones"
     )
@@ -70,10 +81,39 @@ def with_decoder(assets: dict[str, bytes], path: str) -> dict[str, bytes]:
     return assets | {TOKENIZER: content, "manifest.json": json.dumps(manifest).encode()}
 
 
+def as_diffusers(
+    tensors: Mapping[str, torch.Tensor],
+    config: cfg.Config,
+    output: Path,
+    lora: str,
+    assets: dict[str, bytes],
+    parts: str | None,
+    dtype: torch.dtype | None,
+) -> None:
+    """Write the folder of a Wan, or its low-rank updates alone."""
+    model = config.model
+    if (model.variant, model.objective) != ("wan", "flow"):
+        raise ValueError(
+            "--format diffusers is for model.variant=wan with model.objective=flow; this one has "
+            f"{model.variant} and {model.objective}"
+        )
+    if model.lora.rank and lora == "apart":
+        output.mkdir(parents=True, exist_ok=True)
+        updates = {n: t.to(dtype or t.dtype) for n, t in wan_folder.updates_out(tensors, model).items()}
+        save_file(updates, output / LORA_FILE, {"format": "pt"})
+        print(f"[INFO] wrote {output / LORA_FILE}: {len(updates)} tensors")
+        return
+    whole = without_updates(tensors, model)
+    rounded = exported.Lazy(whole, lambda name: whole[name].to(dtype or whole[name].dtype))
+    manifest = json.loads(assets["manifest.json"])
+    wan_folder.write_folder(output, rounded, model, config.generation.shift, manifest, Path(parts) if parts else None)
+    print(f"[INFO] wrote {output}: {len(rounded)} tensors")
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     output = Path(args.output)
-    if output.suffix not in (".safetensors", ".pth"):
+    if args.format == "dfm" and output.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")
     source = checkpoint.find_weights(args.source)
     provenance = cfg.from_yaml(source.folder / "config.yaml").provenance
@@ -89,7 +129,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.tokenizer_path:
         assets = with_decoder(assets, args.tokenizer_path)
     dtype = DTYPES[args.dtype] if args.dtype else None
-    write_weights(tensors, output, resolved, args.lora, assets, dtype)
+    if args.format == "diffusers":
+        as_diffusers(tensors, source.config, output, args.lora, assets, args.parts, dtype)
+    else:
+        write_weights(tensors, output, resolved, args.lora, assets, dtype)
     parallel.shutdown()
     return 0
 

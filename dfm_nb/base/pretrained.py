@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dfm_nb.base.run import written_path
+from dfm_nb.base.run import iteration_folders, written_path
 
 FOLDER = Path(__file__).parents[1] / "pretrained"
 DEFAULT = "butterflies"
 """What `dfm generate` takes without `--checkpoint-path`."""
+EXPORTED = "model.safetensors"
+"""What a folder of exported or imported weights holds."""
 
 
 def names() -> list[str]:
@@ -23,7 +25,12 @@ def packaged(name: object) -> Path | None:
 
 
 def weights_path(path: str | os.PathLike) -> Path:
-    """What a user's path of weights means: a packaged model by its name, unless the path exists and is no data set."""
+    """What a user's path of weights means: a packaged model by its name, unless the path exists and is no data set.
+
+    Of a folder with model.safetensors and no checkpoints, that file.
+    """
     path = written_path(Path(path))
+    if (path / EXPORTED).is_file() and not any(iteration_folders(p) for p in (path, path / "checkpoints")):
+        return path / EXPORTED
     taken = os.path.exists(path) and not os.path.exists(path / ".nv-meta")
     return path if taken else packaged(path) or path

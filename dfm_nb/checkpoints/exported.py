@@ -83,14 +83,14 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
     about = {KEY: _text(texts, _checksum(texts, tensors))}
     with replacing(output) as temporary:
         if output.suffix == ".safetensors":
-            _save(temporary, tensors, about)
+            save(temporary, tensors, about)
         else:
             torch.save(dict(tensors) | about, temporary)
     count = sum(weights[name].numel() for name in weights)
     print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")
 
 
-def _save(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def save(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """As safetensors' `save_file`, which must have all tensors in memory."""
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
@@ -106,6 +106,16 @@ def _save(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
         f.write(len(text).to_bytes(8, "little") + text)
         for name in list(header)[1:]:
             f.write(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, list], note: str = "") -> None:
+    """ValueError with the name of a weight that `source` lacks, or that is unknown or of another shape."""
+    for name in sorted(found.keys() ^ wanted.keys()):
+        fault = "lacks the weight" if name in wanted else "holds the unknown weight"
+        raise ValueError(f"{source} {fault} {name}{note}: it is not of the published network")
+    for name, shape in wanted.items():
+        if found[name] != shape:
+            raise ValueError(f"{source}: the weight {name}{note} must have shape {shape}; it has {found[name]}")
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:

@@ -263,6 +263,7 @@ class GenerationConfig(Group):
     sampler: Text = option("heun", "its sampler, one of `dfm generate --sampler`")
     schedule: Text = option("karras", "its schedule, one of `dfm generate --schedule`")
     shift: float = option(1.0, "the shift of its schedule, if that is `flow`", gt=0)
+    sigma_max: float = option(80.0, "the noise level that it starts from", gt=0)
 
 
 class ValidationConfig(Group):

@@ -162,18 +162,20 @@ def focused_sigmas(
 
 @schedule("flow", "shift")
 def flow_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, shift: float = 1.0) -> Tensor:
-    """Flow matching's: times evenly spaced, sigma = shift t / (1 - t), and a final 0 (Esser et al. 2024, Eq. 23).
+    """Flow matching's: times evenly spaced, sigma = shift t / (1 - t) (Esser et al. 2024, Eq. 23).
 
     Returns
     -------
-    float64 [num_steps + 1], from sigma_max over sigma_min to 0.
+    float64 [num_steps + 1], from sigma_max to 0, which stands where sigma_min would be next, as in Wan's scheduler.
     """
     _check_range(num_steps, sigma_min, sigma_max)
     if not shift > 0:
         raise ValueError(f"shift must be positive (1 is none; larger, denser in strong noise); got {shift}")
     first, last = (sigma / (shift + sigma) for sigma in (sigma_max, sigma_min))
-    t = first + _ramp(num_steps) * (last - first)
-    return _finish(shift * t / (1 - t), sigma_min, sigma_max)
+    t = first + torch.linspace(0, 1, num_steps + 1, dtype=torch.float64) * (last - first)
+    sigmas = shift * t / (1 - t)
+    sigmas[0], sigmas[-1] = sigma_max, 0  # not rounded
+    return sigmas
 
 
 def _ramp(num_steps: int) -> Tensor:

@@ -23,7 +23,7 @@ from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data.encoding import to_frames, to_pixels
-from dfm_nb.data.stores import read_empty_text
+from dfm_nb.data.stores import EMPTY_TEXT, read_empty_text
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation import memory as sampling_memory
 from dfm_nb.generation.clip_files import Clips, Generated
@@ -76,7 +76,9 @@ class Pipeline:
         self.channels, self.sigma_data = m.in_channels, m.sigma_data
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
-        self.empty_text = read_empty_text(folder, m.text_dim)
+        # a Wan that was imported has no stored empty caption, and was trained with UMT5's
+        encoded = m.variant == "wan" and not (folder / EMPTY_TEXT).is_file()
+        self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = checkpoint.read_statistics(folder).used_by(m.variant)
         self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
         self._tokenizer: Tokenizer | None = None
@@ -221,11 +223,13 @@ class Pipeline:
         return plugin
 
     def encode_text(self, texts: Sequence[str]) -> list[torch.Tensor]:
-        """[L, D] per text, each distinct one encoded once; "" is the data set's stored empty caption."""
-        missing = sorted({t for t in texts if t not in self._texts and t})
+        """[L, D] per text, each distinct one encoded once; "" is the stored empty caption, if there is one."""
+        if self.empty_text is not None:
+            self._texts[""] = self.empty_text
+        missing = sorted({t for t in texts if t not in self._texts})
         if missing:
             self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
-        return [self._texts[t] if t else self.empty_text for t in texts]
+        return [self._texts[t] for t in texts]
 
     def remember_text(self, text: str, embedding: torch.Tensor) -> None:
         """Take `embedding` [L, D] for this text, so that it needs no text encoder."""

@@ -110,8 +110,8 @@ class Request:
     )
     sampler: str = _one_of(_USUAL.sampler, "how noise is removed", samplers.SAMPLERS)
     schedule: str = _one_of(_USUAL.schedule, "how steps are spread", samplers.SCHEDULES)
-    sigma_min: float = setting(0.002, "last noise level before 0")
-    sigma_max: float = setting(80.0, "first noise level")
+    sigma_min: float = setting(0.002, "last noise level before 0; of --schedule flow, what 0 stands in place of")
+    sigma_max: float = setting(_USUAL.sigma_max, "first noise level")
     rho: float = setting(7.0, "of --schedule karras: larger, denser near sigma-min")
     shift: float = setting(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
     sigma_levels: tuple[float, ...] | None = setting(

@@ -84,16 +84,17 @@ def test_euler_is_that_of_diffusers(shift):
 
     ours = samplers.sample_euler(denoise, start / (1 - times[0]), times / (1 - times))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # theirs keeps times in float32
-    # our schedule has their times: shift moves them as sigma
-    sigmas = samplers.flow_sigmas(12, *(float(s / (1 - s)) for s in (times[-2], times[0])), shift)
-    torch.testing.assert_close(sigmas / (1 + sigmas), times, rtol=1e-5, atol=1e-6)
 
 
-def test_schedule_has_even_times_and_exact_ends():
-    sigmas = samplers.flow_sigmas(10, 0.01, 50.0)
-    t = sigmas[:-1] / (1 + sigmas[:-1])
-    torch.testing.assert_close(t.diff(), t.diff()[:1].expand(9))
-    assert sigmas[0] == 50.0 and sigmas[-2] == 0.01 and sigmas[-1] == 0
+@pytest.mark.parametrize("shift", [1.0, 3.0, 5.0])
+def test_schedule_is_that_of_wans_scheduler(shift):
+    from diffusers import UniPCMultistepScheduler
+
+    theirs = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
+    theirs.set_timesteps(20)
+    sigmas = samplers.flow_sigmas(20, shift / 999, 1e6, shift)
+    torch.testing.assert_close(sigmas / (1 + sigmas), theirs.sigmas.double(), rtol=0, atol=1e-5)
+    assert sigmas[0] == 1e6 and sigmas[-1] == 0
     with pytest.raises(ValueError, match="shift must be positive"):
         samplers.flow_sigmas(10, 0.01, 50.0, 0.0)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dfm_nb import config as cfg
+from dfm_nb.checkpoints.nemo_dfm import check_positions, converted, settings_of
 from dfm_nb.diffusion.objective import EDM
-from dfm_nb.import_ import check_positions, converted, settings_of
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import Draw, PackSettings, pack_draws

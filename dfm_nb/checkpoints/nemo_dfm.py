@@ -1,0 +1,130 @@
+"""Weights of NeMo DFM's DiT: read, told the settings of, and renamed for `model.variant=dfm`.
+
+A consolidated `model.pth`, or a `torch_dist` folder of Megatron-Bridge (`iter_*`, or the folder around them); of either
+only tensors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dfm_nb.base.run import iteration_folders
+from dfm_nb.checkpoints.exported import check_shapes
+from dfm_nb.checkpoints.index import CheckpointError, load_foreign, reason
+from dfm_nb.config.schema import ModelConfig
+from dfm_nb.config.sizes import LATENT_CHANNELS
+from dfm_nb.model.build import on_meta
+from dfm_nb.model.dfm import POSITIONS, position_embedding
+from dfm_nb.packs.patches import grid_positions
+
+RENAMED = (
+    ("full_self_attention.", "self_attention."),
+    ("adaLN.adaLN_modulation.1.", "adaln.down."),
+    ("adaLN.adaLN_modulation.2.", "adaln.up."),
+    ("fps_embedder.1.linear_", "fps_embedder.fc"),
+    ("t_embedder.1.linear_", "sigma_embedder.fc"),
+    ("final_layer_linear.", "final."),
+)
+SHAPED = (
+    "x_embedder.weight",
+    "decoder.layers.0.mlp.linear_fc1.weight",
+    "decoder.layers.0.cross_attention.linear_kv.weight",
+    "decoder.layers.0.adaLN.adaLN_modulation.1.weight",
+    "decoder.layers.0.full_self_attention.q_layernorm.weight",
+)
+"""Weights whose shapes tell the settings."""
+
+TABLE, UNUSED = "pos_embedder.pos_embedding.weight", "affline_norm.weight"
+"""The table of positions, which is computed here, and a weight that no forward pass of NeMo DFM uses."""
+
+
+def read_source(path: Path) -> dict[str, Tensor]:
+    """Weights by NeMo DFM's names, layers numbered, without the wrappers' `module.`."""
+    if path.is_dir():
+        folders = [path] if (path / ".metadata").is_file() else [p for _, p in iteration_folders(path)]
+        if not folders:
+            raise FileNotFoundError(
+                f"{path} must hold a checkpoint in torch_dist (.metadata, or iter_*/); it has neither"
+            )
+        found: Mapping = load_foreign(folders[-1])
+    else:
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise CheckpointError(f"{path} is damaged or holds more than tensors: {reason(error)}") from None
+    out: dict[str, Tensor] = {}
+    for key, value in found.items() if isinstance(found, dict) else ():
+        name = re.sub(r"^(module\.)+", "", str(key))
+        if name.endswith("._extra_state"):  # Transformer Engine's, of its 8-bit recipes
+            continue
+        if not isinstance(value, Tensor):
+            raise CheckpointError(f"{path} must hold weights by name; {name!r:.80} is no tensor")
+        inner = re.fullmatch(r"decoder\.layers\.(\D.*)", name)
+        # torch_dist keeps the weights of all layers in one tensor
+        out |= {f"decoder.layers.{i}.{inner[1]}": v for i, v in enumerate(value)} if inner else {name: value}
+    for name in (TABLE, *SHAPED):
+        if name not in out:
+            raise ValueError(f"{path} must hold all weights of NeMo DFM's DiT; it lacks {name}")
+    return out
+
+
+def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
+    """Those of `model` that the weights' shapes tell."""
+    (width, numbers), (ffn, _), (_, text), (rank, _), (head,) = (weights[name].shape for name in SHAPED)
+    values = {
+        "num_layers": 1 + max(int(n.split(".")[2]) for n in weights if n.startswith("decoder.layers.")),
+        "hidden_size": width,
+        "num_attention_heads": width // head,
+        "ffn_hidden_size": ffn,
+        "text_dim": text,
+        "adaln_lora_dim": rank,
+        "in_channels": LATENT_CHANNELS,
+        "patch_spatial": math.isqrt(numbers // LATENT_CHANNELS),
+    }
+    return ["model.variant=dfm", *(f"model.{k}={v}" for k, v in values.items())]
+
+
+def check_positions(table: Tensor, width: int) -> None:
+    """ValueError unless the table is the one that the network here computes."""
+    rows = math.prod(POSITIONS)
+    ours = position_embedding(grid_positions(POSITIONS, centred=False), width) if len(table) == rows else None
+    if ours is None or not torch.allclose(table.double(), ours, atol=0.01):  # it may be bfloat16
+        raise ValueError(
+            f"{TABLE} must be NeMo DFM's table of {' x '.join(map(str, POSITIONS))} positions (max_frames 34, "
+            f"max_img_h and max_img_w 80); it has {len(table)} rows or other values, and cannot be imported"
+        )
+
+
+def converted(weights: Mapping[str, Tensor], patch: int) -> dict[str, Tensor]:
+    """Our names; the numbers of a patch, there by row, column and channel, by channel, row and column."""
+    out: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if name in (TABLE, UNUSED):
+            continue
+        for theirs, ours in RENAMED:
+            name = name.replace(theirs, ours)
+        if name == "x_embedder.weight":
+            value = value.unflatten(1, (patch, patch, -1)).permute(0, 3, 1, 2).flatten(1)
+        elif name.startswith("final."):
+            value = value.unflatten(0, (patch, patch, -1)).movedim(2, 0).flatten(0, 2)
+        out[name] = value.clone(memory_format=torch.contiguous_format)
+    return out
+
+
+def read_weights(weights: Mapping[str, Tensor], model: ModelConfig, source: Path) -> dict[str, Tensor]:
+    """Our tensors by our names; ValueError naming what is missing, unknown or of another shape."""
+    check_positions(weights[TABLE], model.hidden_size)
+    out = converted(weights, model.patch_spatial)
+    shapes = {name: list(t.shape) for name, t in out.items()}
+    check_shapes(
+        source, shapes, {n: list(p.shape) for n, p in on_meta(model).named_parameters()}, " (by its name here)"
+    )
+    return out

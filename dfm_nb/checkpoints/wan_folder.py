@@ -1,0 +1,322 @@
+"""Wan 2.1 as diffusers keeps it: a folder with transformer/, scheduler/ and vae/, and files of low-rank updates.
+
+Weights are read and written one tensor at a time, by `model.wan_names`. Updates are written by the names of Wan's own
+code, which diffusers and ComfyUI load; those and diffusers' are read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints.exported import Lazy, check_shapes
+from dfm_nb.checkpoints.index import CheckpointError
+from dfm_nb.config.schema import ModelConfig
+from dfm_nb.model.build import on_meta
+from dfm_nb.model.linear import A, B
+from dfm_nb.model.wan_names import places
+
+CLASS, SCHEDULER = "WanTransformer3DModel", "UniPCMultistepScheduler"
+STEM = "diffusion_pytorch_model"
+SHARD_BYTES = 5 << 30
+PARTS = ("vae", "text_encoder", "tokenizer")
+"""Folders of a pipeline that a training here does not change."""
+
+SIZES = {
+    "num_layers": "num_layers",
+    "num_attention_heads": "num_attention_heads",
+    "ffn_dim": "ffn_hidden_size",
+    "in_channels": "in_channels",
+    "text_dim": "text_dim",
+    "eps": "layernorm_epsilon",
+}
+"""Keys of transformer/config.json that are settings of `model`, by their names here."""
+FIXED: dict[str, Any] = {
+    "patch_size": [1, 2, 2],
+    "freq_dim": 256,
+    "cross_attn_norm": True,
+    "qk_norm": "rms_norm_across_heads",
+    "image_dim": None,
+    "added_kv_proj_dim": None,
+    "pos_embed_seq_len": None,
+}
+"""Keys that have one value in `model.wan`, which is also diffusers' default; image to video has others."""
+UNUSED = {"attention_head_dim", "rope_max_seq_len", "_diffusers_version", "_name_or_path"}
+"""Keys that are read elsewhere, or change nothing."""
+FIRST_SIGMA = 1e6
+"""Where Wan's scheduler starts: at t = 1 - 1e-6."""
+
+
+def is_wan(folder: Path) -> bool:
+    return (folder / "transformer" / "config.json").is_file()
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_json(path)
+    if found is None:
+        raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: fetch it again")
+    return found
+
+
+def settings_of(folder: Path) -> list[str]:
+    """Settings as overrides: the network's from transformer/, and of the scheduler what generation recommends."""
+    path = folder / "transformer" / "config.json"
+    given = _object(path)
+    if lacking := [key for key in ("attention_head_dim", *SIZES) if not isinstance(given.get(key), int | float)]:
+        raise CheckpointError(f"{path} must have a number as {lacking[0]}: it is no {CLASS} of diffusers")
+    wanted = {**FIXED, "_class_name": CLASS, "out_channels": given["in_channels"]}
+    for key in given.keys() - SIZES.keys() - UNUSED:
+        if given[key] != wanted.get(key):
+            raise ValueError(
+                f"{path} must have {key}={json.dumps(wanted.get(key))}, and it has {json.dumps(given[key])}: only Wan "
+                "2.1 for text to video can be imported"
+            )
+    pipeline = read_json(folder / "model_index.json") or {}
+    if pipeline.get("transformer_2") not in (None, [None, None]) or pipeline.get("expand_timesteps"):
+        raise ValueError(f"{folder} is a Wan 2.2 of two networks or of first frames, which is not supported; use 2.1")
+    scheduler = read_json(folder / "scheduler" / "scheduler_config.json") or {}
+    shift = scheduler.get("flow_shift", scheduler.get("shift", 3.0))
+    if not isinstance(shift, int | float):
+        raise CheckpointError(f"{folder / 'scheduler'} must have a number as flow_shift")
+    recommended = {"num_steps": 50, "guidance": 5.0, "sampler": "unipc_2", "schedule": "flow"}
+    recommended |= {"shift": shift, "sigma_max": FIRST_SIGMA}
+    model = {ours: given[theirs] for theirs, ours in SIZES.items()}
+    model["hidden_size"] = given["num_attention_heads"] * given["attention_head_dim"]
+    return [
+        "model.variant=wan",
+        *(f"model.{k}={v}" for k, v in model.items()),
+        *(f"generation.{k}={v}" for k, v in recommended.items()),
+    ]
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What latents and texts mean to it: Wan's encoders, and the statistics in vae/config.json."""
+    path = folder / "vae" / "config.json"
+    mean, std = (_object(path).get(f"latents_{k}") for k in ("mean", "std"))
+    if not all(isinstance(v, list) and all(isinstance(x, int | float) for x in v) for v in (mean, std)):
+        raise CheckpointError(f"{path} must have numbers as latents_mean and latents_std, as AutoencoderKLWan has")
+    encoders = {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}}
+    return {**encoders, "latent_mean": mean, "latent_std": std}
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
+
+def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
+    """Our tensors by our names, each read when it is asked for, in the type that it is stored in.
+
+    Raises
+    ------
+    CheckpointError : a file is damaged or missing. ValueError : a weight is missing, unknown or of another shape.
+    """
+    folder = folder / "transformer"
+    index = folder / f"{STEM}.safetensors.index.json"
+    listed = _object(index).get("weight_map") if index.is_file() else None
+    files = sorted({str(f) for f in listed.values()}) if isinstance(listed, dict) else [f"{STEM}.safetensors"]
+    if odd := [f for f in files if Path(f).name != f]:
+        raise CheckpointError(f"{index} must name files of its folder; it names {odd[0]!r:.80}")
+    theirs: dict[str, Any] = {}
+    for file in files:
+        try:
+            opened = safe_open(folder / file, "pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{folder / file} is missing or damaged ({error}); fetch it again") from None
+        theirs |= dict.fromkeys(opened.keys(), opened)
+    found = {p.name: p for p in places(model)}
+    check_shapes(folder, {name: f.get_slice(name).get_shape() for name, f in theirs.items()}, _shapes(model))
+    return Lazy(found, lambda name: found[name].ours([theirs[s].get_tensor(s) for s in found[name].sources]))
+
+
+def _shapes(model: ModelConfig) -> dict[str, list[int]]:
+    """Of their tensors, by their names."""
+    ours = dict(on_meta(model.model_copy(update={"lora": type(model.lora)()})).named_parameters())
+    return {s: list(t.shape) for p in places(model) for s, t in zip(p.sources, p.theirs(ours[p.name]), strict=True)}
+
+
+def write_folder(
+    folder: Path,
+    ours: Mapping[str, Tensor],
+    model: ModelConfig,
+    shift: float,
+    manifest: Mapping[str, Any],
+    parts: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """What `WanPipeline.from_pretrained` opens, with the other parts of the folder `parts`; without, it is given them.
+
+    ours : weights by our names. shift : of the scheduler. manifest : the checkpoint's, for the latents' statistics.
+    """
+    import diffusers
+
+    if (folder / "transformer").exists():
+        raise ValueError(f"{folder} holds a transformer already; remove it, or name another folder")
+    if parts and (manifest["tokenizer"]["name"], manifest["text_encoder"]["name"]) != ("wan_vae", "umt5"):
+        raise ValueError("--parts is for a model of wan_vae and umt5, and this one has others; leave it out")
+    made_of = {s: (p, i) for p in places(model) for i, s in enumerate(p.sources)}
+
+    def one(name: str) -> Tensor:
+        place, i = made_of[name]
+        return place.theirs(ours[place.name])[i].contiguous()
+
+    shards: list[list[str]] = [[]]
+    room, total = shard_bytes, 0
+    for name in made_of:
+        size = one(name).nbytes
+        if size > room and shards[-1]:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(name)
+        room, total = room - size, total + size
+    to = folder / "transformer"
+    to.mkdir(parents=True)
+    count = len(shards)
+    names = [
+        f"{STEM}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else f"{STEM}.safetensors"
+        for i in range(1, count + 1)
+    ]
+    for file, shard in zip(names, shards):
+        exported.save(to / file, Lazy(shard, one), {"format": "pt"})
+    if count > 1:
+        where = {name: file for file, shard in zip(names, shards) for name in shard}
+        _write(to / f"{STEM}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+    version = {"_diffusers_version": diffusers.__version__}
+    sizes = {theirs: getattr(model, mine) for theirs, mine in SIZES.items()}
+    head = {"attention_head_dim": model.hidden_size // model.num_attention_heads, "out_channels": model.in_channels}
+    _write(to / "config.json", {"_class_name": CLASS, **version, **FIXED, **sizes, **head, "rope_max_seq_len": 1024})
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
+    (folder / "scheduler").mkdir(exist_ok=True)
+    about = {"_class_name": SCHEDULER, **version, "num_train_timesteps": 1000, **flow}
+    _write(folder / "scheduler" / "scheduler_config.json", about)
+    classes = {
+        "vae": ["diffusers", "AutoencoderKLWan"],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+        "tokenizer": ["transformers", "T5TokenizerFast"],
+    }
+    if parts:
+        known = _object(parts / "model_index.json")
+        classes = {part: known[part] for part in PARTS}
+        for part in PARTS:
+            shutil.copytree(parts / part, folder / part, dirs_exist_ok=True)
+        statistics = {f"latents_{k}": list(manifest[f"latent_{k}"]) for k in ("mean", "std")}
+        _write(folder / "vae" / "config.json", _object(parts / "vae" / "config.json") | statistics)
+    own = {"transformer": ["diffusers", CLASS], "scheduler": ["diffusers", SCHEDULER]}
+    _write(folder / "model_index.json", {"_class_name": "WanPipeline", **version, **classes, **own})
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    write_atomically(path, json.dumps(value, indent=2).encode())
+
+
+# ---- low-rank updates -----------------------------------------------------------------------------------------------
+
+NATIVE = {
+    **{f"attn{i}.to_{x}": f"{kind}_attn.{x}" for i, kind in ((1, "self"), (2, "cross")) for x in "qkv"},
+    **{f"attn{i}.to_out.0": f"{kind}_attn.o" for i, kind in ((1, "self"), (2, "cross"))},
+    "ffn.net.0.proj": "ffn.0",
+    "ffn.net.2": "ffn.2",
+}
+"""Linear layers of a block by the names of Wan's own code, by diffusers'."""
+_MODULES = {native: name for name, native in NATIVE.items()} | {name: name for name in NATIVE}
+_KEY = re.compile(r"(?:diffusion_model|transformer)\.(blocks\.\d+)\.(.+?)\.(?:lora_)?(A|B|down|up|alpha)(?:\.weight)?")
+
+
+def updates_out(ours: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """Low-rank updates by the names that diffusers and ComfyUI load, with alpha / rank multiplied into B."""
+    assert model.lora.rank
+    scale = (model.lora.alpha or model.lora.rank) / model.lora.rank
+    out = {}
+    for place in places(model):
+        stem = place.name.removesuffix("weight")
+        if stem == place.name or stem + A not in ours:
+            continue
+        for source, rows in zip(place.sources, place.theirs(scale * ours[stem + B]), strict=True):
+            block, module = re.fullmatch(r"(blocks\.\d+)\.(.+)\.weight", source).groups()  # type: ignore[union-attr]
+            name = f"diffusion_model.{block}.{NATIVE[module]}"
+            out[f"{name}.lora_A.weight"] = ours[stem + A].clone()
+            out[f"{name}.lora_B.weight"] = rows.contiguous()
+    return out
+
+
+def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
+    """The rank, and updates (float32, alpha = rank) by our names, from a file by diffusers' names or Wan's own.
+
+    Where queries, keys and values have an A each, one A has the rows of all, and B is block-diagonal: a larger rank.
+
+    Raises
+    ------
+    ValueError : a tensor is unknown, without its other half, or of another shape; it is named.
+    """
+    found = _read_updates(file)
+    shapes = _shapes(model)
+    made: dict[str, tuple[Tensor, Tensor]] = {}
+    for place in places(model):
+        halves = [found.pop(s.removesuffix(".weight"), None) for s in place.sources]
+        if not any(halves):
+            continue
+        downs, ups = [], []
+        for source, half in zip(place.sources, halves):
+            rows, columns = shapes[source]
+            a, b = half or (torch.zeros(0, columns), torch.zeros(rows, 0))
+            if (a.shape[1:], b.shape) != ((columns,), (rows, len(a))):
+                raise ValueError(
+                    f"{file}: the update of {source} must be [rank, {columns}] and [{rows}, rank]; it is "
+                    f"{list(a.shape)} and {list(b.shape)}: it is of another network"
+                )
+            downs.append(a)
+            ups.append(b)
+        if all(a.equal(downs[0]) for a in downs):
+            down = downs[0]
+        else:
+            down, wide = torch.cat(downs), torch.block_diag(*ups)
+            ups = list(wide.split([len(b) for b in ups]))
+        made[place.name.removesuffix("weight")] = down, place.ours(ups)
+    if found:
+        raise ValueError(f"{file} holds an update of {next(iter(found))}, which no network of these settings has")
+    rank = max((len(a) for a, _ in made.values()), default=0)
+    if not rank:
+        raise ValueError(f"{file} holds no low-rank updates")
+    # one rank for all: the rows that are added do nothing
+    out = {s + A: torch.nn.functional.pad(a, (0, 0, 0, rank - len(a))) for s, (a, _) in made.items()}
+    out |= {s + B: torch.nn.functional.pad(b, (0, rank - b.shape[1])) for s, (_, b) in made.items()}
+    ours = dict(on_meta(model.model_copy(update={"lora": type(model.lora)(rank=rank)})).named_parameters())
+    return rank, {n: out.get(n, torch.zeros(p.shape)) for n, p in ours.items() if n.endswith((A, B))}
+
+
+def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B in float32, with alpha / rank in B, by diffusers' names of the modules."""
+    try:
+        with safe_open(file, "pt") as f:
+            tensors, about = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} is missing or damaged ({error})") from None
+    settings = json.loads(about.get("lora_adapter_metadata", "{}"))
+    unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]
+    if unusual:
+        raise ValueError(f"{file} sets {unusual[0]}, which cannot be imported; merge it with peft first")
+    parts: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None or match[2] not in _MODULES:
+            raise ValueError(
+                f"{file} holds {key!r:.120}, which is no low-rank update of a linear layer of Wan's blocks"
+            )
+        kind = {"down": "A", "up": "B"}.get(match[3], match[3])
+        parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})[kind] = value.float()
+    out = {}
+    for name, part in parts.items():
+        if not {"A", "B"} <= part.keys():
+            raise ValueError(f"{file} lacks half of the update of {name}")
+        rank = len(part["A"])
+        alpha = float(part.get("alpha", settings.get("transformer.lora_alpha", rank)))
+        out[name] = part["A"], part["B"] * (alpha / rank)
+    return out
