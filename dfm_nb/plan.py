@@ -132,8 +132,9 @@ def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
     if plan.recompute == "full":  # the layer's input alone
         return outside * h * e
     # Each of the three branches keeps its norm's input, the norm's result (for the gradient of the scale), that shifted
-    # and scaled (the product's input), and its own result (for the gradient of the gate).
-    kept = 3 * 4 * outside * h * e
+    # and scaled (the product's input), and its own result (for the gradient of the gate). Wan's cross attention, which
+    # has neither scale nor gate, keeps the first and the third. A frozen product's input is that of its update.
+    kept = (10 if model.variant == "wan" else 12) * outside * h * e
     # Mean and inverse deviation of each norm; float32 on GPUs.
     kept += 3 * 2 * outside * (e if load.cpu else 4)
     # Inside the branches tensors are split over TP. A product's result is kept by what comes next, attention or GELU,
@@ -141,6 +142,8 @@ def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
     kept += t * counts.inner_widths(model).total() // plan.tp * e
     kept += load.text * counts.text_width(model) // plan.tp * e
     kept += load.rows * counts.row_width(model) * e
+    if model.lora.rank:  # A x of six products of the video and one of the text
+        kept += (6 * t + load.text) * model.lora.rank * e
     return kept + _attention_saved_bytes(model, plan, load)
 
 
@@ -152,7 +155,12 @@ def _attention_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
     if model.qk_layernorm:
         # The norms keep unit vectors and their scales in float32; attention keeps the norms' results. The three thirds
         # of the joint projection stay as well, because the values are a view of it.
-        kept += 2 * t * (width + heads) * 4 + 2 * t * width * e
+        unit = 4 * (width + heads)
+        if model.variant == "wan":  # one scale for all heads; under TP a norm that is trained keeps its input too
+            unit = 4 * (width * (2 if plan.tp > 1 and not model.lora.rank else 1) + 1)
+        kept += 2 * t * (unit + width * e)
+        if model.variant != "dit":  # cross attention has both norms too; its raw queries do not stay
+            kept += t * unit + load.text * (unit + width * e)
     if plan.recompute == "selective":  # attention runs again in backward and keeps nothing of its own
         return kept
     kept += 2 * t * heads * 4  # logarithm of the softmax's denominator, of self and of cross attention
@@ -169,15 +177,24 @@ def _outside_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> in
     """What a pack in flight keeps outside the layers: embedders, final layer, loss."""
     h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), counts.patch_dim(model)
     assert model.text_dim is not None
-    kept = load.text * (2 * h + model.text_dim) * e  # text embedder and its norm
+    frozen = bool(model.lora.rank)  # then embedders have no backward, and the layers keep the text's embedding alone
+    # Text embedder: its input and result, and between them the input of DiT's norm or both sides of Wan's activation.
+    kept = load.text * (h if frozen else (3 if model.variant == "wan" else 2) * h + model.text_dim) * e
     kept += load.rows * (9 * h + 2 * counts.SINUSOID_DIM) * e  # embedders of noise level and frame rate
     kept += load.rows * load.text * e  # weights of the pooled text
-    if stage == 0:
+    if model.rope:  # cosines and sines, which layers share
+        kept += 2 * 4 * t * h // model.num_attention_heads * (model.num_attention_heads // plan.tp if load.cpu else 1)
+    if stage == 0 and not frozen:
         kept += t * p * e
     if stage == plan.pp - 1:
-        kept += 3 * t * h * e  # final layer's norm and modulation
+        kept += _final_bytes(model, plan, load)
         kept += 6 * t * p * 4  # latent, noise, input, output, target and difference, in float32
     return kept
+
+
+def _final_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
+    """What the final layer keeps: its norm's input and result, and its product's input if that is trained."""
+    return (2 if model.lora.rank else 3) * plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
 
 
 def _backward_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
@@ -185,28 +202,42 @@ def _backward_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> i
     h, e, t = model.hidden_size, load.bytes_per_number, plan.local_tokens(load)
     f = counts.inner_widths(model)["mlp"] // 2 // plan.tp
     # It is fullest in the MLP, where tensors are widest: gradients of GELU's result, of the residual stream and of fc2.
-    held = t * f * e + plan.outside_tokens(load) * h * e + h * f * e
+    # The frozen fc2 beside an update has no gradient, but then GELU's result has one of each product, and their sum.
+    held = t * f * e + plan.outside_tokens(load) * h * e + (t if model.lora.rank else h) * f * e
     if plan.recompute == "full":  # the layer's own tensors come back
         return held + layer_saved_bytes(model, replace(plan, recompute="none"), load)
-    freed = 3 * t * h * e if stage == plan.pp - 1 else 0  # the final layer's tensors have gone by then
+    # the final layer's tensors have gone by then
+    freed = _final_bytes(model, plan, load) if stage == plan.pp - 1 else 0
     return max(held - freed, 3 * t * h * e)
+
+
+def _parameters(model: ModelConfig, plan: Plan, stage: int = 0) -> tuple[int, int]:
+    """What a process holds of the network, and how much of it is trained: with low-rank updates nothing but those.
+
+    Frozen weights are held once, in the network's arithmetic: no gradients, optimizer state, float32 copies, averages.
+    """
+    count = counts.parameter_count(model, plan.tp, plan.pp, stage)
+    if not model.lora.rank:
+        return count, count
+    trained = counts.lora_parameter_count(model, model.lora.rank, plan.tp, plan.pp)
+    return count + trained, trained
 
 
 def stage_memory(model: ModelConfig, plan: Plan, load: Load, stage: int) -> Memory:
     """Bytes on one process of a pipeline stage."""
     e = load.bytes_per_number
-    count = counts.parameter_count(model, plan.tp, plan.pp, stage)
-    adam = count * (8 if e == 4 else 12)  # two moments in float32, and a float32 copy of bf16 weights
+    count, trained = _parameters(model, plan, stage)
+    adam = trained * (8 if e == 4 else 12)  # two moments in float32, and a float32 copy of bf16 weights
     if plan.distributed_optimizer:
         adam //= plan.dp * plan.cp
-    averages = 4 * count * load.ema_averages
+    averages = 4 * trained * load.ema_averages
     # One-forward-one-backward schedule: stage i has begun PP - i packs before its first backward.
     in_flight = min(plan.pp - stage, max(1, load.packs // plan.dp))
     pack = model.num_layers // plan.pp * layer_saved_bytes(model, plan, load) + _outside_bytes(model, plan, load, stage)
     activations = in_flight * pack + _backward_bytes(model, plan, load, stage)
     # After backward activations are gone, but averaging bf16 weights makes float32 copies of them.
-    update = 4 * count if load.ema_averages and e < 4 else 0
-    return Memory(e * count, 4 * count, adam + averages, max(activations, update), stage)
+    update = 4 * trained if load.ema_averages and e < 4 else 0
+    return Memory(e * count, 4 * trained, adam + averages, max(activations, update), stage)
 
 
 def memory(model: ModelConfig, plan: Plan, load: Load) -> Memory:
@@ -319,6 +350,7 @@ def step_time(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -> S
     if plan.dp > 1:  # all wait for the rank with the most work
         rate /= load.imbalance
     forward = counts.forward_flops(model, lengths, texts) / rate
+    products = counts.model_flops(model, lengths, texts) / rate
     attention = counts.attention_flops(model, lengths, texts) / rate
     again = {"none": 0.0, "selective": attention, "full": forward}[plan.recompute]
     layers = model.num_layers // plan.pp
@@ -330,20 +362,20 @@ def step_time(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -> S
     if plan.pp > 1:  # hidden states to the next stage, their gradients back; of several nodes one boundary is between
         sent = 2 * plan.outside_tokens(load) * model.hidden_size * load.bytes_per_number
         links += sent / machine.link(gpus, 1, gpus)
-    bubble = (plan.pp - 1) * (3 * forward + again + moved + links)
+    bubble = (plan.pp - 1) * (products + again + moved + links)
 
     # Gradients are summed over replicas: a reduce-scatter, then an all-gather of gradients or, with a distributed
     # optimizer, of new weights. The last pack's backward covers what can be sent before it ends.
-    count, between = counts.parameter_count(model, plan.tp, plan.pp), machine.link(plan.tp, replicas, gpus)
+    (_, count), between = _parameters(model, plan), machine.link(plan.tp, replicas, gpus)
     reduce = _ring(replicas, 4 * count) / between
-    covered = 2 * forward + again if plan.dp > 1 else 0.0
+    covered = products - forward + again if plan.dp > 1 else 0.0
     if plan.distributed_optimizer:
         spread = _ring(replicas, load.bytes_per_number * count) / between
         exchange = max(0.0, reduce - covered) + spread  # new weights are known only after the step
     else:
         spread = _ring(replicas, 4 * count) / between
         exchange = max(0.0, reduce + spread - covered)
-    return StepTime(3 * forward * packs, again * packs, moved * packs, links * packs + exchange, bubble)
+    return StepTime(products * packs, again * packs, moved * packs, links * packs + exchange, bubble)
 
 
 # ---- layouts ------------------------------------------------------------------------------------------------------
@@ -558,7 +590,8 @@ def workload(args: argparse.Namespace) -> tuple[cfg.Config, Load]:
     packs = config.train.global_batch_size // config.train.micro_batch_size
     number = 4 if config.mixed_precision == "fp32" else 2
     averages = len(config.ema.sigma_rels)
-    return config, Load(tokens, args.samples, args.text_tokens, packs, number, averages, imbalance=args.imbalance)
+    text = config.model.text_padding or args.text_tokens
+    return config, Load(tokens, args.samples, text, packs, number, averages, imbalance=args.imbalance)
 
 
 # ---- one training -------------------------------------------------------------------------------------------------
@@ -578,10 +611,11 @@ def estimate(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) 
 
     Parameters
     ----------
-    processes : all of them. text_tokens : of a sample's caption; 24 is a sentence.
+    processes : all of them. text_tokens : of a sample's caption where `model.text_padding` is null; 24 is a sentence.
     """
     config = resolved.with_derived(FED, "assumed").config
     m, v = config.model, config.validation
+    text_tokens = m.text_padding or text_tokens
     tokens = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
     samples = 1
     if v.frames and v.height and v.width:
@@ -627,7 +661,9 @@ def parser() -> ArgumentParser:
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default="bf16", help="arithmetic of the network")
     p.add_argument("--global-batch-size", type=int, default=32, help="packs per optimizer step over all processes")
     p.add_argument("--samples", type=int, default=1, help="samples in a pack")
-    p.add_argument("--text-tokens", type=int, default=512, help="caption tokens of a sample")
+    p.add_argument(
+        "--text-tokens", type=int, default=512, help="caption tokens of a sample, without model.text_padding"
+    )
     p.add_argument("--margin", type=float, default=15, help="percent that has to be left beside the estimate")
     p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of a GPU; without --machine 989")
     p.add_argument("--efficiency", type=float, help="share of them that matrix products reach (1)")
@@ -650,8 +686,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(found.to_frame().to_json(orient="records", indent=1))
         return 0
+    model, rank = config.model, config.model.lora.rank
+    updates = f", {counts.lora_parameter_count(model, rank) / 1e6:.1f} M of rank {rank} trained" if rank else ""
     print(
-        f"{config.model.size}, {counts.parameter_count(config.model) / 1e6:,.0f} M parameters, packs of {load.tokens} "
+        f"{model.size}, {counts.parameter_count(model) / 1e6:,.0f} M parameters{updates}, packs of {load.tokens} "
         f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {found.gpu_memory_gib:g} GiB "
         f"({args.margin:g} % left free)"
     )

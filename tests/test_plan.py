@@ -61,15 +61,50 @@ def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
     return plan.layer_saved_bytes(model_of(*overrides), layout, load)
 
 
+WAN = ["model.variant=wan", "model.ffn_hidden_size=160"]
+LORA = ["model.lora.rank=4"]
+NETWORKS = {
+    "dit": ["model.rope=true"],
+    "dit without norms": ["model.qk_layernorm=false"],
+    "dit lora": LORA,
+    "dfm": ["model.variant=dfm", "model.hidden_size=256"],
+    "wan": WAN,
+    "wan lora": [*WAN, *LORA],
+}
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("norm", ["true", "false"])
+@pytest.mark.parametrize("overrides", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("recompute", plan.RECOMPUTE)
-def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, norm, recompute):
+def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, overrides, recompute):
     monkeypatch.setattr(attention, "FLOAT32_BELOW", 0)  # bfloat16 stays bfloat16, as on a GPU
-    overrides = [f"model.qk_layernorm={norm}", f"model.rope={norm}"]
     layout = Plan(recompute=recompute)
     counted = one_layer([*overrides, layout.overrides()[-1]], precision)
     assert estimated_layer(layout, overrides, precision) == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("lora", [[], LORA], ids=["all weights", "lora"])
+def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
+    """With low-rank updates the frozen weights have no gradients, no state of the optimizer and no averages."""
+    from dfm_nb.checkpoints.saving import _make_optimizer_state
+    from dfm_nb.training.trainer import Trainer
+
+    asked = ["dataset.mock=true", f"mixed_precision={precision}", "model.num_layers=2", *WIDTH, *WAN, *lora]
+    config = cfg.resolve(None, overrides=asked).config
+    trainer = Trainer(config)
+    _make_optimizer_state(trainer.optimizer)
+    adam = trainer.optimizer.chained_optimizers[0].optimizer
+    states = [t for state in adam.state.values() for name, t in state.items() if name != "step"]
+    if precision == "bf16":  # its parameters are float32 copies of the network's
+        states += [p for group in adam.param_groups for p in group["params"]]
+    averages = [a for kept in trainer.ema.averages.values() for a in kept]
+    found = [p.nbytes for p in trainer.chunks[0].parameters()], [t.nbytes for t in (*states, *averages)]
+    number = {"fp32": 4, "bf16": 2}[precision]
+    held = plan.memory(config.model, Plan(), Load(TOKENS, bytes_per_number=number))
+    assert (held.parameters, held.optimizer) == tuple(map(sum, found))
+    gradients = sum(p.main_grad.nbytes for p in trainer.chunks[0].parameters() if p.requires_grad)
+    assert held.gradients == gradients == sum(b.grad_data.nbytes for b in trainer.ddp[0].buffers)
 
 
 GIVEN = ["model.in_channels=16", "model.text_dim=384"]
@@ -215,6 +250,20 @@ def test_settings_of_a_layout_are_accepted_by_training():
     for p in plan.layouts(2):
         m = cfg.resolve(None, overrides=["model.size=DiT-XL", *p.overrides()], world_size=None).config.model
         assert (m.tensor_model_parallel_size, m.recompute_granularity or "none") == (p.tp, p.recompute)
+
+
+def test_low_rank_updates_are_told_and_take_less(capsys):
+    argv = ("--model", "Wan-1.3B", "--seq-length", "14040", "--gpus", "1", "model.text_dim=4096")
+    whole, updates = (run_plan(capsys, *argv, *more)[1] for more in ([], ["model.lora.rank=16"]))
+    assert "1,419 M parameters, packs" in whole and "1,419 M parameters, 19.7 M of rank 16 trained" in updates
+    least = [float(text.partition("takes ")[2].split()[0]) for text in (whole, updates)]
+    assert least[1] < least[0] / 3
+
+
+def test_text_is_as_long_as_it_is_padded():
+    load = lambda *more: plan.workload(plan.parser().parse_args(["--model", "DiT-S", *more]))[1]  # noqa: E731
+    assert load("--text-tokens", "24").text_tokens == 24
+    assert load("--text-tokens", "24", "model.text_padding=300").text_tokens == 300
 
 
 def test_nothing_fits_says_what_would(capsys):

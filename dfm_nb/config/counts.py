@@ -135,9 +135,17 @@ def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0
     return count
 
 
-def lora_parameter_count(model: ModelConfig, rank: int) -> int:
-    """Parameters of all low-rank updates: A [rank, in] and B [out, rank] beside attention's and the MLP's products."""
-    return model.num_layers * sum(rank * (x.fan_in + x.fan_out) for x in layer_linears(model) if x.split)
+def lora_parameter_count(model: ModelConfig, rank: int, tp: int = 1, pp: int = 1) -> int:
+    """Parameters of low-rank updates: A [rank, in] and B [out, rank] beside attention's and the MLP's products.
+
+    Of the whole network, or of one process of a layout: tp divides the side of an update that it divides of the weight.
+    """
+    sides = (
+        (x.fan_in // (tp if x.split == "row" else 1), x.fan_out // (tp if x.split == "column" else 1))
+        for x in layer_linears(model)
+        if x.split
+    )
+    return model.num_layers // pp * rank * sum(a + b for a, b in sides)
 
 
 # ---- work ---------------------------------------------------------------------------------------------------------
@@ -170,9 +178,13 @@ def forward_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[i
 def model_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
     """Model FLOPs of one training step over these samples: forward and backward, three times `forward_flops`.
 
-    Recomputed activations are not counted (as in the MFU of Chowdhery et al. 2022).
+    With low-rank updates the weights are frozen, so that their products count twice, attention's three times, and the
+    updates' own not at all. Recomputed activations are not counted (as in the MFU of Chowdhery et al. 2022).
     """
-    return 3 * forward_flops(model, q_lens, kv_lens)
+    forward = forward_flops(model, q_lens, kv_lens)
+    if model.lora.rank:
+        return 2 * forward + attention_flops(model, q_lens, kv_lens)
+    return 3 * forward
 
 
 # ---- widths that memory follows from ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dfm_nb.config import ModelConfig, counts, resolve, sizes
 from dfm_nb.model.attention import PackedLayout, SegmentLayout, cumulative
 from dfm_nb.model.build import NETWORKS
 from dfm_nb.model.dit import DiT, transformer_config
-from dfm_nb.model.linear import is_lora
+from dfm_nb.model.linear import freeze_base, is_lora
 from dfm_nb.model.pack_slice import PackSlice
 
 GIVEN = ["model.in_channels=16", "model.text_dim=4096"]
@@ -78,7 +78,7 @@ def cpu_attention_flops(q, k, v, *_args, **_kwargs) -> int:
     return sdpa_flop_count(q, k, v)
 
 
-def forward_of_zeros(network: DiT, model: ModelConfig, q_lens: list[int], kv_lens: list[int]) -> None:
+def forward_of_zeros(network: DiT, model: ModelConfig, q_lens: list[int], kv_lens: list[int]) -> torch.Tensor:
     """One forward over a pack without padding."""
     cu_q, cu_kv = cumulative(q_lens), cumulative(kv_lens)
     n, video, text = len(q_lens), cu_q[-1], cu_kv[-1]
@@ -93,7 +93,7 @@ def forward_of_zeros(network: DiT, model: ModelConfig, q_lens: list[int], kv_len
         cross_layout=PackedLayout(SegmentLayout(cu_q, cu_kv)),
         device=torch.device("cpu"),
     )
-    network(torch.zeros(video, counts.patch_dim(model)), torch.zeros(n), part)
+    return network(torch.zeros(video, counts.patch_dim(model)), torch.zeros(n), part)
 
 
 @pytest.mark.parametrize("extra", VARIANTS[:-1], ids=str)
@@ -109,6 +109,17 @@ def test_flops_are_those_that_torch_counts(extra):
     assert counts.forward_flops(model, q_lens, kv_lens) == counter.get_total_flops() - pooling
     assert counts.model_flops(model, q_lens, kv_lens) == 3 * counts.forward_flops(model, q_lens, kv_lens)
     assert counts.attention_flops(model, q_lens, kv_lens) == counter.get_flop_counts()["Global"][CPU_ATTENTION]
+
+
+def test_flops_of_low_rank_updates_leave_out_gradients_of_frozen_weights():
+    """Embedders, which have no backward, and the updates' own products are 1 % of eight layers."""
+    network, model = build("Wan-tiny", "model.num_layers=8", "model.lora.rank=1", device="cpu")
+    freeze_base(network)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    attention = {CPU_ATTENTION: cpu_attention_flops, backward: lambda _, *qkv, **kw: 2 * cpu_attention_flops(*qkv)}
+    with FlopCounterMode(display=False, custom_mapping=attention) as counter:
+        forward_of_zeros(network, model, [120, 300], [5, 7]).sum().backward()
+    assert counts.model_flops(model, [120, 300], [5, 7]) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_flops_of_a_pack_are_the_sum_over_its_samples():
