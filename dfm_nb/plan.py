@@ -454,8 +454,10 @@ class Layouts(list[Candidate]):
         return f'<div role="img" aria-label="{said}" title="{said}" style="{frame}">{parts}</div>'
 
     def _count(self) -> str:
-        least = min(c.memory.total for c in self) / GIB
-        return f"{sum(c.fits for c in self)} of {len(self)} layouts fit; the smallest takes {least:.1f} GiB a GPU."
+        least = {r: min(c.memory.total for c in self if c.plan.recompute == r) / GIB for r in RECOMPUTE}
+        each = ", ".join(f"{r} {gib:.1f}" for r, gib in least.items())
+        found = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
+        return f"{found}; the smallest takes {min(least.values()):.1f} GiB a GPU (recompute {each})."
 
 
 PARTS = dict(zip(("gib_parameters", "gib_gradients", "gib_optimizer", "gib_activations"), PALETTE))
