@@ -30,14 +30,19 @@ STEPS = 2
 CASES = (
     "demo,1024,none,fp32 demo,1024,full,fp32 demo,4096,none,fp32 demo,4096,full,fp32 "
     "DiT-S,1024,none,fp32 DiT-S,1024,selective,fp32 DiT-S,1024,full,fp32 DiT-S,1024,none,bf16 DiT-S,1024,full,bf16 "
-    "DiT-S,4096,none,fp32 DiT-S,4096,full,fp32 DiT-B,1024,none,fp32 DiT-B,1024,full,fp32 DiT-L,512,full,fp32"
+    "DiT-S,4096,none,fp32 DiT-S,4096,full,fp32 DiT-B,1024,none,fp32 DiT-B,1024,full,fp32 DiT-L,512,full,fp32 "
+    "Wan-1.3B+num_layers=2+text_padding=16,4096,none,fp32 Wan-1.3B+num_layers=2+text_padding=16,4096,full,fp32 "
+    "Wan-1.3B+num_layers=2+text_padding=16+lora.rank=16,4096,none,bf16 "
+    "Wan-1.3B+num_layers=6+text_padding=16+lora.rank=16,4096,full,bf16"
 )
-"""size, tokens of a pack, recompute, precision"""
+"""size and settings of the model joined by +, tokens of a pack, recompute, precision"""
 
 
 def settings(size: str, tokens: int, recompute: str, precision: str = "fp32") -> list[str]:
+    size, *changes = size.split("+")
     return [
         f"model.size={size}",
+        *(f"model.{change}" for change in changes),
         f"mixed_precision={precision}",
         "dataset.mock=true",
         "model.in_channels=16",
