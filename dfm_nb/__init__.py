@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dfm_nb.evaluate import evaluate_model
     from dfm_nb.export import export_weights
     from dfm_nb.generation.pipeline import Pipeline
+    from dfm_nb.import_ import import_weights
     from dfm_nb.inspect import inspect_dataset
     from dfm_nb.plan import plan_layouts
     from dfm_nb.prepare import prepare_dataset
@@ -30,6 +31,7 @@ __all__ = [
     "Pipeline",
     "evaluate_model",
     "export_weights",
+    "import_weights",
     "inspect_dataset",
     "plan_layouts",
     "prepare_dataset",
@@ -41,6 +43,7 @@ _WHERE = {
     "Pipeline": "generation.pipeline.Pipeline",
     "evaluate_model": "evaluate.evaluate_model",
     "export_weights": "export.export_weights",
+    "import_weights": "import_.import_weights",
     "inspect_dataset": "inspect.inspect_dataset",
     "plan_layouts": "plan.plan_layouts",
     "prepare_dataset": "prepare.prepare_dataset",

@@ -7,15 +7,15 @@ every weight of the network must be there.
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, quietly
 from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
@@ -27,7 +27,7 @@ WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
 """Files of a hub repository that are read."""
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm import", description="Take over weights of Wan 2.1 or of NeMo DFM's DiT.")
     p.add_argument(
         "source",
@@ -39,7 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--tokenizer", help="tokenizer of the data it was trained on: wan_vae, and NeMo DFM cosmos_cv")
     p.add_argument("--text-encoder", help="text encoder of the data it was trained on: umt5, and NeMo DFM t5")
     p.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings that differ from the published model's")
-    return p.parse_args(argv)
+    return p
 
 
 def located(source: str) -> Path:
@@ -75,7 +75,7 @@ def with_updates(source: Path, base: str, output: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
+    args = parser().parse_args(argv)
     source, output = located(args.source), Path(args.output)
     if output.suffix not in (".safetensors", ".pth"):
         output = output / EXPORTED
@@ -108,6 +108,23 @@ def main(argv: list[str] | None = None) -> int:
     files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
     exported.write(output, tensors, files)
     return 0
+
+
+@quietly()
+def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
+    """Weights of others in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` take.
+
+    Parameters
+    ----------
+    source : a folder or hub id of Wan 2.1 as diffusers keeps it, a file of low-rank updates (with `base`), or weights of
+        NeMo DFM. output : a folder, FILE.safetensors or FILE.pth. **flags : those of `dfm import` with underscores.
+
+    >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
+    """
+    words = parser().words({"source": source, "output": output, **flags})
+    parser().read(words)
+    main(words)
+    return Path(output)
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ FAULTS = {
     "novel key": (change_config("transformer/config.json", window=3), "must have window=null"),
     "wan 2.2": (change_config("model_index.json", transformer_2=["diffusers", "X"]), "Wan 2.2"),
     "no statistics": (change_config("vae/config.json", latents_mean=None), "numbers as latents_mean"),
-    "shift": (change_config("scheduler/scheduler_config.json", flow_shift="3"), "a number as flow_shift"),
+    "shift": (change_config("scheduler/scheduler_config.json", flow_shift="3"), "a positive number as flow_shift"),
 }
 
 

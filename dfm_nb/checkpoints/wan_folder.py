@@ -7,6 +7,7 @@ code, which diffusers and ComfyUI load; those and diffusers' are read.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping
@@ -86,14 +87,15 @@ def settings_of(folder: Path) -> list[str]:
         raise ValueError(f"{folder} is a Wan 2.2 of two networks or of first frames, which is not supported; use 2.1")
     scheduler = read_json(folder / "scheduler" / "scheduler_config.json") or {}
     shift = scheduler.get("flow_shift", scheduler.get("shift", 3.0))
-    if not isinstance(shift, int | float):
-        raise CheckpointError(f"{folder / 'scheduler'} must have a number as flow_shift")
+    if not isinstance(shift, int | float) or not shift > 0:
+        raise CheckpointError(f"{folder / 'scheduler'} must have a positive number as flow_shift; it has {shift!r}")
     recommended = {"num_steps": 50, "guidance": 5.0, "sampler": "unipc_2", "schedule": "flow"}
     recommended |= {"shift": shift, "sigma_max": FIRST_SIGMA}
     model = {ours: given[theirs] for theirs, ours in SIZES.items()}
     model["hidden_size"] = given["num_attention_heads"] * given["attention_head_dim"]
     return [
         "model.variant=wan",
+        f"model.P_mean={math.log(shift)}",  # trained at the noise levels that it is sampled at
         *(f"model.{k}={v}" for k, v in model.items()),
         *(f"generation.{k}={v}" for k, v in recommended.items()),
     ]

@@ -272,7 +272,8 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     folder = weights_path(path)
     whole = [f for root in (folder, folder / "checkpoints") for f in whole_checkpoints(root)]
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
-    return {k: attrgetter(k)(config) for k in cfg.fields() if k.startswith("generation.") or k in NETWORK}
+    taken = NETWORK | {f"model.{k}" for k in _LORA if config.model.lora.rank}
+    return {k: attrgetter(k)(config) for k in cfg.fields() if k.startswith("generation.") or k in taken}
 
 
 def identity(path: str | os.PathLike | Weights) -> dict:

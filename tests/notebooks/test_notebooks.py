@@ -39,6 +39,7 @@ SMALL = {
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
     "05_parallelism": {"layouts": ["tensor_model_parallel_size"], "train_iters": 3},
     "06_finetune": {"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3, "num_measured": 8},
+    "07_wan": {"train_iters": 3, "num_steps": 2},
 }
 NOTEBOOKS = sorted(SMALL)
 

@@ -1,0 +1,52 @@
+"""docs/wan.md: every bash and python block runs, in order, on a small Wan with random weights and clips of 5 frames."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dfm_nb.base.metrics import read_metrics
+from dfm_nb.base.video import read_video, write_mp4
+from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.data.sources import synthetic
+from tests.docs.docs_pages import Page, desk
+from tests.model.wan_folder import save_wan
+
+PAGE = Page("docs/wan.md")
+SHORT = {"train.train_iters": 2, "dataset.task_encoder_seq_length": 160}
+SMALL = {
+    "--clip-frames 81": "--clip-frames 5",
+    "clip_frames=81": "clip_frames=5",
+    "--height 480 --width 832 --num-video-frames 81": "--height 32 --width 48 --num-video-frames 5 --num-steps 2",
+    "height=480, width=832, num_frames=81": "height=32, width=48, num_frames=5, num_steps=2",
+    "checkpoint.pretrained=wan-": " ".join(f"{k}={v}" for k, v in SHORT.items()) + " checkpoint.pretrained=wan-",
+    '"checkpoint.pretrained": weights': f'"checkpoint.pretrained": weights, **{SHORT}',
+}
+"""Sizes and lengths of the page, and what they are here."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_block_of_the_page_runs(tmp_path, make_once):
+    wan = make_once("wan", save_wan)
+    clips = tmp_path / "clips"
+    clips.mkdir()
+    for i, attributes in enumerate(synthetic.seen_combinations()[:3]):
+        write_mp4(clips / f"{i}.mp4", synthetic.render(attributes, i, 32, 48, 7), 16)
+        (clips / f"{i}.txt").write_text(synthetic.caption_for(attributes, 0))
+    here = desk(
+        tmp_path, hf=f'#!/bin/sh\n[ "$1 $2" = "download Wan-AI/Wan2.1-T2V-1.3B-Diffusers" ] && cp -r {wan} "$4"\n'
+    )
+    here.tool("pip", "#!/bin/sh\n")
+    for language, code in PAGE.blocks:
+        for word, small in SMALL.items():
+            code = code.replace(word, small)
+        here.run(language, code)
+    assert all(any(word in code for _, code in PAGE.blocks) for word in SMALL)
+    assert read_video(tmp_path / "clip.mp4")[0].shape == (5, 32, 48, 3)
+    config = checkpoint.find_weights(tmp_path / "runs" / "wan").config
+    assert (config.model.objective, config.model.lora.rank, config.generation.sampler) == ("flow", 16, "unipc_2")
+    assert config.model.P_mean == pytest.approx(torch.tensor(3.0).log().item())
+    for name in ("wan", "wan-style", "python"):
+        losses = [r["loss"] for r in read_metrics(tmp_path / "runs" / name / "metrics.jsonl") if "loss" in r]
+        assert losses and all(x == x for x in losses)
