@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.conftest import run_ranks
 
+VARIANTS = {"dit": [], "wan": ["model.variant=wan", "model.adaln_lora_dim=null", "model.text_padding=14"]}
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4"]
 SIZE = [
     *WIDTH,

@@ -6,6 +6,7 @@ import torch
 from dfm_nb.checkpoints import saving
 from tests.conftest import run_ranks
 from tests.distributed.layouts import by_name, gather, make_trainer, randomise
+from tests.tiny_run import VARIANTS
 
 LAYOUTS = {
     "DP2": [],
@@ -78,13 +79,20 @@ def read(overrides, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("saved", "loaded", "precision"),
-    [("DP2", "TP2", "fp32"), ("TP2+SP", "CP2", "fp32"), ("PP2 virtual", "DP2", "bf16"), ("CP2", "PP2 virtual", "fp32")],
+    ("variant", "saved", "loaded", "precision"),
+    [
+        ("dit", "DP2", "TP2", "fp32"),
+        ("dit", "TP2+SP", "CP2", "fp32"),
+        ("dit", "PP2 virtual", "DP2", "bf16"),
+        ("dit", "CP2", "PP2 virtual", "fp32"),
+        ("wan", "TP2+SP", "PP2 virtual", "fp32"),
+        ("wan", "DP2", "TP2", "bf16"),
+    ],
 )
-def test_checkpoint_of_one_layout_is_the_same_in_another(tmp_path, saved, loaded, precision):
+def test_checkpoint_of_one_layout_is_the_same_in_another(tmp_path, variant, saved, loaded, precision):
     """Blocking and asynchronous; the optimizer's part as the difference that one more step makes, bit for bit."""
     folders = [str(tmp_path / kind) for kind in ("blocking", "async")]
-    extra = [f"mixed_precision={precision}", "optimizer.clip_grad=0"]
+    extra = [*VARIANTS[variant], f"mixed_precision={precision}", "optimizer.clip_grad=0"]
     want = run_ranks(2, write, [*LAYOUTS[saved], *extra], folders)[0]
     for got in run_ranks(2, read, [*LAYOUTS[loaded], *extra], folders)[0]:
         assert got.keys() == want.keys()

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS, largest_relative_difference, losses_and_gradients
+from tests.tiny_run import VARIANTS
 
 pytestmark = pytest.mark.slow
 
@@ -26,21 +27,23 @@ def test_layout_equals_one_process(name):
     assert len(want["gradients"]) > 80 and want["losses"][0] > 0
 
 
-VARIANTS = {
+OTHERS = {
     "dfm": (["model.variant=dfm", "model.rope=false", "model.hidden_size=256", "model.num_attention_heads=4"], 64),
-    "wan": (["model.variant=wan", "model.adaln_lora_dim=null", "model.text_padding=14"], 99),
+    "wan": (VARIANTS["wan"], 99),
 }
 
 
 @functools.cache
 def reference_of(variant):
-    return run_ranks(1, losses_and_gradients, VARIANTS[variant][0], 1)[0]
+    return run_ranks(1, losses_and_gradients, OTHERS[variant][0], 1)[0]
 
 
-@pytest.mark.parametrize("name", ["TP2", "TP2+SP", "PP2", "CP2", "PP2 virtual", "DP2", "recompute full"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "name", ["TP2", "TP2+SP", "PP2", "CP2", "PP2 virtual", "DP2", "recompute full", "recompute selective"]
+)
+@pytest.mark.parametrize("variant", OTHERS)
 def test_layout_equals_one_process_with_another_network(name, variant):
-    (settings, tensors), (world, overrides) = VARIANTS[variant], LAYOUTS[name]
+    (settings, tensors), (world, overrides) = OTHERS[variant], LAYOUTS[name]
     got, want = run_ranks(world, losses_and_gradients, [*settings, *overrides], 1)[0], reference_of(variant)
     difference, where = largest_relative_difference(got["gradients"], want["gradients"])
     assert difference <= 1e-5, where
