@@ -17,6 +17,7 @@ from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.processes import commands, wait_until
+from tests.tiny_run import VARIANTS
 
 SMALL = [
     "--mock",
@@ -56,15 +57,19 @@ def losses(run_dir):
     return {r["iteration"]: r["loss"] for r in read_metrics(run_dir / "metrics.jsonl") if "loss" in r}
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    run = tmp_path_factory.mktemp("clean") / "run"
-    return run, pretrain(run)
+@pytest.fixture(scope="module", params=["dit"])
+def clean(request, tmp_path_factory):
+    """An uninterrupted run, its output, and the settings of its network."""
+    run, variant = tmp_path_factory.mktemp("clean") / "run", VARIANTS[request.param]
+    return run, pretrain(run, *variant), variant
+
+
+both_variants = pytest.mark.parametrize("clean", VARIANTS, indirect=True)
 
 
 @pytest.mark.slow
 def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
-    run, output = clean
+    run, output, _ = clean
     assert "[INFO] Iteration    4/12, Loss: " in output
     assert "[INFO] Checkpoint saved: " in output
     records = read_metrics(run / "metrics.jsonl")
@@ -76,17 +81,18 @@ def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
 
 
 @pytest.mark.slow
+@both_variants
 def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     """SIGKILL of everything at some instant after the first checkpoint; the same command goes on."""
-    run = tmp_path / "run"
+    run, variant = tmp_path / "run", clean[2]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command(run), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(run, *variant), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint", 120)
     kill_tree(process)
     assert len(losses(run)) < 12 or checkpoint.whole_checkpoints(run / "checkpoints")
-    output = pretrain(run)
+    output = pretrain(run, *variant)
     assert "Resumed from" in output
     assert losses(run) == losses(clean[0])
 
@@ -127,20 +133,22 @@ def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mod
 
 
 @pytest.mark.slow
+@both_variants
 @pytest.mark.parametrize(
-    "layout",
+    ("processes", "layout"),
     [
-        ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
-        ["model.pipeline_model_parallel_size=2"],
-        ["model.context_parallel_size=2"],
+        (2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]),
+        (2, ["model.pipeline_model_parallel_size=2"]),
+        (2, ["model.context_parallel_size=2"]),
+        (1, []),
     ],
-    ids=["TP2+SP", "PP2", "CP2"],
+    ids=["TP2+SP", "PP2", "CP2", "DP1"],
 )
-def test_checkpoint_continues_in_another_layout(clean, tmp_path, layout):
+def test_checkpoint_continues_in_another_layout(clean, tmp_path, processes, layout):
     """Saved at DP2, resumed in `layout` from iteration 8: same losses to rounding, on the same samples."""
     run = tmp_path / "run"
     start = clean[0] / "checkpoints" / "iter_0000008"
-    output = pretrain(run, *layout, f"checkpoint.load_checkpoint={start}")
+    output = pretrain(run, *clean[2], *layout, f"checkpoint.load_checkpoint={start}", processes=processes)
     assert "at iteration 8" in output
     got, want = losses(run), losses(clean[0])
     assert sorted(got) == [9, 10, 11, 12]
@@ -236,9 +244,10 @@ def test_validation_on_training_samples_does_not_advance_training(tiny_data, tin
 
 
 @pytest.mark.slow
-def test_bf16_run_goes_on_bit_for_bit(tiny_data, tmp_path):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bf16_run_goes_on_bit_for_bit(tiny_data, tmp_path, variant):
     """Packed shards, a loader process, averages, an asynchronous save in the middle."""
-    bf16 = ["mixed_precision=bf16", "train.train_iters=4", "dataset.num_workers=1"]
+    bf16 = [*VARIANTS[variant], "mixed_precision=bf16", "train.train_iters=4", "dataset.num_workers=1"]
     whole = tiny_run.train(
         tiny_data, tmp_path / "whole", *bf16, "checkpoint.save_interval=2", "checkpoint.async_save=true"
     )

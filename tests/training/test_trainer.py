@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from dfm_nb.base.metrics import read_metrics
-from tests.distributed.layouts import make_trainer
+from tests.distributed.layouts import largest_relative_difference, losses_and_gradients, make_trainer
+from tests.tiny_run import VARIANTS
 
 SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
 
@@ -44,6 +45,16 @@ def test_training_lowers_the_loss_of_a_fixed_pack(one_rank):
     packs = loader.next_step()
     losses = [trainer.step(packs).loss for _ in range(60)]
     assert losses[0] > 0.8 and losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_bf16_trains_as_fp32_to_its_rounding(one_rank, variant):
+    narrow, wide = (
+        losses_and_gradients([*SMALL, *VARIANTS[variant], f"mixed_precision={name}"]) for name in ("bf16", "fp32")
+    )
+    assert narrow["losses"] == pytest.approx(wide["losses"], rel=0.01) and narrow["losses"] != wide["losses"]
+    difference, where = largest_relative_difference(narrow["gradients"], wide["gradients"])
+    assert difference < 0.05, where
 
 
 def test_weights_follow_adamw(one_rank):
