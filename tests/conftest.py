@@ -130,6 +130,20 @@ def tiny_checkpoint(make_once, tiny_data):
     return make_once("tiny-run", lambda run: tiny_run.train(tiny_data, run))
 
 
+@pytest.fixture(scope="session")
+def tiny_wan(make_once, tiny_data):
+    """The same of Wan, by flow matching."""
+    from tests import tiny_run
+
+    return make_once("tiny-wan", lambda run: tiny_run.train(tiny_data, run, *tiny_run.VARIANTS["wan"]))
+
+
+@pytest.fixture(scope="module", params=["tiny_checkpoint", "tiny_wan"], ids=["dit", "wan"])
+def each_checkpoint(request):
+    """Both of them, one after the other."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="module")
 def tiny_pipe(tiny_checkpoint):
     """Its pipeline, in one process."""

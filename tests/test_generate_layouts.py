@@ -26,9 +26,9 @@ def draw(run, layout: tuple[int, int, int], batch_sizes: tuple[int, ...]) -> lis
 
 
 @pytest.fixture(scope="module")
-def one_process(tiny_checkpoint):
+def one_process(each_checkpoint):
     """In batches of 8, 1 and 4."""
-    (runs,) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), (8, 1, 4))
+    (runs,) = run_ranks(1, draw, each_checkpoint, (1, 1, 1), (8, 1, 4))
     assert all(sorted(latents) == list(range(8)) for latents in runs)
     return runs
 
@@ -55,8 +55,8 @@ def test_eight_prompts_give_the_same_latents_in_any_batch(one_process, expected)
     [(2, (1, 1, 1), (1, 4)), (2, (1, 1, 2), (1, 4)), (2, (2, 1, 1), (4,)), (2, (1, 2, 1), (4,)), (4, (1, 1, 2), (3,))],
     ids=["DP2", "CP2", "TP2", "PP2", "CP2xDP2"],
 )
-def test_eight_prompts_give_the_same_latents(tiny_checkpoint, expected, world, layout, batch_sizes):
-    by_rank = run_ranks(world, draw, tiny_checkpoint, layout, batch_sizes)
+def test_eight_prompts_give_the_same_latents(each_checkpoint, expected, world, layout, batch_sizes):
+    by_rank = run_ranks(world, draw, each_checkpoint, layout, batch_sizes)
     shares = world // (layout[0] * layout[1] * layout[2])
     for ranks in zip(*by_rank):  # of each batch size
         for latents in ranks:
@@ -66,8 +66,8 @@ def test_eight_prompts_give_the_same_latents(tiny_checkpoint, expected, world, l
 
 
 @pytest.mark.slow
-def test_one_layout_is_bit_exact(tiny_checkpoint, expected):
-    ((again,),) = run_ranks(1, draw, tiny_checkpoint, (1, 1, 1), (8,))
+def test_one_layout_is_bit_exact(each_checkpoint, expected):
+    ((again,),) = run_ranks(1, draw, each_checkpoint, (1, 1, 1), (8,))
     assert all(torch.equal(again[i], expected[i]) for i in range(8))
 
 

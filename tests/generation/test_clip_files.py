@@ -37,7 +37,7 @@ def test_output_names(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
+def test_sidecar_draws_the_same_bits_again(each_checkpoint, tmp_path, capsys):
     """Every setting away from its default, in a folder that does not exist yet."""
     out = tmp_path / "deep" / "a.mp4"
     flags = [
@@ -63,9 +63,9 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
         "--seed",
         11,
     ]
-    assert generate(tiny_checkpoint, out, *flags) == 0
+    assert generate(each_checkpoint, out, *flags) == 0
     sidecar = json.loads((tmp_path / "deep" / "a.mp4.json").read_text())
-    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
+    assert generate(each_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
     assert f"b.mp4, bit for bit the clip of {out}.json" in capsys.readouterr().out
     assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
     again = json.loads((tmp_path / "b.mp4.json").read_text())
@@ -77,7 +77,7 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     assert frames.shape == (5, 32, 48, 3) and fps == 8
     assert sidecar["checkpoint"]["sha256"] and sidecar["tokenizer"]["name"] == "pca" and sidecar["layout"] == "DP only"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", sidecar["made_at"])
-    assert generate(tiny_checkpoint, tmp_path / "c.mp4", "--prompts-file", f"{out}.json", "--ema", "none") == 2
+    assert generate(each_checkpoint, tmp_path / "c.mp4", "--prompts-file", f"{out}.json", "--ema", "none") == 2
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from tests import tiny_run
 from tests.conftest import run_ranks
+from tests.tiny_run import VARIANTS
 
 pytestmark = pytest.mark.slow
 
@@ -17,18 +19,21 @@ def records(run) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def trained(make_once, tiny_data):
-    return make_once("flow-run", lambda run: tiny_run.train(tiny_data, run, *FLOW))
+@pytest.fixture(scope="module", params=VARIANTS)
+def trained(request, make_once, tiny_data):
+    """A run folder and its overrides."""
+    overrides = [*FLOW, *VARIANTS[request.param]]
+    return make_once(f"flow-{request.param}", lambda run: tiny_run.train(tiny_data, run, *overrides)), overrides
 
 
 def test_checkpoint_samples_as_it_was_trained(trained):
     from dfm_nb import Pipeline
 
-    rounds = [r for r in records(trained) if "val_loss" in r]
+    run, _ = trained
+    rounds = [r for r in records(run) if "val_loss" in r]
     sigmas = rounds[0]["val_sigmas"]
     assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
-    pipe = Pipeline.from_pretrained(trained)
+    pipe = Pipeline.from_pretrained(run)
     settings = {
         "height": 32,
         "width": 32,
@@ -43,9 +48,24 @@ def test_checkpoint_samples_as_it_was_trained(trained):
     assert one.latent.equal(again.latent) and one.latent.isfinite().all() and not one.latent.equal(other.latent)
 
 
+def test_samplers_agree_with_many_steps(trained):
+    from dfm_nb import Pipeline
+
+    pipe = Pipeline.from_pretrained(trained[0])
+
+    def latents(num_steps: int) -> torch.Tensor:
+        settings = {"height": 32, "width": 32, "num_steps": num_steps, "schedule": "flow"}
+        samplers = ("heun", "euler", "dpmpp_2m", "unipc")
+        return torch.stack([pipe("a red butterfly", sampler=name, **settings)[0].latent for name in samplers])
+
+    few, many = ((x - x[0])[1:].flatten(1).norm(dim=1) / x[0].norm() for x in (latents(4), latents(64)))
+    assert (many < 2e-3).all() and (many < few / 5).all() and (few < 1).all(), (few, many)
+
+
 def test_two_context_parallel_processes_train_alike(trained, tiny_data, tmp_path):
+    run, overrides = trained
     argv = ["--recipe", "demo", "--dataset-path", str(tiny_data), "--run-dir", str(tmp_path / "cp"), *tiny_run.SIZE]
-    argv += [*FLOW, "model.context_parallel_size=2"]
+    argv += [*overrides, "model.context_parallel_size=2"]
     assert run_ranks(2, tiny_run._train, argv) == [0, 0]
-    losses = [[r["loss"] for r in records(run) if "loss" in r] for run in (trained, tmp_path / "cp")]
+    losses = [[r["loss"] for r in records(each) if "loss" in r] for each in (run, tmp_path / "cp")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(losses[0]) == 3

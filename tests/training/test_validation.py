@@ -10,6 +10,8 @@ import pytest
 from dfm_nb.base import video
 from tests import tiny_run
 from tests.conftest import run_ranks
+from tests.distributed.layouts import LAYOUTS
+from tests.tiny_run import VARIANTS
 
 pytestmark = pytest.mark.slow
 # The default recipe, which sets nothing of `validation`, made small.
@@ -41,38 +43,35 @@ def frames(sample: Path) -> np.ndarray:
     return (video.read_image(sample) if sample.suffix == ".png" else video.read_video(sample)[0]).astype(float)
 
 
-@pytest.fixture(scope="module")
-def alone(tiny_data, tmp_path_factory) -> Path:
-    """The sample of one process."""
-    (sample,), _ = run(tmp_path_factory.mktemp("alone"), "--dataset-path", str(tiny_data))
-    return sample
+@pytest.fixture(scope="module", params=VARIANTS)
+def alone(request, tiny_data, tmp_path_factory) -> tuple[Path, list[str]]:
+    """The sample of one process, and the settings of its network."""
+    variant = VARIANTS[request.param]
+    (sample,), _ = run(tmp_path_factory.mktemp("alone"), "--dataset-path", str(tiny_data), *variant)
+    return sample, variant
 
 
 def test_default_samples_a_validation_caption_at_its_size_without_a_text_encoder(tiny_data, alone):
     from dfm_nb.data.stores import EnergonStore
 
-    clip = EnergonStore(tiny_data, "train").read(0)
-    said = json.loads(alone.with_suffix(alone.suffix + ".json").read_text())
-    assert alone.name.startswith("idx=0_rank=0_sample.") and alone.parent.name == "iter_0000002"
+    clip, (sample, _) = EnergonStore(tiny_data, "train").read(0), alone
+    said = json.loads(sample.with_suffix(sample.suffix + ".json").read_text())
+    assert sample.name.startswith("idx=0_rank=0_sample.") and sample.parent.name == "iter_0000002"
     assert said["prompt"] == clip.meta["caption"] and said["fps"] == clip.meta["fps"]
     size = clip.meta["num_frames"], clip.meta["image_height"], clip.meta["image_width"], 3
-    assert frames(alone).shape == size and said["seed"] == 1234
+    assert frames(sample).shape == size and said["seed"] == 1234
 
 
 @pytest.mark.parametrize(
-    "layout",
-    [
-        ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"],
-        ["model.context_parallel_size=2"],
-        ["model.pipeline_model_parallel_size=2"],
-        [],
-    ],
-    ids=["TP2+SP", "CP2", "PP2", "DP2"],
+    ("alone", "name"),
+    [*(("dit", name) for name in ("TP2+SP", "CP2", "PP2", "DP2 distributed optimizer")), ("wan", "TP2+SP")],
+    indirect=["alone"],
 )
-def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path, layout):
-    samples, _ = run(tmp_path, "--dataset-path", str(tiny_data), *layout, ranks=2)
+def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path, name):
+    (want, variant), (_, layout) = alone, LAYOUTS[name]
+    samples, _ = run(tmp_path, "--dataset-path", str(tiny_data), *variant, *layout, ranks=2)
     assert [p.name.partition("_rank")[0] for p in samples] == (["idx=0"] if layout else ["idx=0", "idx=1"])
-    assert np.abs(frames(samples[0]) - frames(alone)).max() <= 2
+    assert np.abs(frames(samples[0]) - frames(want)).max() <= 2
     prompts = [json.loads(p.with_suffix(p.suffix + ".json").read_text())["prompt"] for p in samples]
     assert len(set(prompts)) == len(prompts)
 
