@@ -2,20 +2,25 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from dfm_nb import Pipeline, export, parallel
 from dfm_nb import config as cfg
-from dfm_nb import parallel
 from dfm_nb.checkpoints.weights import load_exported
 from dfm_nb.diffusion.objective import Flow
+from dfm_nb.generate import Request
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser, forward
 from dfm_nb.model.wan_names import places
 from dfm_nb.packs.packs import PackSettings, pack_draws, pack_layout, sample_segment
 from dfm_nb.packs.patches import patchify, unpatchify
 from dfm_nb.parallel.groups import layout_of
+from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS
 from tests.model.wan import TEXT_DIM, random_network, reference_output, samples
+from tests.test_train import losses
+from tests.tiny_run import VARIANTS
 
 SIZES = [{}, {"heads": 2, "head": 44, "layers": 3, "ffn": 160}]
 
@@ -122,6 +127,27 @@ def test_every_layout_denoises_as_diffusers(name):
         v = reference_output(network, type(d)(**{**vars(d), "sigma": sigma})).double()
         x = d.latent + sigma * d.noise
         close(got, (x - sigma * v) / (1 + sigma))
+
+
+@pytest.mark.slow
+def test_low_rank_updates_go_on_and_are_exported(one_rank, tiny_data, tiny_wan, tmp_path):
+    """The frozen part is the base's, and merged or apart they are the same network, which is not the base."""
+    lora = ["model.lora.rank=4", "train.train_iters=4", "checkpoint.save_interval=2"]
+    run = tiny_run.train(tiny_data, tmp_path / "run", f"checkpoint.pretrained={tiny_wan}", *lora)
+    start = run / "checkpoints" / "iter_0000002"
+    resumed = tiny_run.train(tiny_data, tmp_path / "on", *VARIANTS["wan"], *lora, f"checkpoint.load_checkpoint={start}")
+    assert losses(resumed) == {i: loss for i, loss in losses(run).items() if i > 2} and len(losses(run)) == 4
+
+    files = {name: tmp_path / name / "model.safetensors" for name in ("base", "apart", "merged")}
+    for name, file in files.items():
+        folder, how = (tiny_wan, []) if name == "base" else (run, ["--lora", name])
+        assert export.main([str(folder), "--output", str(file), *how]) == 0
+    base, apart = load_file(files["base"]), load_file(files["apart"])
+    assert base.keys() == apart.keys() and all(torch.equal(base[n], apart[n]) for n in base)
+    request = Request("a moth", height=32, width=32, num_steps=3)
+    latents = {name: Pipeline.from_checkpoint(file).sample_latents([request]) for name, file in files.items()}
+    close(latents["apart"], latents["merged"])
+    assert (latents["apart"] - latents["base"]).abs().max() > 1e-2
 
 
 def test_variant_sets_its_keys_and_refuses_others():
