@@ -116,8 +116,8 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
     Parameters
     ----------
-    source : a folder or hub id of Wan 2.1 as diffusers keeps it, a file of low-rank updates (with `base`), or weights of
-        NeMo DFM. output : a folder, FILE.safetensors or FILE.pth. **flags : those of `dfm import` with underscores.
+    source : a folder or hub id of Wan 2.1 as diffusers keeps it, a file of low-rank updates (with `base`), or weights
+        of NeMo DFM. output : a folder, FILE.safetensors or FILE.pth. **flags : those of `dfm import` with underscores.
 
     >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
     """
