@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
@@ -100,7 +99,7 @@ def as_diffusers(
     if model.lora.rank and lora == "apart":
         output.mkdir(parents=True, exist_ok=True)
         updates = {n: t.to(dtype or t.dtype) for n, t in wan_folder.updates_out(tensors, model).items()}
-        save_file(updates, output / LORA_FILE, {"format": "pt"})
+        exported.save(output / LORA_FILE, updates, {"format": "pt"})
         print(f"[INFO] wrote {output / LORA_FILE}: {len(updates)} tensors")
         return
     whole = without_updates(tensors, model)

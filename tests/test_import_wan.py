@@ -186,6 +186,7 @@ FAULTS = {
         change_weights(lambda t: t.update({k: v[..., :1].contiguous() for k, v in t.items()})),
         "must have shape",
     ),
+    "type": (change_weights(lambda t: t.update({k: v.double() for k, v in t.items()})), "must be float32, bfloat16 or"),
     "cut": (cut, "damaged"),
     "outside": (leave_folder, "must name files of its folder"),
     "image to video": (change_config("transformer/config.json", image_dim=1280), "must have image_dim=null"),
@@ -262,6 +263,9 @@ UNKNOWN = {
     "module": ("diffusion_model.blocks.0.norm3.lora_A.weight", (4, 64), "which is no low-rank update"),
     "layer": ("diffusion_model.blocks.7.ffn.0.lora_A.weight", (4, 64), "lacks half"),
     "novel": ("diffusion_model.blocks.0.ffn.0.diff_b", (96,), "which is no low-rank update"),
+    "shape": ("diffusion_model.blocks.0.ffn.2.lora_A.weight", (4,), "which is no low-rank update"),
+    "alpha": ("diffusion_model.blocks.0.ffn.0.alpha", (2,), "which is no low-rank update"),
+    "other width": ("diffusion_model.blocks.0.ffn.0.lora_down.weight", (4, 65), "must be [rank, 64]"),
 }
 
 

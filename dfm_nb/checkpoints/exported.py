@@ -97,7 +97,9 @@ def save(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
     # the widest first, so that each begins at a multiple of its own width
     for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
         t = tensors[name]
-        end = place + t.numel() * t.element_size()
+        if t.dtype not in SAFETENSORS:
+            raise CheckpointError(f"the weight {name} must be float32, bfloat16 or float16; it is {t.dtype}")
+        end = place + t.nbytes
         header[name] = {"dtype": SAFETENSORS[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()

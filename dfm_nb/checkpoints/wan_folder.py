@@ -298,27 +298,29 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B in float32, with alpha / rank in B, by diffusers' names of the modules."""
     try:
         with safe_open(file, "pt") as f:
-            tensors, about = {k: f.get_tensor(k) for k in f.keys()}, f.metadata() or {}
-    except (OSError, SafetensorError) as error:
+            tensors = {k: f.get_tensor(k) for k in f.keys()}
+            settings = dict(json.loads((f.metadata() or {}).get("lora_adapter_metadata", "{}")))
+            alpha_of_all = float(settings.get("transformer.lora_alpha") or 0)
+    except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({error})") from None
-    settings = json.loads(about.get("lora_adapter_metadata", "{}"))
     unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]
     if unusual:
         raise ValueError(f"{file} sets {unusual[0]}, which cannot be imported; merge it with peft first")
     parts: dict[str, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         match = _KEY.fullmatch(key)
-        if match is None or match[2] not in _MODULES:
+        kind = {"down": "A", "up": "B"}.get(match[3], match[3]) if match else ""
+        whole = value.numel() == 1 if kind == "alpha" else value.dim() == 2 and value.numel()
+        if match is None or match[2] not in _MODULES or not whole:
             raise ValueError(
                 f"{file} holds {key!r:.120}, which is no low-rank update of a linear layer of Wan's blocks"
             )
-        kind = {"down": "A", "up": "B"}.get(match[3], match[3])
         parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})[kind] = value.float()
     out = {}
     for name, part in parts.items():
         if not {"A", "B"} <= part.keys():
             raise ValueError(f"{file} lacks half of the update of {name}")
         rank = len(part["A"])
-        alpha = float(part.get("alpha", settings.get("transformer.lora_alpha", rank)))
+        alpha = float(part.get("alpha", alpha_of_all or rank))
         out[name] = part["A"], part["B"] * (alpha / rank)
     return out
