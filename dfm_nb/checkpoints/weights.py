@@ -141,7 +141,8 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
         if whole_checkpoints(root):
             return _newest_good(root, say)
     raise FileNotFoundError(
-        f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder"
+        f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
+        "weights of others come in by dfm import"
     )
 
 
@@ -252,7 +253,7 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
         if not (folder / "config.yaml").is_file():
             raise FileNotFoundError(
                 f"{path} holds weights without their settings; an export of before 0.3 needs the config.yaml that was "
-                "written beside it, and weights of NeMo DFM come in by dfm import"
+                "written beside it, and weights of others come in by dfm import"
             )
         config = cfg.from_yaml(folder / "config.yaml").config
         return Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors)

@@ -335,7 +335,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     run.tell("building the model")
     training = Training(resolved, run, store)
     log.info(
-        "DiT of %.1f M parameters, %s on %d process(es), %s, %d samples",
+        "%s of %.1f M parameters, %s on %d process(es), %s, %d samples",
+        "Wan" if config.model.variant == "wan" else "DiT",
         counts.parameter_count(config.model) / 1e6,
         layout_of(config.model),
         dist.get_world_size(),
