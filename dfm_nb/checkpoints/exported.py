@@ -15,7 +15,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import mmap
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +31,9 @@ from dfm_nb.checkpoints.index import CheckpointError, reason
 
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 """What that format calls the types that weights have."""
+
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+"""Of mmap(2); Python names it from 3.13 on."""
 
 FORMAT = "dfm_nb.weights.1"
 KEY, BYTES = "dfm_nb", "file."
@@ -156,10 +161,30 @@ def _open(file: Path) -> tuple[Any, str | None]:
     if file.suffix == ".safetensors":
         from safetensors import safe_open
 
-        with safe_open(file, "pt") as f:
-            return {name: f.get_tensor(name) for name in f.keys()}, (f.metadata() or {}).get(KEY)
+        with safe_open(file, "np"):  # checks the header; "pt" would map the file with its pages reserved
+            header, whole = _mapped(file)
+        about = header.pop("__metadata__", {})
+        return {name: _part(whole, **entry) for name, entry in header.items()}, about.get(KEY)
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     return content, content.pop(KEY, None) if isinstance(content, dict) else None
+
+
+def _mapped(file: Path) -> tuple[dict[str, Any], memoryview]:
+    """The header of a checked `.safetensors`, and the bytes after it.
+
+    What is written to them stays in memory. Linux refuses such a map when the file is larger than memory, unless
+    nothing is reserved for it.
+    """
+    with file.open("rb") as f:
+        whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
+    start = 8 + int.from_bytes(whole[:8], "little")
+    return json.loads(bytes(whole[8:start])), whole[start:]
+
+
+def _part(data: memoryview, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    begin, end = data_offsets
+    kind = {name: t for t, name in SAFETENSORS.items()}[dtype]
+    return torch.frombuffer(data[begin:end], dtype=kind).view(shape)
 
 
 def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:

@@ -1,6 +1,7 @@
 """A file of `dfm export` is all that generation needs, and only as it was written."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -191,3 +192,21 @@ def test_file_without_manifest_takes_the_one_beside_it(run, tmp_path):
         Pipeline.from_checkpoint(file)
     file.with_name("manifest.json").write_bytes(manifest)
     assert Pipeline.from_checkpoint(file).manifest["tokenizer"]["name"] == "pca"
+
+
+def test_a_file_larger_than_memory_opens(tmp_path):
+    """Its bytes are a hole, but for the last two."""
+    size = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    entries = {"large": ([size // 2 - 1], [0, size - 2]), "last": ([1], [size - 2, size])}
+    header = {n: {"dtype": "BF16", "shape": shape, "data_offsets": at} for n, (shape, at) in entries.items()}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file = tmp_path / "model.safetensors"
+    with file.open("wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        f.seek(size - 2, os.SEEK_CUR)
+        f.write(b"\x80\x3f")
+    tensors, _ = exported.read(file)
+    assert tensors["last"].item() == 1 and tensors["large"].nbytes == size - 2
+    tensors["last"].zero_()
+    assert exported.read(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
