@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file
 
 from dfm_nb import Pipeline, export, parallel
 from dfm_nb import config as cfg
+from dfm_nb.checkpoints import wan_folder
 from dfm_nb.checkpoints.weights import load_exported
 from dfm_nb.diffusion.objective import Flow
 from dfm_nb.generate import Request
@@ -159,3 +161,23 @@ def test_variant_sets_its_keys_and_refuses_others():
     ):
         with pytest.raises(cfg.ConfigError, match=said):
             cfg.resolve(None, overrides=["model.variant=wan", override])
+
+
+PUBLISHED = {
+    "Wan-1.3B": {"num_layers": 30, "num_attention_heads": 12, "ffn_dim": 8960},
+    "Wan-14B": {"num_layers": 40, "num_attention_heads": 40, "ffn_dim": 13824},
+}
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_names_and_shapes_of_a_published_size_are_those_of_diffusers(one_rank, size):
+    """Neither network is held in memory."""
+    with torch.device("meta"):
+        network = WanTransformer3DModel(**PUBLISHED[size], attention_head_dim=128, text_dim=4096)
+    model = cfg.resolve(
+        None, overrides=[f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
+    ).config.model
+    assert {theirs: getattr(model, ours) for theirs, ours in wan_folder.SIZES.items()} == {
+        k: network.config[k] for k in wan_folder.SIZES
+    }
+    assert wan_folder._shapes(model) == {name: list(t.shape) for name, t in network.state_dict().items()}
