@@ -93,6 +93,7 @@ NOT_IN_THE_SET = {
     "parallel_check, sizes_axes, plan_memory": (
         "they prove equality and estimates: `make parallel-check`, the scripts by name"
     ),
+    "wan_memory": "it proves that memory is bounded, and writes tens of gigabytes",
     "plan_nodes": "it compares arithmetic with published figures, and measures nothing",
     "bench_gpu": "it needs a CUDA device: `make bench-gpu`",
 }
