@@ -104,7 +104,7 @@ def as_diffusers(
         return
     whole = without_updates(tensors, model)
     rounded = exported.Lazy(whole, lambda name: whole[name].to(dtype or whole[name].dtype))
-    manifest = json.loads(assets["manifest.json"])
+    manifest = json.loads(assets.get("manifest.json", b"{}"))
     wan_folder.write_folder(output, rounded, model, config.generation.shift, manifest, Path(parts) if parts else None)
     print(f"[INFO] wrote {output}: {len(rounded)} tensors")
 

@@ -146,6 +146,25 @@ def imported_weights(folder):
     return exported.read(folder / "model.safetensors")[0]
 
 
+@pytest.mark.slow
+def test_a_run_on_mock_data_has_no_parts_and_goes_out_without(tmp_path):
+    like = ["model.size=Wan-tiny", "dataset.mock=true", "train.train_iters=1", "dataset.task_encoder_seq_length=160"]
+    words = [
+        "--recipe",
+        "demo",
+        "--run-dir",
+        str(tmp_path / "run"),
+        *like,
+        "train.eval_interval=0",
+        "scheduler.lr_warmup_iters=0",
+    ]
+    assert cli.main(["pretrain", *words]) == 0
+    export(tmp_path / "run", tmp_path / "out")
+    assert WanTransformer3DModel.from_pretrained(tmp_path / "out" / "transformer").config.num_layers == 2
+    argv = ["export", str(tmp_path / "run"), "--format", "diffusers", "--output", str(tmp_path / "two"), "--parts", "x"]
+    assert guard(cli.main, argv) == 2
+
+
 # ---- every key ------------------------------------------------------------------------------------------------------
 
 
@@ -186,7 +205,10 @@ FAULTS = {
         change_weights(lambda t: t.update({k: v[..., :1].contiguous() for k, v in t.items()})),
         "must have shape",
     ),
-    "type": (change_weights(lambda t: t.update({k: v.double() for k, v in t.items()})), "must be float32, bfloat16 or"),
+    "type": (
+        change_weights(lambda t: t.update({k: v.double() for k, v in t.items()})),
+        "must be float32, bfloat16 or float16",
+    ),
     "cut": (cut, "damaged"),
     "outside": (leave_folder, "must name files of its folder"),
     "image to video": (change_config("transformer/config.json", image_dim=1280), "must have image_dim=null"),

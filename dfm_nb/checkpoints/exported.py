@@ -159,32 +159,39 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:
 def _open(file: Path) -> tuple[Any, str | None]:
     """What the file holds, and its text apart. Tensors stay on disk until they are used."""
     if file.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(file, "np"):  # checks the header; "pt" would map the file with its pages reserved
-            header, whole = _mapped(file)
-        about = header.pop("__metadata__", {})
-        return {name: _part(whole, **entry) for name, entry in header.items()}, about.get(KEY)
+        tensors, about = open_safetensors(file)
+        return tensors, about.get(KEY)
     content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     return content, content.pop(KEY, None) if isinstance(content, dict) else None
 
 
-def _mapped(file: Path) -> tuple[dict[str, Any], memoryview]:
-    """The header of a checked `.safetensors`, and the bytes after it.
+def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata; CheckpointError for a damaged file, or another type of number.
 
-    What is written to them stays in memory. Linux refuses such a map when the file is larger than memory, unless
-    nothing is reserved for it.
+    Tensors stay on disk until they are used; what is written to them stays in memory. Linux refuses safetensors' own
+    map when the file is larger than memory, for it reserves all of it.
     """
-    with file.open("rb") as f:
-        whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "np"), file.open("rb") as f:  # checks the header
+            whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} is missing or damaged ({error}); fetch or export it again") from None
     start = 8 + int.from_bytes(whole[:8], "little")
-    return json.loads(bytes(whole[8:start])), whole[start:]
+    header = json.loads(bytes(whole[8:start]))
+    about, kinds = header.pop("__metadata__", {}), {name: kind for kind, name in SAFETENSORS.items()}
+    if odd := [name for name, entry in header.items() if entry["dtype"] not in kinds]:
+        kind = header[odd[0]]["dtype"]
+        raise CheckpointError(f"{file}: {odd[0]!r:.120} must be float32, bfloat16 or float16; it is {kind}")
 
+    def part(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+        begin, end = (start + place for place in data_offsets)
+        if begin == end:
+            return torch.empty(shape, dtype=kinds[dtype])
+        return torch.frombuffer(whole[begin:end], dtype=kinds[dtype]).view(shape)
 
-def _part(data: memoryview, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
-    begin, end = data_offsets
-    kind = {name: t for t, name in SAFETENSORS.items()}[dtype]
-    return torch.frombuffer(data[begin:end], dtype=kind).view(shape)
+    return {name: part(**entry) for name, entry in header.items()}, about
 
 
 def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:

@@ -324,6 +324,7 @@ class PartReader:
 
     def __init__(self, folder: Path):
         self.folder, self.reader = folder, _Reader(folder)
+        _Common().load_common(folder)  # for its refusals: half a checkpoint is none
 
     def __call__(self, place: ShardedTensor) -> torch.Tensor:
         """What `place` describes, in float32 [place.local_shape]."""

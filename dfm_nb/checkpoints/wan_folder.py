@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dfm_nb.base.files import read_json, write_atomically
@@ -127,16 +126,12 @@ def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
     files = sorted({str(f) for f in listed.values()}) if isinstance(listed, dict) else [f"{STEM}.safetensors"]
     if odd := [f for f in files if Path(f).name != f]:
         raise CheckpointError(f"{index} must name files of its folder; it names {odd[0]!r:.80}")
-    theirs: dict[str, Any] = {}
+    theirs: dict[str, Tensor] = {}
     for file in files:
-        try:
-            opened = safe_open(folder / file, "pt")
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{folder / file} is missing or damaged ({error}); fetch it again") from None
-        theirs |= dict.fromkeys(opened.keys(), opened)
+        theirs |= exported.open_safetensors(folder / file)[0]
     found = {p.name: p for p in places(model)}
-    check_shapes(folder, {name: f.get_slice(name).get_shape() for name, f in theirs.items()}, _shapes(model))
-    return Lazy(found, lambda name: found[name].ours([theirs[s].get_tensor(s) for s in found[name].sources]))
+    check_shapes(folder, {name: list(t.shape) for name, t in theirs.items()}, _shapes(model))
+    return Lazy(found, lambda name: found[name].ours([theirs[s] for s in found[name].sources]))
 
 
 def _shapes(model: ModelConfig) -> dict[str, list[int]]:
@@ -162,7 +157,8 @@ def write_folder(
 
     if (folder / "transformer").exists():
         raise ValueError(f"{folder} holds a transformer already; remove it, or name another folder")
-    if parts and (manifest["tokenizer"]["name"], manifest["text_encoder"]["name"]) != ("wan_vae", "umt5"):
+    encoders = [manifest.get(kind, {}).get("name") for kind in ("tokenizer", "text_encoder")]
+    if parts and encoders != ["wan_vae", "umt5"]:
         raise ValueError("--parts is for a model of wan_vae and umt5, and this one has others; leave it out")
     made_of = {s: (p, i) for p in places(model) for i, s in enumerate(p.sources)}
 
@@ -296,13 +292,12 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
 
 def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B in float32, with alpha / rank in B, by diffusers' names of the modules."""
+    tensors, about = exported.open_safetensors(file)
     try:
-        with safe_open(file, "pt") as f:
-            tensors = {k: f.get_tensor(k) for k in f.keys()}
-            settings = dict(json.loads((f.metadata() or {}).get("lora_adapter_metadata", "{}")))
-            alpha_of_all = float(settings.get("transformer.lora_alpha") or 0)
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} is missing or damaged ({error})") from None
+        settings = dict(json.loads(about.get("lora_adapter_metadata", "{}")))
+        alpha_of_all = float(settings.get("transformer.lora_alpha") or 0)
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} has damaged settings of its updates ({error})") from None
     unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]
     if unusual:
         raise ValueError(f"{file} sets {unusual[0]}, which cannot be imported; merge it with peft first")
