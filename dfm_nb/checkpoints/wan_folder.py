@@ -28,7 +28,7 @@ from dfm_nb.model.wan_names import places
 
 CLASS, SCHEDULER = "WanTransformer3DModel", "UniPCMultistepScheduler"
 STEM = "diffusion_pytorch_model"
-SHARD_BYTES = 5 << 30
+SHARD_BYTES = 5 * 10**9
 PARTS = ("vae", "text_encoder", "tokenizer")
 """Folders of a pipeline that a training here does not change."""
 
@@ -154,6 +154,7 @@ def write_folder(
     ours : weights by our names. shift : of the scheduler. manifest : the checkpoint's, for the latents' statistics.
     """
     import diffusers
+    from huggingface_hub import split_torch_state_dict_into_shards
 
     if (folder / "transformer").exists():
         raise ValueError(f"{folder} holds a transformer already; remove it, or name another folder")
@@ -166,31 +167,21 @@ def write_folder(
         place, i = made_of[name]
         return place.theirs(ours[place.name])[i].contiguous()
 
-    shards: list[list[str]] = [[]]
-    room, total = shard_bytes, 0
-    for name in made_of:
-        size = one(name).nbytes
-        if size > room and shards[-1]:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append(name)
-        room, total = room - size, total + size
     to = folder / "transformer"
     to.mkdir(parents=True)
-    count = len(shards)
-    names = [
-        f"{STEM}-{i:05d}-of-{count:05d}.safetensors" if count > 1 else f"{STEM}.safetensors"
-        for i in range(1, count + 1)
-    ]
-    for file, shard in zip(names, shards):
-        exported.save(to / file, Lazy(shard, one), {"format": "pt"})
-    if count > 1:
-        where = {name: file for file, shard in zip(names, shards) for name in shard}
-        _write(to / f"{STEM}.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+    sizes = {name: one(name).to("meta") for name in made_of}
+    shards = split_torch_state_dict_into_shards(
+        sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=shard_bytes
+    )
+    for file, names in shards.filename_to_tensors.items():
+        exported.save(to / file, Lazy(names, one), {"format": "pt"})
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        _write(to / f"{STEM}.safetensors.index.json", index)
     version = {"_diffusers_version": diffusers.__version__}
-    sizes = {theirs: getattr(model, mine) for theirs, mine in SIZES.items()}
-    head = {"attention_head_dim": model.hidden_size // model.num_attention_heads, "out_channels": model.in_channels}
-    _write(to / "config.json", {"_class_name": CLASS, **version, **FIXED, **sizes, **head, "rope_max_seq_len": 1024})
+    own = {theirs: getattr(model, mine) for theirs, mine in SIZES.items()}
+    own |= {"attention_head_dim": model.hidden_size // model.num_attention_heads, "out_channels": model.in_channels}
+    _write(to / "config.json", {"_class_name": CLASS, **version, **FIXED, **own, "rope_max_seq_len": 1024})
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
     (folder / "scheduler").mkdir(exist_ok=True)
     about = {"_class_name": SCHEDULER, **version, "num_train_timesteps": 1000, **flow}
@@ -207,8 +198,8 @@ def write_folder(
             shutil.copytree(parts / part, folder / part, dirs_exist_ok=True)
         statistics = {f"latents_{k}": list(manifest[f"latent_{k}"]) for k in ("mean", "std")}
         _write(folder / "vae" / "config.json", _object(parts / "vae" / "config.json") | statistics)
-    own = {"transformer": ["diffusers", CLASS], "scheduler": ["diffusers", SCHEDULER]}
-    _write(folder / "model_index.json", {"_class_name": "WanPipeline", **version, **classes, **own})
+    classes |= {"transformer": ["diffusers", CLASS], "scheduler": ["diffusers", SCHEDULER]}
+    _write(folder / "model_index.json", {"_class_name": "WanPipeline", **version, **classes})
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
