@@ -79,8 +79,13 @@ def main(argv: list[str] | None = None) -> int:
     source, output = located(args.source), Path(args.output)
     if output.suffix not in (".safetensors", ".pth"):
         output = output / EXPORTED
+    for given in filter(None, (source, args.base)):
+        if output.exists() and output.resolve().is_relative_to(Path(given).resolve()):
+            raise ValueError(f"--output {output} would replace a file of {given}, which is read; name another folder")
+    if args.base is None and source.suffix == ".safetensors":
+        raise ValueError(f"{source} must be low-rank updates, which need --base, the imported weights that they are of")
     output.parent.mkdir(parents=True, exist_ok=True)
-    if args.base:
+    if args.base is not None:
         with_updates(source, args.base, output)
         return 0
     manifest: dict[str, Any]
