@@ -287,6 +287,7 @@ UNKNOWN = {
     "novel": ("diffusion_model.blocks.0.ffn.0.diff_b", (96,), "which is no low-rank update"),
     "shape": ("diffusion_model.blocks.0.ffn.2.lora_A.weight", (4,), "which is no low-rank update"),
     "alpha": ("diffusion_model.blocks.0.ffn.0.alpha", (2,), "which is no low-rank update"),
+    "twice": ("transformer.blocks.0.ffn.net.0.proj.lora_A.weight", (4, 64), "twice"),
     "other width": ("diffusion_model.blocks.0.ffn.0.lora_down.weight", (4, 65), "must be [rank, 64]"),
 }
 
@@ -300,8 +301,22 @@ def test_every_key_of_updates_is_accounted_for(ours, tmp_path, capsys, key, shap
     argv = ["import", str(file), "--base", str(ours), "--output", str(tmp_path / "out")]
     assert guard(cli.main, argv) == 2
     assert said in capsys.readouterr().err
+    for about in ("[" * 100_000, '{"transformer.lora_alpha": 1' + "0" * 400 + "}", '{"transformer.lora_alpha": NaN}'):
+        save_file(good, file, {"lora_adapter_metadata": about})
+        assert guard(cli.main, argv) == 2 and str(file) in capsys.readouterr().err
     save_file(good | {f"{stem}.alpha": torch.tensor(2.0)}, file)
     imported(file, tmp_path / "out", "--base", ours)
     updates = checkpoint.read_lora(tmp_path / "out" / "model.safetensors")
     assert updates["decoder.layers.0.mlp.linear_fc1.lora_B"].eq(0.5).all()
     assert not updates["decoder.layers.1.mlp.linear_fc1.lora_B"].any()
+
+
+def test_no_source_is_replaced(ours, tmp_path, capsys):
+    base = shutil.copytree(ours, tmp_path / "base")
+    file = tmp_path / "lora.safetensors"
+    save_file({"a": torch.ones(1)}, file)
+    for output in (base, file):
+        assert guard(cli.main, ["import", str(file), "--base", str(base), "--output", str(output)]) == 2
+        assert "would replace" in capsys.readouterr().err
+    assert guard(cli.main, ["import", str(file), "--output", str(tmp_path / "out")]) == 2
+    assert "need --base" in capsys.readouterr().err

@@ -270,7 +270,7 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
             ups = list(wide.split([len(b) for b in ups]))
         made[place.name.removesuffix("weight")] = down, place.ours(ups)
     if found:
-        raise ValueError(f"{file} holds an update of {next(iter(found))}, which no network of these settings has")
+        raise ValueError(f"{file} holds an update of {next(iter(found)):.120}, which no network of these settings has")
     rank = max((len(a) for a, _ in made.values()), default=0)
     if not rank:
         raise ValueError(f"{file} holds no low-rank updates")
@@ -285,11 +285,11 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B in float32, with alpha / rank in B, by diffusers' names of the modules."""
     tensors, about = exported.open_safetensors(file)
     try:
-        settings = dict(json.loads(about.get("lora_adapter_metadata", "{}")))
+        settings: dict[str, Any] = json.loads(about.get("lora_adapter_metadata", "{}"))
+        unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]
         alpha_of_all = float(settings.get("transformer.lora_alpha") or 0)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise CheckpointError(f"{file} has damaged settings of its updates ({error})") from None
-    unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]
     if unusual:
         raise ValueError(f"{file} sets {unusual[0]}, which cannot be imported; merge it with peft first")
     parts: dict[str, dict[str, Tensor]] = {}
@@ -301,12 +301,17 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
             raise ValueError(
                 f"{file} holds {key!r:.120}, which is no low-rank update of a linear layer of Wan's blocks"
             )
-        parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})[kind] = value.float()
+        part = parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})
+        if kind in part:
+            raise ValueError(f"{file} holds {key!r:.120} twice, by another name too; keep one")
+        part[kind] = value.float()
     out = {}
     for name, part in parts.items():
         if not {"A", "B"} <= part.keys():
             raise ValueError(f"{file} lacks half of the update of {name}")
         rank = len(part["A"])
         alpha = float(part.get("alpha", alpha_of_all or rank))
+        if not all(t.isfinite().all() for t in (*part.values(), torch.tensor(alpha))):
+            raise ValueError(f"{file}: the update of {name} must be finite; it holds NaN or infinity")
         out[name] = part["A"], part["B"] * (alpha / rank)
     return out
