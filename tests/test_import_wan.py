@@ -216,6 +216,7 @@ FAULTS = {
     "novel key": (change_config("transformer/config.json", window=3), "must have window=null"),
     "wan 2.2": (change_config("model_index.json", transformer_2=["diffusers", "X"]), "Wan 2.2"),
     "no statistics": (change_config("vae/config.json", latents_mean=None), "numbers as latents_mean"),
+    "no spread": (change_config("vae/config.json", latents_std=[0.0] * 16), "positive numbers as latents_std"),
     "shift": (change_config("scheduler/scheduler_config.json", flow_shift="3"), "a positive number as flow_shift"),
 }
 
@@ -320,3 +321,10 @@ def test_no_source_is_replaced(ours, tmp_path, capsys):
         assert "would replace" in capsys.readouterr().err
     assert guard(cli.main, ["import", str(file), "--output", str(tmp_path / "out")]) == 2
     assert "need --base" in capsys.readouterr().err
+
+
+def test_wrong_parts_leave_nothing(ours, tmp_path, capsys):
+    argv = ["export", str(ours), "--format", "diffusers", "--output", str(tmp_path / "out"), "--parts", str(tmp_path)]
+    (tmp_path / "model_index.json").write_text("{}")
+    assert guard(cli.main, argv) == 2
+    assert "it lacks vae" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -104,8 +104,9 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     """What latents and texts mean to it: Wan's encoders, and the statistics in vae/config.json."""
     path = folder / "vae" / "config.json"
     mean, std = (_object(path).get(f"latents_{k}") for k in ("mean", "std"))
-    if not all(isinstance(v, list) and all(isinstance(x, int | float) for x in v) for v in (mean, std)):
-        raise CheckpointError(f"{path} must have numbers as latents_mean and latents_std, as AutoencoderKLWan has")
+    numbers = all(isinstance(v, list) and all(type(x) in (int, float) and abs(x) < 1e9 for x in v) for v in (mean, std))
+    if not numbers or len(mean) != len(std) or min(std, default=0) <= 0:
+        raise CheckpointError(f"{path} must have numbers as latents_mean and as many positive numbers as latents_std")
     encoders = {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}}
     return {**encoders, "latent_mean": mean, "latent_std": std}
 
@@ -161,6 +162,9 @@ def write_folder(
     encoders = [manifest.get(kind, {}).get("name") for kind in ("tokenizer", "text_encoder")]
     if parts and encoders != ["wan_vae", "umt5"]:
         raise ValueError("--parts is for a model of wan_vae and umt5, and this one has others; leave it out")
+    known = _object(parts / "model_index.json") if parts else {}
+    if parts and (lacking := [p for p in PARTS if p not in known or not (parts / p / "").is_dir()]):
+        raise ValueError(f"--parts {parts} must hold {', '.join(PARTS)}; it lacks {lacking[0]}")
     made_of = {s: (p, i) for p in places(model) for i, s in enumerate(p.sources)}
 
     def one(name: str) -> Tensor:
@@ -192,7 +196,6 @@ def write_folder(
         "tokenizer": ["transformers", "T5TokenizerFast"],
     }
     if parts:
-        known = _object(parts / "model_index.json")
         classes = {part: known[part] for part in PARTS}
         for part in PARTS:
             shutil.copytree(parts / part, folder / part, dirs_exist_ok=True)
