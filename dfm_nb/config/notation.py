@@ -50,4 +50,4 @@ def write(tree: Any) -> str:
 def write_value(value: Any) -> str:
     """A value in one line, as it stands behind `group.key=`."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
-    return text.removesuffix("...\n").strip()
+    return text.removesuffix("...\n").strip("\n")  # other odd spaces are the text

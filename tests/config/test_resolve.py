@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dfm_nb import config as C
@@ -451,6 +451,7 @@ def test_long_and_deep_values_settle_or_are_one_sentence(text):
 
 @settings(max_examples=100, deadline=None)
 @given(VALUES)
+@example("\xa0")
 def test_notation_reads_what_it_writes(value):
     again = notation.read(notation.write_value(value))
     assert repr(again) == repr(value)  # as text, because nan is not itself
