@@ -74,7 +74,7 @@ def python(away, *words: str, code: int = 0, timeout_s: float = 200) -> str:
 def test_wheel_holds_all_that_is_not_code(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     data = {n.rpartition("/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
-    assert sorted(data) == NOTEBOOKS and len(NOTEBOOKS) == 7
+    assert sorted(data) == NOTEBOOKS and len(NOTEBOOKS) == 8
     for folder in ("dfm_nb", "workbench"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".md", ".py"):

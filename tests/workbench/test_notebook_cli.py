@@ -231,7 +231,7 @@ def test_lab_says_that_a_port_is_taken(tmp_path, capsys):
 
 
 def test_lab_copies_the_notebooks_once(tmp_path):
-    assert lab.provide(tmp_path / "notebooks") == 7
+    assert lab.provide(tmp_path / "notebooks") == 8
     mine = tmp_path / "notebooks" / "00_tour.ipynb"
     mine.write_text("mine")
     assert lab.provide(tmp_path / "notebooks") == 0 and mine.read_text() == "mine"
@@ -255,7 +255,7 @@ def test_checkout_is_worked_on_in_a_copy(tmp_path):
 def test_installed_package_brings_the_notebooks(tmp_path, monkeypatch):
     root = Path(lab.__file__).parents[1]
     files = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    assert files[lab.SHARE] == ["notebooks/*.ipynb"] and len(list(root.glob("notebooks/*.ipynb"))) == 7
+    assert files[lab.SHARE] == ["notebooks/*.ipynb"] and len(list(root.glob("notebooks/*.ipynb"))) == 8
     monkeypatch.setattr(lab, "__file__", str(tmp_path / "site-packages/workbench/lab.py"))
     monkeypatch.setattr(lab.sysconfig, "get_path", lambda _name: str(tmp_path))
     assert lab.shipped() is None
