@@ -112,9 +112,16 @@ def as_diffusers(
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     output = Path(args.output)
+    if args.parts and args.format != "diffusers":
+        raise ValueError("--parts is for --format diffusers; add that, or leave --parts out")
     if args.format == "dfm" and output.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")
     source = checkpoint.find_weights(args.source)
+    if source.file is not None and output.resolve() in (
+        source.file.resolve(),
+        checkpoint.lora_file(source.file).resolve(),
+    ):
+        raise ValueError(f"--output {output} would replace the weights that are read; name another file")
     provenance = cfg.from_yaml(source.folder / "config.yaml").provenance
     # layout and folders of the machine that trained it mean nothing elsewhere
     source.config.model = source.config.model.model_copy(update=ALONE)

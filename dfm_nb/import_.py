@@ -45,6 +45,8 @@ def parser() -> ArgumentParser:
 def located(source: str) -> Path:
     """The path itself, or where the hub's files of that id lie, fetched if need be."""
     path = Path(source)
+    if path.name == "transformer" and wan_folder.is_wan(path.parent):
+        return path.parent
     if path.exists() or not HUB_ID.fullmatch(source):
         return path
     from huggingface_hub import snapshot_download
@@ -75,7 +77,7 @@ def with_updates(source: Path, base: str, output: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = parser().parse_intermixed_args(argv)
     source, output = located(args.source), Path(args.output)
     if output.suffix not in (".safetensors", ".pth"):
         output = output / EXPORTED

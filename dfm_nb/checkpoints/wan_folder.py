@@ -22,6 +22,7 @@ from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.exported import Lazy, check_shapes
 from dfm_nb.checkpoints.index import CheckpointError
 from dfm_nb.config.schema import ModelConfig
+from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import A, B
 from dfm_nb.model.wan_names import places
@@ -103,10 +104,13 @@ def settings_of(folder: Path) -> list[str]:
 def manifest_of(folder: Path) -> dict[str, Any]:
     """What latents and texts mean to it: Wan's encoders, and the statistics in vae/config.json."""
     path = folder / "vae" / "config.json"
-    mean, std = (_object(path).get(f"latents_{k}") for k in ("mean", "std"))
-    numbers = all(isinstance(v, list) and all(type(x) in (int, float) and abs(x) < 1e9 for x in v) for v in (mean, std))
-    if not numbers or len(mean) != len(std) or min(std, default=0) <= 0:
-        raise CheckpointError(f"{path} must have numbers as latents_mean and as many positive numbers as latents_std")
+    about = _object(path)
+    mean, std = statistics = [about.get(f"latents_{k}") or [] for k in ("mean", "std")]
+    fits = all(isinstance(v, list) and len(v) == LATENT_CHANNELS for v in statistics)
+    if not fits or not all(type(x) in (int, float) and abs(x) < 1e9 for v in statistics for x in v) or min(std) <= 0:
+        raise CheckpointError(
+            f"{path} must have {LATENT_CHANNELS} numbers as latents_mean, and positive ones as latents_std"
+        )
     encoders = {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}}
     return {**encoders, "latent_mean": mean, "latent_std": std}
 
@@ -130,6 +134,11 @@ def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
     theirs: dict[str, Tensor] = {}
     for file in files:
         theirs |= exported.open_safetensors(folder / file)[0]
+    layers = len({name.split(".")[1] for name in theirs if name.startswith("blocks.")})
+    if layers != model.num_layers:  # before a network of as many is made
+        raise ValueError(
+            f"{folder} holds {layers} layers (blocks.*), and its config.json says num_layers={model.num_layers}"
+        )
     found = {p.name: p for p in places(model)}
     check_shapes(folder, {name: list(t.shape) for name, t in theirs.items()}, _shapes(model))
     return Lazy(found, lambda name: found[name].ours([theirs[s] for s in found[name].sources]))
