@@ -37,7 +37,7 @@ from dfm_nb.checkpoints import exported, wan_folder
 from dfm_nb.model.build import on_meta
 
 OPEN = "import sys; from dfm_nb.checkpoints.weights import find_weights; find_weights(sys.argv[1])"
-SIZES = "Wan-tiny Wan-1.3B Wan-1.3B+num_layers=60 Wan-14B+num_layers=8"
+SIZES = "Wan-tiny Wan-1.3B Wan-1.3B+num_layers=60"
 RUNS = "Wan-tiny Wan-1.3B+num_layers=1 Wan-1.3B+num_layers=4"
 """Size and settings of the model joined by +."""
 
@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=SIZES, help="size and settings of the model joined by +, in bfloat16")
     parser.add_argument("--runs", default=RUNS, help="the same, of runs whose checkpoint is exported")
-    parser.add_argument("--tensors", type=float, default=4.0, help="largest tensors that a step may hold")
+    parser.add_argument("--tensors", type=float, default=6.0, help="largest tensors that a step may hold")
     parser.add_argument("--work", type=Path, help="folder for the files; by default the system's temporary one")
     parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)

@@ -182,7 +182,10 @@ def write_folder(
 
     to = folder / "transformer"
     to.mkdir(parents=True)
-    sizes = {name: one(name).to("meta") for name in made_of}
+    # types first: small objects made between large ones would leave holes that nothing large fits in
+    kinds = {place.name: ours[place.name].dtype for place, _ in made_of.values()}
+    shapes = _shapes(model).items()
+    sizes = {s: torch.empty(shape, dtype=kinds[made_of[s][0].name], device="meta") for s, shape in shapes}
     shards = split_torch_state_dict_into_shards(
         sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=shard_bytes
     )
