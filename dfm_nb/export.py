@@ -105,11 +105,9 @@ def as_diffusers(
     whole = without_updates(tensors, model)
     rounded = exported.Lazy(whole, lambda name: whole[name].to(dtype or whole[name].dtype))
     # the statistics that it was trained with, which are not the data set's if it started from other weights
-    manifest = {
-        k: v
-        for name in (checkpoint.MANIFEST, checkpoint.STATISTICS)
-        for k, v in json.loads(assets.get(name, b"{}")).items()
-    }
+    manifest: dict[str, Any] = {}
+    for name in (checkpoint.MANIFEST, checkpoint.STATISTICS):
+        manifest |= json.loads(assets.get(name, b"{}"))
     wan_folder.write_folder(output, rounded, model, config.generation.shift, manifest, Path(parts) if parts else None)
     print(f"[INFO] wrote {output}: {len(rounded)} tensors")
 

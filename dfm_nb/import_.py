@@ -20,7 +20,6 @@ from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, write_weights
-from dfm_nb.config.sizes import LATENT_CHANNELS
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
@@ -90,20 +89,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.base is not None:
         with_updates(source, args.base, output)
         return 0
-    manifest: dict[str, Any]
     if wan := wan_folder.is_wan(source):
         settings, manifest = wan_folder.settings_of(source), wan_folder.manifest_of(source)
     else:
         weights = nemo_dfm.read_source(source)
-        settings, manifest = (
-            nemo_dfm.settings_of(weights),
-            {
-                "tokenizer": {"name": "cosmos_cv"},
-                "text_encoder": {"name": "t5"},
-                "latent_mean": [0.0] * LATENT_CHANNELS,  # NeMo DFM multiplies latents by sigma_data and nothing else
-                "latent_std": [1.0] * LATENT_CHANNELS,
-            },
-        )
+        settings, manifest = nemo_dfm.settings_of(weights), nemo_dfm.manifest_of()
     for kind, name in (("tokenizer", args.tokenizer), ("text_encoder", args.text_encoder)):
         if name:
             manifest[kind] = {"name": name}

@@ -45,15 +45,12 @@ def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "a
 
     sigma_rel : as `Weights.load` takes it, or any length that the stored averages of the run can rebuild.
     """
-    model, lengths = source.config.model, list(source.config.ema.sigma_rels)
     if source.file is not None:
-        tensors = exported.read(source.file)[0] if source.tensors is None else source.tensors
-        return tensors | checkpoint.read_lora(source.file) if model.lora.rank else tensors
-    if sigma_rel == "auto":
-        sigma_rel = min(lengths) if lengths else None
-    if sigma_rel is None or sigma_rel in lengths:
-        return stored(source.folder, model, sigma_rel)
-    return _rebuilt(source, float(sigma_rel))
+        return source.of_file()
+    length = source.length(sigma_rel)
+    if length is None or length in source.config.ema.sigma_rels:
+        return stored(source.folder, source.config.model, length)
+    return _rebuilt(source, float(length))
 
 
 def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
@@ -122,7 +119,7 @@ def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Ma
     """Low-rank updates added to their weights; `model` is changed to have none."""
     if not model.lora.rank:
         return tensors
-    whole, scale = tensors, (model.lora.alpha or model.lora.rank) / model.lora.rank
+    whole, scale = tensors, model.lora.scale
     model.lora.rank = model.lora.alpha = None
     return Lazy((n for n in whole if not is_lora(n)), lambda name: merged(whole, name, scale))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import mmap
 import re
 import sys
@@ -31,6 +32,7 @@ from dfm_nb.checkpoints.index import CheckpointError, reason
 
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 """What that format calls the types that weights have."""
+Kind = tuple[torch.dtype, list[int]]
 
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
@@ -85,27 +87,36 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
     assert len(texts) + len(packed) == len(files), list(files)
     small = {k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}
     tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
+    kinds = kinds_of(tensors)
     about = {KEY: _text(texts, _checksum(texts, tensors))}
     with replacing(output) as temporary:
         if output.suffix == ".safetensors":
-            save(temporary, tensors, about)
+            save(temporary, tensors, about, kinds)
         else:
             torch.save(dict(tensors) | about, temporary)
-    count = sum(weights[name].numel() for name in weights)
+    count = sum(math.prod(kinds[name][1]) for name in weights)
     print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")
 
 
-def save(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """As safetensors' `save_file`, which must have all tensors in memory."""
+def kinds_of(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
+    """Type and shape of each, which is asked for once."""
+    return {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
+
+
+def save(
+    file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, Kind] | None = None
+) -> None:
+    """As safetensors' `save_file`, which must have all tensors in memory. kinds : of the tensors, where known."""
+    kinds = kinds or kinds_of(tensors)
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
     # the widest first, so that each begins at a multiple of its own width
-    for name in sorted(tensors, key=lambda name: -tensors[name].element_size()):
-        t = tensors[name]
-        if t.dtype not in SAFETENSORS:
-            raise CheckpointError(f"the weight {name} must be float32, bfloat16 or float16; it is {t.dtype}")
-        end = place + t.nbytes
-        header[name] = {"dtype": SAFETENSORS[t.dtype], "shape": list(t.shape), "data_offsets": [place, end]}
+    for name in sorted(tensors, key=lambda name: -kinds[name][0].itemsize):
+        dtype, shape = kinds[name]
+        if dtype not in SAFETENSORS:
+            raise CheckpointError(f"the weight {name} must be float32, bfloat16 or float16; it is {dtype}")
+        end = place + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": SAFETENSORS[dtype], "shape": shape, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

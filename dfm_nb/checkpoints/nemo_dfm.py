@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,12 @@ def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
         "patch_spatial": math.isqrt(numbers // LATENT_CHANNELS),
     }
     return ["model.variant=dfm", *(f"model.{k}={v}" for k, v in values.items())]
+
+
+def manifest_of() -> dict[str, Any]:
+    """What latents and texts mean to it: it multiplies latents by sigma_data, and nothing else."""
+    encoders = {"tokenizer": {"name": "cosmos_cv"}, "text_encoder": {"name": "t5"}}
+    return {**encoders, "latent_mean": [0.0] * LATENT_CHANNELS, "latent_std": [1.0] * LATENT_CHANNELS}
 
 
 def check_positions(table: Tensor, width: int) -> None:

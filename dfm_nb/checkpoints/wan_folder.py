@@ -6,6 +6,7 @@ code, which diffusers and ComfyUI load; those and diffusers' are read.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -25,7 +26,7 @@ from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import A, B
-from dfm_nb.model.wan_names import places
+from dfm_nb.model.wan_names import Place, places
 
 CLASS, SCHEDULER = "WanTransformer3DModel", "UniPCMultistepScheduler"
 STEM = "diffusion_pytorch_model"
@@ -174,23 +175,28 @@ def write_folder(
     known = _object(parts / "model_index.json") if parts else {}
     if parts and (lacking := [p for p in PARTS if p not in known or not (parts / p / "").is_dir()]):
         raise ValueError(f"--parts {parts} must hold {', '.join(PARTS)}; it lacks {lacking[0]}")
-    made_of = {s: (p, i) for p in places(model) for i, s in enumerate(p.sources)}
+    found = list(places(model))
+    made_of = {s: (p, i) for p in found for i, s in enumerate(p.sources)}
+
+    @functools.lru_cache(1)  # queries, keys and values, one after the other, are of one tensor here
+    def together(place: Place) -> list[Tensor]:
+        return place.theirs(ours[place.name])
 
     def one(name: str) -> Tensor:
         place, i = made_of[name]
-        return place.theirs(ours[place.name])[i].contiguous()
+        return together(place)[i].contiguous()
 
     to = folder / "transformer"
     to.mkdir(parents=True)
     # types first: small objects made between large ones would leave holes that nothing large fits in
-    kinds = {place.name: ours[place.name].dtype for place, _ in made_of.values()}
-    shapes = _shapes(model).items()
-    sizes = {s: torch.empty(shape, dtype=kinds[made_of[s][0].name], device="meta") for s, shape in shapes}
+    types = {place.name: ours[place.name].dtype for place in found}
+    kinds = {name: (types[made_of[name][0].name], shape) for name, shape in _shapes(model).items()}
+    sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in kinds.items()}
     shards = split_torch_state_dict_into_shards(
         sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=shard_bytes
     )
     for file, names in shards.filename_to_tensors.items():
-        exported.save(to / file, Lazy(names, one), {"format": "pt"})
+        exported.save(to / file, Lazy(names, one), {"format": "pt"}, kinds)
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         _write(to / f"{STEM}.safetensors.index.json", index)
@@ -236,14 +242,12 @@ _KEY = re.compile(r"(?:diffusion_model|transformer)\.(blocks\.\d+)\.(.+?)\.(?:lo
 
 def updates_out(ours: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """Low-rank updates by the names that diffusers and ComfyUI load, with alpha / rank multiplied into B."""
-    assert model.lora.rank
-    scale = (model.lora.alpha or model.lora.rank) / model.lora.rank
     out = {}
     for place in places(model):
         stem = place.name.removesuffix("weight")
         if stem == place.name or stem + A not in ours:
             continue
-        for source, rows in zip(place.sources, place.theirs(scale * ours[stem + B]), strict=True):
+        for source, rows in zip(place.sources, place.theirs(model.lora.scale * ours[stem + B]), strict=True):
             block, module = re.fullmatch(r"(blocks\.\d+)\.(.+)\.weight", source).groups()  # type: ignore[union-attr]
             name = f"diffusion_model.{block}.{NATIVE[module]}"
             out[f"{name}.lora_A.weight"] = ours[stem + A].clone()

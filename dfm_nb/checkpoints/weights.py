@@ -215,6 +215,16 @@ class Weights:
             return {"file": self.file.name, "sha256": sha256(self.file)}
         return {"folder": self.folder.name, "sha256": sha256(self.folder / CHECKSUMS)}
 
+    def of_file(self) -> dict[str, Tensor]:
+        """Of an exported file all weights, with low-rank updates from the file beside it."""
+        assert self.file is not None
+        tensors = exported.read(self.file)[0] if self.tensors is None else self.tensors
+        return tensors | read_lora(self.file) if self.config.model.lora.rank else tensors
+
+    def length(self, ema: float | str | None) -> float | str | None:
+        """The average that `ema` means, as `load` takes it: "auto" as a length, or None where none is stored."""
+        return min(self.config.ema.sigma_rels, default=None) if ema == "auto" else ema
+
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
         """Into this rank's chunks, in any layout.
 
@@ -222,12 +232,9 @@ class Weights:
         one set of weights, which is loaded whatever `ema` is.
         """
         if self.file is not None:
-            whole = exported.read(self.file)[0] if self.tensors is None else self.tensors
-            load_exported(chunks, self.file, whole, bool(self.config.model.lora.rank))
+            load_exported(chunks, self.file, self.of_file(), bool(self.config.model.lora.rank))
             return
-        lengths = list(self.config.ema.sigma_rels)
-        if ema == "auto":
-            ema = min(lengths) if lengths else None
+        lengths, ema = list(self.config.ema.sigma_rels), self.length(ema)
         if ema is not None and ema not in lengths:
             raise ValueError(
                 f"{self.folder} has no average of length {ema}; stored: {', '.join(map(str, lengths)) or 'none'} "
@@ -300,9 +307,7 @@ def read_lora(file: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tensor], lora: bool = False) -> None:
-    """`whole`, a file's weights, into this rank's shards; with `lora`, updates from the file beside it too."""
-    if lora:
-        whole = whole | read_lora(file)
+    """`whole`, a file's weights, into this rank's shards; with `lora`, low-rank updates too."""
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for local, p in chunk.named_parameters():

@@ -73,6 +73,12 @@ class LoraConfig(Group):
     )
     alpha: float | None = option(None, "the updates are scaled by alpha / rank; null means alpha = rank", gt=0)
 
+    @property
+    def scale(self) -> float:
+        """alpha / rank."""
+        assert self.rank
+        return (self.alpha or self.rank) / self.rank
+
 
 class ModelConfig(Group):
     size: Text | None = option(
