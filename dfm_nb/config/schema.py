@@ -127,7 +127,7 @@ class ModelConfig(Group):
     )
     context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1)
     sequence_parallel: bool = option(False, "SP: split activations outside the matrix products over the TP processes")
-    attention_backend: Literal["auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex"] = option(
+    attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
         "auto", "attention kernel for packed sequences; auto takes the fastest that this machine has"
     )
     recompute_granularity: Literal["selective", "full"] | None = option(

@@ -31,7 +31,6 @@ torch's bfloat16 kernel takes ten times as long at 16 queries, and is even at 51
 """
 KEY_MULTIPLE = 16
 """Keys of segments of unequal length are padded to a multiple of this."""
-BACKENDS = ("auto", "sdpa", "sdpa_loop", "varlen", "flash_attn", "flex")
 
 
 def cumulative(lengths: Sequence[int]) -> list[int]:
@@ -120,8 +119,6 @@ class SegmentLayout:
 
 def pick_backend(name: str, device: torch.device) -> str:
     """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
-    if name not in BACKENDS:
-        raise ValueError(f"model.attention_backend must be one of {', '.join(BACKENDS)}; got {name!r}")
     cuda = device.type == "cuda"
     if name == "auto":
         if not cuda:
@@ -144,9 +141,7 @@ def packed_attention(
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v within each segment; [t, heads, d]. `scale` defaults to 1 / sqrt(d)."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if backend == "sdpa":
-        return _sdpa(q, k, v, layout, scale)
-    return _BACKENDS[backend](q, k, v, layout, scale)
+    return BACKENDS[backend](q, k, v, layout, scale)
 
 
 def _sdpa(q, k, v, layout, scale):
@@ -169,15 +164,6 @@ def _sdpa(q, k, v, layout, scale):
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
 
 
-def _sdpa_loop(q, k, v, layout, scale):
-    """One call a segment: the reference that the other back ends are compared with."""
-    outs = []
-    for a, b, c, d in layout.bounds():
-        qs, ks, vs = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
-        outs.append(F.scaled_dot_product_attention(qs, ks, vs, scale=scale)[0].transpose(0, 1))
-    return torch.cat(outs)
-
-
 def _varlen(q, k, v, layout, scale):
     from torch.nn.attention.varlen import varlen_attn
 
@@ -192,33 +178,8 @@ def _flash_attn(q, k, v, layout, scale):
     )
 
 
-def _flex(q, k, v, layout, scale):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    def segment_ids(cu):
-        lengths = torch.tensor([b - a for a, b in zip(cu, cu[1:])])
-        return torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(q.device)
-
-    mask = getattr(layout, "_flex_mask", None)
-    if mask is None:
-        seg_q, seg_kv = segment_ids(layout.cu_q), segment_ids(layout.cu_kv)
-        mask = create_block_mask(
-            lambda b, h, i, j: seg_q[i] == seg_kv[j], None, None, len(q), len(k), device=q.device.type
-        )
-        layout._flex_mask = mask
-    q4, k4, v4 = (x.transpose(0, 1)[None] for x in (q, k, v))
-    run = _compiled_flex() if q.is_cuda else flex_attention
-    return run(q4, k4, v4, block_mask=mask, scale=scale)[0].transpose(0, 1)
-
-
-@functools.cache
-def _compiled_flex():
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True)
-
-
-_BACKENDS = {"sdpa_loop": _sdpa_loop, "varlen": _varlen, "flash_attn": _flash_attn, "flex": _flex}
+BACKENDS = {"sdpa": _sdpa, "varlen": _varlen, "flash_attn": _flash_attn}
+"""By the names that `model.attention_backend` takes beside "auto"."""
 
 
 def deal(rank: int, size: int) -> slice:

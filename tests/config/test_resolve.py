@@ -557,7 +557,7 @@ def test_print_config_shows_value_and_layer():
 def test_attention_backends_are_those_of_the_attention_module():
     from dfm_nb.model import attention
 
-    assert C.fields()["model.attention_backend"].limits["choices"] == attention.BACKENDS
+    assert C.fields()["model.attention_backend"].limits["choices"] == ("auto", *attention.BACKENDS)
 
 
 def test_nearest_name_is_found_for_any_one_letter_slip():
