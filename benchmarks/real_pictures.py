@@ -9,7 +9,7 @@ are "a drawing of a KIND: TITLE" for 20 kinds, which are folders of Open Clip Ar
 all other pictures keep their own caption. Of every kind the drawings of some authors are held out (series have one
 author), and those that still look like a training picture are left out.
 
-The judge is a linear probe (ridge regression on one of 20) on EfficientNet-Lite2's features of the training pictures
+The judge is a linear probe (ridge regression on one of 20) on EfficientNet-Lite0's features of the training pictures
 as drawn. It names the kind of: held-out drawings, the same through the tokenizer, samples for "a drawing of a KIND",
 and samples for the captions of held-out drawings. Chance is 5 %.
 
@@ -176,9 +176,9 @@ def measure(
     table: pd.DataFrame, held: np.ndarray, frames: np.ndarray, run: Path, guidance: float, picture: Path
 ) -> dict:
     from dfm_nb import Pipeline
-    from dfm_nb.evaluation.features import efficientnet_lite
+    from dfm_nb.evaluation.features import build
 
-    network = efficientnet_lite(2, 260)()
+    network = build("efficientnet_lite0")
     named = (table["kind"] != "").to_numpy()
     trained_on, frames, held = int((~held).sum()), frames[named], held[named]
     kinds, captions = (table[name].to_numpy()[named] for name in ("kind", "caption"))

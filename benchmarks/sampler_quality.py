@@ -10,7 +10,7 @@ noise and guidance. Measured, by sampler and evaluations:
   of sigma_data, the median over samples. Stochastic samplers follow no trajectory and have none;
 - share of samples in which a classifier fitted on real renders finds colour, background and pattern all as asked, with
   its Wilson interval;
-- Frechet and kernel distance of EfficientNet-Lite0 features to 192 real renders of the same attributes, beside that of
+- kernel distance of EfficientNet-Lite0 features to 192 real renders of the same attributes, beside that of
   other renders. Most of the distance between the fine solution and the renders is the small tokenizer's blur, which is
   in every row.
 
@@ -34,8 +34,9 @@ from dfm_nb import parallel
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.data.sources import synthetic
 from dfm_nb.diffusion.samplers import SAMPLERS, evaluations
-from dfm_nb.evaluation import features, frechet
+from dfm_nb.evaluation import features
 from dfm_nb.evaluation.attributes import CORE, unseen_attributes, wilson
+from dfm_nb.evaluation.distance import kernel_distance
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline
@@ -74,11 +75,7 @@ class Judge:
         self.fine: torch.Tensor | None = None
 
     def features_distance(self, pictures: np.ndarray) -> dict[str, float]:
-        rows = self.network(pictures)
-        return {
-            "frechet": frechet.frechet_distance(rows, self.real),
-            "kernel": frechet.kernel_distance(rows, self.real),
-        }
+        return {"kernel": kernel_distance(self.network(pictures), self.real)}
 
     def __call__(self, latents: torch.Tensor, trajectory: bool) -> dict:
         pictures = [self.pipe.decode(latent) for latent in latents]
@@ -124,7 +121,7 @@ def measure(pipe: Pipeline, judge: Judge, prompts: list[str]) -> dict:
 def row(name: str, spent: int | str, m: dict) -> str:
     distance = f"{m['distance']:.3f}" if "distance" in m else ""
     asked = f"{m['as_asked']:.0%} ({m['low']:.0%} - {m['high']:.0%})" if "as_asked" in m else ""
-    return f"| {name} | {spent} | {distance} | {asked} | {m['frechet']:.0f} | {1000 * m['kernel']:.0f} |"
+    return f"| {name} | {spent} | {distance} | {asked} | {1000 * m['kernel']:.0f} |"
 
 
 def table(result: dict) -> str:
@@ -135,8 +132,8 @@ def table(result: dict) -> str:
         f"{SETTINGS['guidance']:g}, the same noise in every row.",
         "",
         "| sampler, schedule | evaluations | distance to the fine solution / sigma_data "
-        "| all three attributes as asked | Frechet distance | kernel distance x 1000 |",
-        "|---|---|---|---|---|---|",
+        "| all three attributes as asked | kernel distance x 1000 |",
+        "|---|---|---|---|---|",
     ]
     lines += [row(f"{c['sampler']}, {c['schedule']}", c["evaluations"], c) for c in result["cells"]]
     lines.append(row("fine solution: unipc, karras", REFERENCE["num_steps"], result["reference"]))
@@ -182,7 +179,7 @@ def draw(result: dict, path: Path) -> None:
     names = list(dict.fromkeys(sampler for sampler, _ in lines))
     for (sampler, schedule), cells in lines.items():
         colour, style = PALETTE[names.index(sampler)], "--" if schedule == "focused" else "-"
-        for axes, key in zip(panels, ("distance", "as_asked", "frechet")):
+        for axes, key in zip(panels, ("distance", "as_asked", "kernel")):
             if key in cells[0]:
                 axes.plot(
                     [c["evaluations"] for c in cells],
@@ -199,13 +196,13 @@ def draw(result: dict, path: Path) -> None:
     panels[1].axhline(
         reference["as_asked"], color="#666666", linewidth=0.8, linestyle=":", label="fine solution, 95 % interval"
     )
-    panels[2].axhline(reference["frechet"], color="#666666", linewidth=0.8, linestyle=":")
-    panels[2].axhline(real["frechet"], color="#666666", linewidth=0.8, linestyle="--")
-    panels[2].annotate("real renders", (5, real["frechet"]), va="bottom", fontsize=8, color="#444444")
+    panels[2].axhline(reference["kernel"], color="#666666", linewidth=0.8, linestyle=":")
+    panels[2].axhline(real["kernel"], color="#666666", linewidth=0.8, linestyle="--")
+    panels[2].annotate("real renders", (5, real["kernel"]), va="bottom", fontsize=8, color="#444444")
     titles = (
         "distance to the fine solution / sigma_data",
         "share with all attributes as asked",
-        "Frechet distance to real renders",
+        "kernel distance to real renders",
     )
     for axes, title in zip(panels, titles):
         axes.set(xscale="log", xlabel="network evaluations", title=title)

@@ -8,9 +8,9 @@ figures, each with its 95 % interval:
   (`evaluation.attributes`). Beside it the same of real renders, as they are (what the classifier can do) and through
   the tokenizer (the upper bound for any model);
 - with `--wordings`, the same for prompts in words that training did not use;
-- with `--distances`, the kernel distance, coverage and recall to real renders in two feature networks;
-- with `--dataset`, the Frechet (FID) and kernel distance (KID) to real samples, beside those between two sets of real
-  samples, which a perfect model would get; and of a prepared folder the share of samples that are nearer to a training
+- with `--distances`, the kernel distance and recall to real renders;
+- with `--dataset`, the kernel distance (KID) to real samples, beside that between two sets of real samples, which a
+  perfect model would get; and of a prepared folder the share of samples that are nearer to a training
   sample than 99 % of the held-out ones are, so that copies are seen;
 - for clips the temporal consistency and the wing motion, beside those of real clips.
 
@@ -37,7 +37,7 @@ from dfm_nb.base import video
 from dfm_nb.base.argv import ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.data.sources import synthetic
-from dfm_nb.evaluation import diversity, features, frechet, reference, wordings
+from dfm_nb.evaluation import distance, diversity, features, reference, wordings
 from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, unseen_attributes
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.evaluation.reference import Real
@@ -52,10 +52,6 @@ if TYPE_CHECKING:
 FPS = 12.0
 CLIP_FRAMES = 9
 REAL_SEED = 987_654
-NETWORKS = ("efficientnet_lite0", "efficientnet_lite2")
-"""Of `--distances`: nothing here was tuned on the second."""
-
-
 MOST_STORED = 20_000
 """Latents of a split that copies are looked for in."""
 
@@ -106,11 +102,7 @@ def parser() -> ArgumentParser:
     p.add_argument(
         "--wordings", type=int, default=0, help="images to generate for each form of wording that training did not use"
     )
-    p.add_argument(
-        "--distances",
-        action="store_true",
-        help=f"kernel distance, coverage and recall to real renders, by {' and '.join(NETWORKS)}",
-    )
+    p.add_argument("--distances", action="store_true", help="kernel distance and recall to real renders")
     p.add_argument("--features", default="efficientnet_lite0", help=f"of {', '.join(features.NETWORKS)}")
     p.add_argument("--features-path", help="file, folder or hub id of the feature network's weights")
     p.add_argument("--num-prompts", type=int, default=64, help="images to generate")
@@ -158,7 +150,7 @@ class Evaluation:
 
     def unseen(self) -> None:
         """Attribute combinations that training never showed, in the words of training and in others."""
-        a, networks = self.args, [features.build(n) for n in NETWORKS] if self.args.distances else []
+        a, network = self.args, features.build("efficientnet_lite0") if self.args.distances else None
         for kind, count, frames in (("images", a.num_prompts, 1), ("clips", a.num_clips, CLIP_FRAMES)):
             if not count:
                 continue
@@ -166,8 +158,8 @@ class Evaluation:
             prompts = [synthetic.caption_for(w, template=i) for i, w in enumerate(wanted)]
             videos = [g.frames for g in self._generate(requests(prompts, frames, a))]
             self.result[kind] = self._score(kind, videos, wanted)
-            if networks:
-                self.result[kind]["distances"] = diversity.against_renders(self._renders_like(kind, videos), networks)
+            if network:
+                self.result[kind]["distances"] = diversity.against_renders(self._renders_like(kind, videos), network)
         if a.wordings:
             wanted = unseen_attributes(a.wordings, "still", a.part)
             self.result["wordings"] = {
@@ -219,7 +211,7 @@ class Evaluation:
             if all(set(MEASURED) <= set(a) for a in attributes):
                 measured |= self._score(kind, videos, attributes)
             sets = (videos, [r.frames for r in asked], [r.frames for r in others])
-            measured |= frechet.compare(*([network(v) for v in some] for some in sets))
+            measured |= distance.compare(*([network(v) for v in some] for some in sets))
             if isinstance(opened, reference.PreparedFolder) and args.split != "train":
                 measured |= self._copies(generated)
             self.result[kind] = measured

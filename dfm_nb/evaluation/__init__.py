@@ -1,1 +1,1 @@
-"""What measures samples: the attribute judge, feature networks, Frechet and kernel distances."""
+"""What measures samples: the attribute judge, features, kernel distance, recall and copies."""

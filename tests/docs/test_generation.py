@@ -50,7 +50,7 @@ def test_every_block_of_the_page_runs(tmp_path, tiny_checkpoint, tiny_data):
     assert "(2, 5, 32, 48, 3) uint8" in said and said.count("6 6 (5, 32, 48, 3)") == 1
     measured = json.loads((tmp_path / "evaluation.json").read_text())["images"]
     assert measured["kernel_distance"]["value"] > measured["kernel_distance"]["real"]
-    assert "kernel distance x 1000" in said and "No Frechet distance" in said
+    assert "kernel distance x 1000" in said
     for line in re.findall(r"^error: (.*)$", PAGE.text, re.M):  # as the page shows them
         for part in line.split(" ..."):
             assert part.strip(" .") in said, part
