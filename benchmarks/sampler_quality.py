@@ -228,7 +228,7 @@ def main() -> None:
     started = time.monotonic()
     pipe = Pipeline.from_checkpoint(args.checkpoint_path, mixed_precision="fp32")
     wanted = unseen_attributes(args.num_prompts, "still")
-    judge = Judge(pipe, wanted, AttributeClassifier.load(), features.build("efficientnet_lite0"))
+    judge = Judge(pipe, wanted, AttributeClassifier.load(), features.efficientnet_lite0())
     result = measure(pipe, judge, [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)])
     result |= {"num_prompts": args.num_prompts, "settings": SETTINGS, "elapsed_s": round(time.monotonic() - started)}
     result["machine"] = {

@@ -103,8 +103,6 @@ def parser() -> ArgumentParser:
         "--wordings", type=int, default=0, help="images to generate for each form of wording that training did not use"
     )
     p.add_argument("--distances", action="store_true", help="kernel distance and recall to real renders")
-    p.add_argument("--features", default="efficientnet_lite0", help=f"of {', '.join(features.NETWORKS)}")
-    p.add_argument("--features-path", help="file, folder or hub id of the feature network's weights")
     p.add_argument("--num-prompts", type=int, default=64, help="images to generate")
     p.add_argument(
         "--num-clips", type=int, default=16, help="clips to generate, of 9 frames without --dataset; 0: none"
@@ -150,7 +148,7 @@ class Evaluation:
 
     def unseen(self) -> None:
         """Attribute combinations that training never showed, in the words of training and in others."""
-        a, network = self.args, features.build("efficientnet_lite0") if self.args.distances else None
+        a, network = self.args, features.efficientnet_lite0() if self.args.distances else None
         for kind, count, frames in (("images", a.num_prompts, 1), ("clips", a.num_clips, CLIP_FRAMES)):
             if not count:
                 continue
@@ -312,7 +310,7 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
 def measure(args: argparse.Namespace) -> Measured:
     """What the command line asks for; writes the files that it names."""
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
-    network = features.build(args.features, args.features_path, parallel.device()) if args.dataset else None
+    network = features.efficientnet_lite0(parallel.device()) if args.dataset else None
     pipe = Pipeline.from_checkpoint(
         args.checkpoint_path,
         ema,

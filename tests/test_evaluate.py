@@ -86,7 +86,6 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
     for flags, message in (
         (["--dataset", "nowhere"], "--dataset nowhere is neither a prepared folder (it has no .nv-meta) nor a source"),
         (["--dataset", str(other)], "was encoded by another tokenizer (pca) than the checkpoint's"),
-        (["--dataset", str(tiny_data), "--features", "vgg"], "must be one of efficientnet_lite0, inception"),
         (
             ["--dataset", str(tiny_data), "--split", "train", "--num-prompts", "1", "--num-clips", "0"],
             "distances need 4 or more",
