@@ -63,8 +63,7 @@ def on_a_terminal(folder, argv, wanted, timeout_s=400):
     return said
 
 
-FORECAST = r"An iteration will take about \d.* on this CPU \(.* TFLOP a process, at .* GFLOP/s\), all 10000 about"
-RECIPE = r"--recipe demo\w* in place of these settings: about \d"
+FORECAST = r"An iteration will take about \d.* on this CPU, all 10000 \d"
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +77,8 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_first_command_says_how_long_it_takes_and_what_suits(tmp_path, data):
-    """`torchrun --nproc-per-node 2 -m dfm_nb.train --dataset-path data` on a CPU: an iteration takes minutes."""
-    said = on_a_terminal(tmp_path, ["--dataset-path", data], [FORECAST])
-    assert re.search(FORECAST + ".*" + RECIPE, said), said[-3000:]
-
-
-@pytest.mark.slow
-def test_long_step_counts_its_packs_on_the_terminal_alone(tmp_path, data):
-    """The same on packs of a quarter, for which a test can wait; in memory too."""
+def test_first_command_says_how_long_it_takes_and_counts_its_packs_on_the_terminal_alone(tmp_path, data):
+    """The pages' first command on a CPU, on packs of a quarter, for which a test can wait; in memory too."""
     bar = r"packs: +\d+%.* (\d+)/16 "
     said = on_a_terminal(tmp_path, ["--dataset-path", data, "dataset.task_encoder_seq_length=2048"], [FORECAST, bar])
     forecast, progress = re.search(FORECAST, said), re.search(bar, said)
@@ -98,4 +90,4 @@ def test_long_step_counts_its_packs_on_the_terminal_alone(tmp_path, data):
 @pytest.mark.slow
 def test_yaml_of_the_reference_as_it_is_comes_to_its_first_step(tmp_path):
     said = on_a_terminal(tmp_path, ["--config-file", YAML, "--mock"], [FORECAST])
-    assert re.search(FORECAST + ".*" + RECIPE, said), said[-3000:]
+    assert re.search(FORECAST, said), said[-3000:]

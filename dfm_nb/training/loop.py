@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.log import log, start_logging
+from dfm_nb.base.cpu import mlp_flops_per_s
+from dfm_nb.base.log import duration, log, start_logging
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run, written_path
 from dfm_nb.checkpoints import saving
@@ -24,10 +25,9 @@ from dfm_nb.config import counts
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import layout_of
-from dfm_nb.training import forecast
 from dfm_nb.training.batches import data_folder, open_store, packed_loader
 from dfm_nb.training.report import Report
-from dfm_nb.training.trainer import StepResult, Trainer, no_bars
+from dfm_nb.training.trainer import LONG_S, StepResult, Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
@@ -230,7 +230,7 @@ class Training:
         self._beat("loading data", watched=not first)
         packs = self.loader.next_step()
         if first:
-            forecast.tell(self.config, packs)
+            tell_duration(self.config, packs)
         self._beat("in a step", watched=not first)
         result = self.trainer.step(packs)
         self._beat("between steps", watched=False)
@@ -288,6 +288,22 @@ class Training:
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")
+
+
+def tell_duration(config: cfg.Config, packs: Sequence[Pack]) -> None:
+    """Log what a step on these packs of this process will take on a CPU, if that is long: FLOPs by a measured rate.
+
+    Every process measures, because they share the cores in training too.
+    """
+    if parallel.device().type != "cpu":
+        return
+    m = config.model
+    assert m.ffn_hidden_size is not None
+    flops = sum(counts.model_flops(m, *p.lengths(padding=True)) for p in packs) // layout_of(m).model_size
+    step_s = flops / mlp_flops_per_s(m.hidden_size, m.ffn_hidden_size, config.mixed_precision == "bf16")
+    if step_s > LONG_S:
+        iters, all_s = config.train.train_iters, step_s * config.train.train_iters
+        log.info("An iteration will take about %s on this CPU, all %d %s", duration(step_s), iters, duration(all_s))
 
 
 def run(resolved: cfg.Resolved, run_dir: str) -> int:

@@ -25,8 +25,10 @@ from dfm_nb.model.denoiser import forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import global_name, layout_of, mpu
-from dfm_nb.training import forecast
 from dfm_nb.training.muon import Muon, matrices_of
+
+LONG_S = 10.0
+"""A step that takes longer gets a bar of its packs on a terminal and, on a CPU, a line before the first one."""
 
 
 @dataclass
@@ -173,7 +175,7 @@ class Trainer:
         return output, loss_function
 
     def _schedule(self, packs: list[Pack], forward_step, forward_only: bool) -> list[dict]:
-        with tqdm(packs, "packs", leave=False, unit="pack", delay=forecast.LONG_S, disable=no_bars()) as bar:
+        with tqdm(packs, "packs", leave=False, unit="pack", delay=LONG_S, disable=no_bars()) as bar:
             iterators = [iter(bar), *(iter(packs) for _ in self.ddp[1:])]
             return self.run_schedule(
                 forward_step_func=forward_step,
