@@ -1,12 +1,11 @@
-"""How much memory generation takes, before it starts: an estimate, what is there, and what to change if it is too much.
+"""How much memory generation takes, before it starts: an estimate, and the refusal of what does not fit.
 
 Of the measured growth of a process on CPU (float32, 4,096 and 8,192 tokens) the estimate was 0.98.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from dfm_nb.base import geometry
 from dfm_nb.base.memory import GIB
@@ -37,11 +36,6 @@ class Work:
     tp: int = 1
     cp: int = 1
     pp: int = 1
-
-    @property
-    def pixels(self) -> tuple[int, int, int]:
-        """Frames, height and width of a clip."""
-        return geometry.pixel_size(self.t, self.h, self.w)
 
     @property
     def clip_tokens(self) -> int:
@@ -90,51 +84,17 @@ def estimate(work: Work) -> Memory:
     return Memory(work.weight_bytes, activations, text, values * 8 * STATES)
 
 
-def advice(work: Work, room: int) -> str:
-    """What to change, any one of batch, frames, sides and cp-size: to what fits `room` bytes beside the weights."""
-
-    def first_fit(changes: Iterable[dict[str, int]]) -> Work | None:
-        smaller = (replace(work, **change) for change in changes)  # type: ignore[arg-type]
-        return next((w for w in smaller if estimate(w).beside_weights <= room), None)
-
-    def tenths(side: int, k: int) -> int:
-        return max(2, side * k // 10 // 2 * 2)  # latent pixels, so that px stay divisible by 16
-
-    frames, height, width = work.pixels
-    out = []
-    if fit := first_fit({"batch": b} for b in range(work.batch - 1, 0, -1)):
-        out.append(f"lower --batch-size from {work.batch} to {fit.batch}")
-    if fit := first_fit({"t": t} for t in range(work.t - 1, 0, -1)):
-        out.append(f"lower --num-video-frames from {frames} to {fit.pixels[0]}")
-    sides = [(tenths(work.h, k), tenths(work.w, k)) for k in range(9, 0, -1)]
-    if fit := first_fit({"h": h, "w": w} for h, w in sides if h * w < work.h * work.w):
-        out.append(f"lower --height and --width from {height} and {width} to {fit.pixels[1]} and {fit.pixels[2]}")
-    shared = first_fit({"cp": work.cp * 2**k} for k in range(1, 9))
-    if shared:
-        out.append(f"raise --cp-size from {work.cp} to {shared.cp} (with --nproc-per-node {shared.cp * work.tp})")
-    text = ", or ".join(out) or "lower --batch-size, --num-video-frames, --height and --width together"
-    if not shared:
-        most = 8 * work.cp
-        text += f" (--cp-size {most} alone would take it to {estimate(replace(work, cp=most)).total / GIB:.3g} GiB)"
-    return text
-
-
-def refusal(work: Work, room: int, begun: bool) -> str:
-    """The sentence for a batch that does not fit `room` bytes beside the weights.
-
-    begun : memory ran out while sampling, so what is asked for must shrink by half.
-    """
+def refusal(work: Work, room: int | None) -> str:
+    """The sentence for a batch that does not fit `room` bytes beside the weights; None: it ran out while sampling."""
     m = estimate(work)
-    if begun:
-        room = min(room, m.beside_weights // 2)
-    frames, height, width = work.pixels
+    frames, height, width = geometry.pixel_size(work.t, work.h, work.w)
     parts = ", ".join(f"{name} {part / GIB:.3g}" for name, part in asdict(m).items())
     what = (
         f"{work.batch} clip(s) of {frames} frames at {height}x{width} ({work.clip_tokens} tokens each, "
         f"cp-size {work.cp}): an estimated {m.total / GIB:.3g} GiB per process ({parts})"
     )
-    if begun:
-        return f"out of memory for {what}; {advice(work, room)}"
+    fix = "lower --batch-size, --num-video-frames, or --height and --width, or raise --cp-size with --nproc-per-node"
+    if room is None:
+        return f"out of memory for {what}; {fix}"
     left = f"{room / GIB:.3g} GiB left beside the weights"
-    fix = f"{advice(work, room)}; --no-memory-check skips the estimate"
-    return f"there is too little memory for {what}, with {left}; {fix}"
+    return f"there is too little memory for {what}, with {left}; {fix}; --no-memory-check skips the estimate"

@@ -345,7 +345,7 @@ class Pipeline:
         """ValueError with what to lower, if a batch would not fit."""
         work, room = self.memory(requests), sampling_memory.available_bytes(self.device)
         if self.memory_check and sampling_memory.estimate(work).beside_weights > room:
-            raise ValueError(sampling_memory.refusal(work, room, begun=False))
+            raise ValueError(sampling_memory.refusal(work, room))
 
     @contextlib.contextmanager
     def _explaining_memory(self, requests: Sequence[Request]):
@@ -355,8 +355,7 @@ class Pipeline:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise
-            room = sampling_memory.available_bytes(self.device)
-            raise ValueError(sampling_memory.refusal(self.memory(requests), room, begun=True)) from error
+            raise ValueError(sampling_memory.refusal(self.memory(requests), None)) from error
 
     # ---- latents ----------------------------------------------------------------------------------------------
 
