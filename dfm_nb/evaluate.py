@@ -49,7 +49,6 @@ from dfm_nb.generation.request import RECOMMENDED, Request, add_flags, flags_of
 if TYPE_CHECKING:
     import pandas as pd
 
-FPS = 12.0
 CLIP_FRAMES = 9
 REAL_SEED = 987_654
 MOST_STORED = 20_000
@@ -61,7 +60,7 @@ SHARED = ("negative_prompt", "guidance_interval", "autoguidance", *RECOMMENDED)
 
 def requests(prompts: Sequence[str], frames: int, args: argparse.Namespace) -> list[Request]:
     """A request for each prompt."""
-    size = {"height": args.size_px, "width": args.size_px, "num_video_frames": frames, "fps": FPS}
+    size = {"height": args.size_px, "width": args.size_px, "num_video_frames": frames}
     own = {**size, "seed": args.seed, **flags_of(args, SHARED)}
     return [Request(prompt=prompt, index=i, **own) for i, prompt in enumerate(prompts)]
 

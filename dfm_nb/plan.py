@@ -646,11 +646,12 @@ def estimate(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) 
 
 
 def parser() -> ArgumentParser:
+    usual = cfg.Config()
     p = ArgumentParser(
         prog="dfm plan", description="Layouts of a model on a number of GPUs: memory per GPU and time of a step."
     )
     p.add_argument("--model", required=True, help=f"a size: {', '.join(sizes.SIZES)}")
-    p.add_argument("--seq-length", type=int, default=8192, help="tokens of a pack (dataset.task_encoder_seq_length)")
+    p.add_argument("--seq-length", type=int, default=usual.dataset.task_encoder_seq_length, help="tokens of a pack")
     p.add_argument("--gpus", type=int, default=8, help="processes, one per GPU")
     p.add_argument(
         "--machine",
@@ -660,12 +661,10 @@ def parser() -> ArgumentParser:
     )
     p.add_argument("--gpus-per-node", type=int, help="GPUs that NVLink joins; without --machine 8")
     p.add_argument("--gpu-memory-gib", type=float, help="memory of one GPU; without --machine 80")
-    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default="bf16", help="arithmetic of the network")
-    p.add_argument("--global-batch-size", type=int, default=32, help="packs per optimizer step over all processes")
-    p.add_argument("--samples", type=int, default=1, help="samples in a pack")
-    p.add_argument(
-        "--text-tokens", type=int, default=512, help="caption tokens of a sample, without model.text_padding"
-    )
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default=usual.mixed_precision, help="arithmetic")
+    p.add_argument("--global-batch-size", type=int, default=usual.train.global_batch_size, help="packs of a step")
+    p.add_argument("--samples", type=int, default=Load.samples, help="samples in a pack")
+    p.add_argument("--text-tokens", type=int, default=Load.text_tokens, help="of a caption, without model.text_padding")
     p.add_argument("--margin", type=float, default=15, help="percent that has to be left beside the estimate")
     p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of a GPU; without --machine 989")
     p.add_argument("--efficiency", type=float, help="share of them that matrix products reach (1)")

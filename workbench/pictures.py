@@ -45,6 +45,7 @@ WIDTH_IN, PX_PER_IN, DPI = 9.2, 96, 128
 CELL_IN = 1.0
 INK, PADDING = "#333333", "#cccccc"
 GLOW = np.array([1.0, 0.55, 0.15])
+_USUAL = cfg.Config().model
 
 
 @dataclass(repr=False)
@@ -286,7 +287,12 @@ def noising(
     return Picture(figure, f"{request.prompt} EDM loss with and without the caption by sigma: {told}.")
 
 
-def schedules(num_steps: int = 18, P_mean: float = -0.4, P_std: float = 1.0, sigma_data: float = 0.5) -> Picture:
+def schedules(
+    num_steps: int = 18,
+    P_mean: float = _USUAL.P_mean,
+    P_std: float = _USUAL.P_std,
+    sigma_data: float = _USUAL.sigma_data,
+) -> Picture:
     """The noise levels of every schedule, step by step, beside the noise levels that training draws."""
     figure = _figure(4.0)
     axes, side = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)

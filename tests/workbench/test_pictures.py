@@ -75,8 +75,9 @@ def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
 
 
 def test_schedules_count_the_steps_within_the_noise_of_training():
+    """Of the defaults of the settings."""
     picture = check(pictures.schedules(num_steps=12))
-    low, high = np.exp([-0.4 - 2, -0.4 + 2])
+    low, high = np.exp([0.2 - 2 * 1.4, 0.2 + 2 * 1.4])
     for name, schedule in samplers.SCHEDULES.items():
         levels = schedule(12)[:-1]
         assert f"{name} {int(((levels > low) & (levels < high)).sum())}" in picture.summary
