@@ -176,9 +176,9 @@ def measure(
     table: pd.DataFrame, held: np.ndarray, frames: np.ndarray, run: Path, guidance: float, picture: Path
 ) -> dict:
     from dfm_nb import Pipeline
-    from dfm_nb.evaluation.features import efficientnet_lite0
+    from dfm_nb.evaluation.features import Features
 
-    network = efficientnet_lite0()
+    network = Features()
     named = (table["kind"] != "").to_numpy()
     trained_on, frames, held = int((~held).sum()), frames[named], held[named]
     kinds, captions = (table[name].to_numpy()[named] for name in ("kind", "caption"))

@@ -69,7 +69,7 @@ def renders(wanted: list[dict[str, str]], count: int, first: int) -> np.ndarray:
 class Judge:
     """Measures latents of the same prompts: against the fine solution, the prompts and real renders."""
 
-    def __init__(self, pipe: Pipeline, wanted: list[dict[str, str]], classifier, network: features.FeatureNetwork):
+    def __init__(self, pipe: Pipeline, wanted: list[dict[str, str]], classifier, network: features.Features):
         self.pipe, self.wanted, self.classifier, self.network = pipe, wanted, classifier, network
         self.real = network(renders(wanted, REAL_RENDERS, 0), progress=True)
         self.fine: torch.Tensor | None = None
@@ -228,7 +228,7 @@ def main() -> None:
     started = time.monotonic()
     pipe = Pipeline.from_checkpoint(args.checkpoint_path, mixed_precision="fp32")
     wanted = unseen_attributes(args.num_prompts, "still")
-    judge = Judge(pipe, wanted, AttributeClassifier.load(), features.efficientnet_lite0())
+    judge = Judge(pipe, wanted, AttributeClassifier.load(), features.Features())
     result = measure(pipe, judge, [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)])
     result |= {"num_prompts": args.num_prompts, "settings": SETTINGS, "elapsed_s": round(time.monotonic() - started)}
     result["machine"] = {

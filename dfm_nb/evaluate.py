@@ -147,7 +147,7 @@ class Evaluation:
 
     def unseen(self) -> None:
         """Attribute combinations that training never showed, in the words of training and in others."""
-        a, network = self.args, features.efficientnet_lite0() if self.args.distances else None
+        a, network = self.args, features.Features() if self.args.distances else None
         for kind, count, frames in (("images", a.num_prompts, 1), ("clips", a.num_clips, CLIP_FRAMES)):
             if not count:
                 continue
@@ -180,7 +180,7 @@ class Evaluation:
             "real": renders.as_drawn[renders.half :][:n],
         }
 
-    def against(self, network: features.FeatureNetwork) -> None:
+    def against(self, network: features.Features) -> None:
         """The captions of `--dataset`, and distances to its samples.
 
         Half of the real samples give the captions, the other half is what the distances are to.
@@ -203,7 +203,7 @@ class Evaluation:
             asked, others = found[: len(found) // 2], found[len(found) // 2 :]
             generated = self._generate(requests_like(asked, args))
             videos = [g.frames for g in generated]
-            measured: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": network.name}
+            measured: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": features.NAME}
             attributes = [r.attributes for r in asked]
             if all(set(MEASURED) <= set(a) for a in attributes):
                 measured |= self._score(kind, videos, attributes)
@@ -309,7 +309,7 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
 def measure(args: argparse.Namespace) -> Measured:
     """What the command line asks for; writes the files that it names."""
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
-    network = features.efficientnet_lite0(parallel.device()) if args.dataset else None
+    network = features.Features(parallel.device()) if args.dataset else None
     pipe = Pipeline.from_checkpoint(
         args.checkpoint_path,
         ema,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from dfm_nb.evaluation.distance import kernel_distance, kernel_estimate
-from dfm_nb.evaluation.features import FeatureNetwork
+from dfm_nb.evaluation.features import NAME, Features
 
 NEIGHBOURS = 5
 
@@ -41,7 +41,7 @@ def memorised(generated: np.ndarray, held_out: np.ndarray, training: np.ndarray)
     return float((nearest(generated, training) < np.quantile(nearest(held_out, training), 0.01)).mean())
 
 
-def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: FeatureNetwork) -> dict[str, dict[str, float]]:
+def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: Features) -> dict[str, dict[str, float]]:
     """Kernel distance and recall of samples to real renders.
 
     Parameters
@@ -64,4 +64,4 @@ def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: FeatureNe
     for name in ("decoded", "as_drawn"):
         row[f"kernel_distance_{name}"] = kernel_distance(of[name], of["real"])
         row[f"recall_{name}"] = recall(of[name], of["real"])
-    return {network.name: row}
+    return {NAME: row}

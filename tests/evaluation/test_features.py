@@ -14,7 +14,7 @@ from dfm_nb.evaluation.distance import kernel_distance
 
 @pytest.fixture(scope="module")
 def efficientnet():
-    return features.efficientnet_lite0()
+    return features.Features()
 
 
 def renders(count: int) -> np.ndarray:
@@ -47,9 +47,9 @@ def test_efficientnet_orders_disturbances(efficientnet):
     assert abs(same) < 0.05 and same < soft < wild and wild > 2 * soft
 
 
-def test_faults_are_named(monkeypatch):
+def test_faults_are_named(efficientnet, monkeypatch):
     with pytest.raises(ValueError, match=r"uint8 \[1, 8, 8\]"):
-        features.FeatureNetwork("x", lambda x: x, 8)(np.zeros((1, 8, 8), np.uint8))
+        efficientnet(np.zeros((1, 8, 8), np.uint8))
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
     with pytest.raises(ValueError, match=r"dfm_nb\[metrics\]"):
-        features.efficientnet_lite0()
+        features.Features()
