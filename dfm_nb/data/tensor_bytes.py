@@ -1,8 +1,8 @@
 """Tensors of floats from the bytes of `torch.save` or `pickle`, without running code and in bounded memory.
 
-Both forms describe a tensor by a short pickle. Here a machine of the few instructions that such a description needs
-reads it: it calls nothing, and makes nothing larger than what it was given. Numbers are then copied once from where
-they lie in the bytes, so that memory stays below the bytes and the tensor together.
+Both forms describe a tensor by a short pickle. It is scanned first, since Python's unpickler allocates whatever one
+instruction asks for; then an `Unpickler` reads it that knows a few names and makes nothing for them but descriptions.
+Numbers are copied once, at the end, from where they lie in the bytes, so that memory stays below four times the bytes.
 """
 
 from __future__ import annotations
@@ -10,60 +10,36 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+OPCODES = frozenset(
+    "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINUNICODE SHORT_BINUNICODE BINBYTES "
+    "SHORT_BINBYTES BINBYTES8 EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT BINPUT "
+    "LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL BINPERSID REDUCE".split()
+)
+"""Not BUILD, which sets attributes, nor SETITEM, which hashes: a tuple of tuples may take forever."""
+
 MOST_STEPS, MOST_RECORDS, LONGEST_TEXT = 400, 64, 1000
-"""Instructions of a pickle, records of a zip, bytes of a name: some ten times what a tensor needs."""
+"""Instructions of a pickle, records of a zip, characters of a name: some ten times what a tensor needs."""
 
-MAGIC, VERSION = 0x1950A86A20F9469CFC6C, 1001
-"""Head of what `torch.save` wrote before it wrote zips, and writes of a storage still."""
-
-DTYPES = {
-    "BFloat16Storage": torch.bfloat16,
-    "HalfStorage": torch.float16,
-    "FloatStorage": torch.float32,
-    "DoubleStorage": torch.float64,
-}
+SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+HEAD = b"".join(pickle.dumps(part, protocol=2) for part in (0x1950A86A20F9469CFC6C, 1001, SYSTEM))
+"""What `torch.save` began with before it wrote zips; it still does for the storage in a pickled tensor."""
 
 
-class _Name(Enum):
-    """Functions that a description names; none of them is called."""
-
-    REBUILD = 1
-    LOAD = 2
-    ORDERED_DICT = 3
-
-
-NAMES: dict[tuple[str, str], _Name | torch.dtype] = {
-    ("collections", "OrderedDict"): _Name.ORDERED_DICT,
-    ("torch._utils", "_rebuild_tensor_v2"): _Name.REBUILD,
-    ("torch.storage", "_load_from_bytes"): _Name.LOAD,
-    ("megatron.core.safe_globals", "safe_load_from_bytes"): _Name.LOAD,  # the same in 0.19
-    **{("torch", name): dtype for name, dtype in DTYPES.items()},
-}
-
-
-@dataclass
-class _Storage:
-    """Numbers in a row; `data` is where they lie."""
+class _Storage(NamedTuple):
+    """Numbers in a row, where they lie."""
 
     dtype: torch.dtype
     numel: int
-    data: memoryview | None = None
-
-    def put(self, data: memoryview) -> None:
-        size = self.numel * self.dtype.itemsize
-        if not 0 <= size <= len(data):
-            raise ValueError(f"it says {self.numel} numbers and holds {len(data)} bytes")
-        self.data = data[:size]
+    data: memoryview
 
 
 class _Layout(NamedTuple):
@@ -74,40 +50,75 @@ class _Layout(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
-    def tensor(self) -> torch.Tensor:
-        """ValueError when it reaches beyond its storage or has more numbers."""
-        storage, offset, size, stride = self
-        if not isinstance(storage, _Storage) or storage.data is None:
-            raise ValueError("its numbers are missing")
-        if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
-            raise ValueError("its size and strides are none")
-        last = offset + sum((n - 1) * s for n, s in zip(size, stride))
-        count: int = math.prod(list(size))
-        if count > storage.numel or (count and last >= storage.numel):
-            raise ValueError(f"a tensor of {list(size)!r:.60} is larger than its {storage.numel} numbers")
-        flat = torch.empty(storage.numel, dtype=storage.dtype)
-        if storage.numel:
-            flat.view(torch.uint8).numpy()[:] = np.frombuffer(storage.data, np.uint8)
-        return flat.as_strided(size, stride, offset)
-
 
 def read_pickle(data: bytes) -> object:
     """The tensor that was pickled, or whatever else the pickle holds; any exception means that it was refused."""
-    value, _ = _run(memoryview(data), 0, _no_storage, lambda inner: _saved(bytes(inner)))
-    return value.tensor() if isinstance(value, _Layout) else value
+    return _made(_unpickled(data, names=NAMES | dict.fromkeys(LOADS, _loaded)))
 
 
 def read_saved(data: bytes) -> object:
     """The same of what `torch.save` wrote."""
-    value = _saved(data)
-    return value.tensor() if isinstance(value, _Layout) else value
+    return _made(_saved(data))
+
+
+def _made(value: Any) -> Any:
+    if type(value) is not _Layout:
+        return value
+    (dtype, _, data), offset, size, stride = value
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype).as_strided(size, stride, offset)
+
+
+# ---- what the names stand for -------------------------------------------------------------------------------------
+# Values of a pickle are never compared, hashed or printed before their type is known: see `OPCODES`.
+
+
+def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _hooks: object, more: Any = None) -> Any:
+    """For `torch._utils._rebuild_tensor_v2`; ValueError when it reaches beyond its storage or has more numbers."""
+    if type(storage) is not _Storage or type(size) is not tuple or type(stride) is not tuple or more:
+        raise ValueError("it is no plain tensor of its own storage")
+    if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
+        raise ValueError("its size and strides are none")
+    last = offset + sum((n - 1) * s for n, s in zip(size, stride))
+    count = math.prod(size)
+    if count > storage.numel or (count and last >= storage.numel):
+        raise ValueError(f"a tensor of {list(size)!r:.60} is larger than its {storage.numel} numbers")
+    return _Layout(storage, offset, size, stride)
+
+
+def _loaded(data: Any) -> _Storage:
+    """For `torch.storage._load_from_bytes`."""
+    value = _saved(data) if type(data) is bytes else None
+    if type(value) is not _Storage:
+        raise ValueError("its storage is none of torch's")
+    return value
+
+
+def _storage(data: memoryview, kind: Any, dtype: Any, numel: Any) -> _Storage:
+    if type(kind) is not str or kind != "storage" or not isinstance(dtype, torch.dtype) or type(numel) is not int:
+        raise ValueError("its storage is none of torch's")
+    size = numel * dtype.itemsize
+    if not 0 <= size <= len(data):
+        raise ValueError(f"it says {numel} numbers and holds {len(data)} bytes")
+    return _Storage(dtype, numel, data[:size])
+
+
+NAMES: dict[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): lambda: None,  # of hooks, which are not used
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuilt,
+    ("torch", "BFloat16Storage"): torch.bfloat16,
+    ("torch", "HalfStorage"): torch.float16,
+    ("torch", "FloatStorage"): torch.float32,
+    ("torch", "DoubleStorage"): torch.float64,
+}
+LOADS = ("torch.storage", "_load_from_bytes"), ("megatron.core.safe_globals", "safe_load_from_bytes")
+"""The second is the same in megatron-core 0.19. Only a pickle has them, and not what they load, which ends nesting."""
 
 
 # ---- torch.save ---------------------------------------------------------------------------------------------------
 
 
 def _saved(data: bytes) -> Any:
-    return _zipped(data) if data.startswith(b"PK") else _legacy(memoryview(data))
+    return _zipped(data) if data.startswith(b"PK") else _legacy(data)
 
 
 def _zipped(whole: bytes) -> Any:
@@ -124,195 +135,70 @@ def _zipped(whole: bytes) -> Any:
                 raise ValueError("its zip is cut off")
             records[info.filename] = data[start : start + info.file_size]
     (prefix,) = [n.removesuffix("data.pkl") for n in records if n.rpartition("/")[2] == "data.pkl"]
-    _check_little(records.get(f"{prefix}byteorder", b"little") == b"little")
-
-    def storage(kind: str, dtype: torch.dtype, key: str, _location: str, numel: int) -> _Storage:
-        found = _new_storage(kind, dtype, key, numel)
-        found.put(records[f"{prefix}data/{key}"])
-        return found
-
-    return _run(records[f"{prefix}data.pkl"], 0, storage)[0]
-
-
-def _legacy(data: memoryview) -> Any:
-    """Five pickles, then the numbers of each storage after their count."""
-    storages: dict[str, _Storage] = {}
-
-    def storage(kind: str, dtype: torch.dtype, key: str, _location: str, numel: int, view: None) -> _Storage:
-        if view is not None:
-            raise ValueError("it holds a view of a storage, which torch.save writes no more")
-        return storages.setdefault(key, _new_storage(kind, dtype, key, numel))
-
-    at = 0
-    for wanted in (MAGIC, VERSION):
-        found, at = _run(data, at, _no_storage)
-        if found != wanted:
-            raise ValueError("it is neither a zip nor has it the head of torch.save")
-    system, at = _run(data, at, _no_storage)
-    _check_little(_only(dict, system).get("little_endian"))
-    value, at = _run(data, at, storage)
-    keys, at = _run(data, at, _no_storage)
-    for key in _only(list, keys):
-        (numel,) = struct.unpack_from("<q", data, at)
-        found = storages[_only(str, key)]
-        if numel != found.numel:
-            raise ValueError(f"it says {found.numel} numbers and then {numel}")
-        found.put(data[at + 8 :])
-        at += 8 + numel * found.dtype.itemsize
-    return value
-
-
-def _check_little(little: object) -> None:
-    if little is not True:
+    if records.get(f"{prefix}byteorder", b"little") != b"little":
         raise ValueError("it was written on a big-endian machine")
 
+    def storage(kind: Any, dtype: Any, key: Any, _location: object, numel: Any) -> _Storage:
+        if type(key) is not str:
+            raise ValueError("its storage is none of torch's")
+        return _storage(records[f"{prefix}data/{key}"], kind, dtype, numel)
 
-def _new_storage(kind: object, dtype: object, key: object, numel: object) -> _Storage:
-    if kind != "storage" or not isinstance(dtype, torch.dtype) or type(key) is not str or type(numel) is not int:
-        raise ValueError("its storage is none of torch's")
-    return _Storage(dtype, numel)
-
-
-# ---- the machine --------------------------------------------------------------------------------------------------
-
-_NUMBERS = {
-    pickle.PROTO: "<B",
-    pickle.FRAME: "<Q",
-    pickle.BININT: "<i",
-    pickle.BININT1: "<B",
-    pickle.BININT2: "<H",
-    pickle.BINPUT: "<B",
-    pickle.LONG_BINPUT: "<I",
-    pickle.BINGET: "<B",
-    pickle.LONG_BINGET: "<I",
-    # the length of what follows
-    pickle.BINUNICODE: "<I",
-    pickle.SHORT_BINUNICODE: "<B",
-    pickle.BINBYTES: "<I",
-    pickle.SHORT_BINBYTES: "<B",
-    pickle.BINBYTES8: "<Q",
-    pickle.LONG1: "<B",
-}
-_CONSTANTS: dict[bytes, Callable[[], object]] = {
-    pickle.NONE: lambda: None,
-    pickle.NEWTRUE: lambda: True,
-    pickle.NEWFALSE: lambda: False,
-    pickle.EMPTY_TUPLE: tuple,
-    pickle.EMPTY_LIST: list,
-    pickle.EMPTY_DICT: dict,
-}
+    return _unpickled(bytes(records[f"{prefix}data.pkl"]), storage)
 
 
-def _no_storage(*_: object) -> _Storage:
-    raise ValueError("it has a storage where there is none")
+def _legacy(data: bytes) -> Any:
+    """The head, a pickle of the tensor, one of its storage's key, and the numbers after their count."""
+    if not data.startswith(HEAD):
+        raise ValueError("it is neither a zip nor has it the head of torch.save")
+    at = _end(data, _end(data, len(HEAD)))
+    (count,) = struct.unpack_from("<q", data, at)
+
+    def storage(kind: Any, dtype: Any, _key: object, _location: object, numel: Any, view: Any) -> _Storage:
+        if view is not None or type(numel) is not int or numel != count:
+            raise ValueError(f"it does not say that its storage has {count} numbers")
+        return _storage(memoryview(data)[at + 8 :], kind, dtype, numel)
+
+    return _unpickled(data, storage, at=len(HEAD))
 
 
-def _run(
-    data: memoryview, at: int, storage: Callable[..., _Storage], load: Callable[[memoryview], Any] | None = None
-) -> tuple[Any, int]:
-    """What the pickle at `at` describes, and where it ends.
+# ---- the pickle ---------------------------------------------------------------------------------------------------
 
-    storage : of a persistent id. load : of bytes that hold a storage.
-    """
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
 
-    def take(count: int) -> memoryview:
-        nonlocal at
-        at += count
-        if at > len(data):
-            raise ValueError("it is cut off")
-        return data[at - count : at]
-
-    def line() -> str:
-        found = bytes(data[at : at + LONGEST_TEXT]).partition(b"\n")[0]
-        return str(take(len(found) + 1)[:-1], "ascii")
-
-    def above_mark() -> list:
-        mark = marks.pop()
-        items = stack[mark:]
-        del stack[mark:]
-        return items
-
-    def text(count: int) -> str:
-        if count > LONGEST_TEXT:
+def _end(data: bytes, at: int) -> int:
+    """Where the pickle at `at` ends; ValueError when it has what a tensor does not need."""
+    stream = io.BytesIO(data)
+    stream.seek(at)
+    for step, (code, argument, _) in enumerate(pickletools.genops(stream)):
+        if code.name not in OPCODES or step >= MOST_STEPS:
+            raise ValueError(f"its pickle has {code.name} at step {step}, which a tensor does not need")
+        if isinstance(argument, str) and len(argument) > LONGEST_TEXT:
             raise ValueError("it has a text, which a tensor does not need")
-        return str(take(count), "utf-8")
-
-    for _ in range(MOST_STEPS):
-        code = bytes(take(1))
-        number = struct.unpack(_NUMBERS[code], take(struct.calcsize(_NUMBERS[code])))[0] if code in _NUMBERS else 0
-        if code in _CONSTANTS:
-            stack.append(_CONSTANTS[code]())
-            continue
-        match code:
-            case pickle.PROTO | pickle.FRAME:
-                pass
-            case pickle.STOP:
-                return stack.pop(), at
-            case pickle.MARK:
-                marks.append(len(stack))
-            case pickle.BININT | pickle.BININT1 | pickle.BININT2:
-                stack.append(number)
-            case pickle.LONG1:
-                stack.append(int.from_bytes(take(number), "little", signed=True))
-            case pickle.BINUNICODE | pickle.SHORT_BINUNICODE:
-                stack.append(text(number))
-            case pickle.BINBYTES | pickle.SHORT_BINBYTES | pickle.BINBYTES8:
-                stack.append(take(number))
-            case pickle.TUPLE:
-                stack.append(tuple(above_mark()))
-            case pickle.TUPLE1 | pickle.TUPLE2 | pickle.TUPLE3:
-                count = 1 + (pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3).index(code)
-                stack[-count:] = [tuple(stack[-count:])]
-            case pickle.APPEND | pickle.APPENDS:
-                items = [stack.pop()] if code == pickle.APPEND else above_mark()
-                _only(list, stack[-1]).extend(items)
-            case pickle.SETITEM | pickle.SETITEMS:
-                items = [stack.pop(-2), stack.pop()] if code == pickle.SETITEM else above_mark()
-                _only(dict, stack[-1]).update((_only(str, k), v) for k, v in zip(items[::2], items[1::2]))
-            case pickle.BINPUT | pickle.LONG_BINPUT:
-                memo[number] = stack[-1]
-            case pickle.MEMOIZE:
-                memo[len(memo)] = stack[-1]
-            case pickle.BINGET | pickle.LONG_BINGET:
-                stack.append(memo[number])
-            case pickle.GLOBAL:
-                stack.append(_named(line(), line()))
-            case pickle.STACK_GLOBAL:
-                stack.append(_named(stack.pop(-2), stack.pop()))
-            case pickle.BINPERSID:
-                stack.append(storage(*_only(tuple, stack.pop())))
-            case pickle.REDUCE:
-                arguments = _only(tuple, stack.pop())
-                stack.append(_called(stack.pop(), arguments, load))
-            case _:
-                raise ValueError(f"it has the pickle instruction {code!r}, which a tensor does not need")
-    raise ValueError(f"it has more than {MOST_STEPS} pickle instructions, which a tensor does not need")
+        if code.name.endswith("PUT") and argument >= MOST_STEPS:  # the unpickler's memo grows to it
+            raise ValueError(f"its pickle has the place {argument}, which a tensor does not need")
+    return stream.tell()
 
 
-def _only(kind: type, value: Any) -> Any:
-    """`value`, seen to be plain: one whose parts occur many times over must not be printed, hashed or compared."""
-    if type(value) is not kind:
-        raise ValueError(f"it has {type(value).__name__} where a tensor has {kind.__name__}")
-    return value
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, stream: io.BytesIO, storage: Callable[..., _Storage] | None, names: dict[tuple[str, str], Any]):
+        super().__init__(stream)
+        self.storage, self.names = storage, names
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.names:
+            raise ValueError(f"it names {f'{module}.{name}'!a:.100}, which a tensor of floats does not need")
+        return self.names[module, name]
+
+    def persistent_load(self, place: Any) -> _Storage:
+        if self.storage is None or type(place) is not tuple:
+            raise ValueError("it has a storage where there is none")
+        return self.storage(*place)
 
 
-def _named(module: object, name: object) -> _Name | torch.dtype:
-    found = NAMES.get((_only(str, module), _only(str, name)))
-    if found is None:
-        raise ValueError(f"it names {module}.{name}, which a tensor of floats does not need")
-    return found
-
-
-def _called(name: object, arguments: tuple, load: Callable[[memoryview], Any] | None) -> Any:
-    """What a description makes of a call."""
-    if name is _Name.ORDERED_DICT and not arguments:
-        return {}
-    if name is _Name.LOAD and load is not None and len(arguments) == 1:
-        return load(_only(memoryview, arguments[0]))
-    if name is _Name.REBUILD and len(arguments) in (6, 7) and not any(arguments[6:]):
-        storage, offset, size, stride = arguments[:4]
-        return _Layout(storage, offset, _only(tuple, size), _only(tuple, stride))
-    raise ValueError("it calls what a tensor does not need")
+def _unpickled(
+    data: bytes, storage: Callable[..., _Storage] | None = None, at: int = 0, names: dict[tuple[str, str], Any] = NAMES
+) -> Any:
+    """What the pickle at `at` describes. storage : of a persistent id."""
+    _end(data, at)
+    stream = io.BytesIO(data)
+    stream.seek(at)
+    return _Unpickler(stream, storage, names).load()

@@ -64,8 +64,8 @@ def watch(event: str, _arguments: tuple) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def watched():
     sys.addaudithook(watch)  # hooks stay: this one is silent outside a case
-    for codec in ("cp437", "utf-16", "utf-16-be", "utf-16-le", "utf-32", "utf-32-be", "utf-32-le", "utf-8-sig"):
-        "a".encode(codec)  # names in a zip and JSON may be in these; a first use imports them
+    for codec in "cp437 raw-unicode-escape utf-16 utf-16-be utf-16-le utf-32 utf-32-be utf-32-le utf-8-sig".split():
+        "a".encode(codec)  # names in a zip, texts in a pickle and JSON may be in these; a first use imports them
 
 
 @st.composite
