@@ -81,7 +81,7 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
     other = shutil.copytree(tiny_data, tmp_path / "other")
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"]["sha256"] = "0" * 64
-    del manifest["files"]  # a change that is meant
+    manifest["files"] = {}  # a change that is meant
     (other / "manifest.json").write_text(json.dumps(manifest))
     for flags, message in (
         (["--dataset", "nowhere"], "--dataset nowhere is neither a prepared folder (it has no .nv-meta) nor a source"),

@@ -129,5 +129,5 @@ def test_pickle_is_refused_and_runs_nothing(tmp_path, capsys):
 
 
 def test_model_pth_of_nemo_dfm_names_the_import(theirs, tmp_path):
-    with pytest.raises(FileNotFoundError, match="dfm import"):
+    with pytest.raises(ValueError, match="dfm import"):
         checkpoint.find_weights(consolidated(tmp_path, theirs))

@@ -38,6 +38,11 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
 
 
+def older(path: object, fix: str) -> str:
+    """What is said of a file or folder in a format that is no longer read."""
+    return f"{path} was written by an older dfm_nb; commit d3d8367 reads it ({fix})"
+
+
 def is_url(path: object) -> bool:
     return "://" in str(path)
 

@@ -7,7 +7,7 @@ It holds tensors and one text, `dfm_nb` (in a `.safetensors`, of its metadata): 
     sha256   of all the rest: that JSON, and each tensor's name, dtype, shape and bytes
 
 A small file that is no text (the tokenizer's, the empty caption's) is a tensor of bytes, `file.NAME`. Reading runs no
-code. Exports of before this format hold tensors only, and the files lie beside them.
+code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import older, replacing
 from dfm_nb.checkpoints.index import CheckpointError, reason
 
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
@@ -136,12 +136,12 @@ def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, l
             raise ValueError(f"{source}: the weight {name}{note} must have shape {shape}; it has {found[name]}")
 
 
-def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:
-    """Weights by name, and the small files; None for a file of before that has none.
+def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
+    """Weights by name, and the small files.
 
     Raises
     ------
-    CheckpointError : the file is damaged, was changed, or holds more than tensors.
+    CheckpointError : the file is damaged, was changed, holds more than tensors, or is no export of dfm_nb.
     """
     try:
         content, text = _open(file)
@@ -154,7 +154,8 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes] | None]:
     ):
         raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
     if text is None:
-        return content, None
+        what = f"{file} holds weights without settings: unless they are another program's (dfm import), it"
+        raise CheckpointError(older(what, "export it again"))
     texts, checksum = _parse(file, text)
     if _checksum(texts, content) != checksum:
         raise CheckpointError(
@@ -223,7 +224,7 @@ def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:
 
 
 def unpacked(files: Mapping[str, bytes]) -> Path:
-    """A folder with these files, as beside an export of before; it is removed when the process ends."""
+    """A folder with these files; it is removed when the process ends."""
     return Path(_folder(tuple(sorted(files.items()))).name)
 
 

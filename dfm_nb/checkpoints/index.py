@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import re
 import warnings
 from pathlib import Path
 from typing import Any, ClassVar
@@ -125,10 +124,6 @@ class _Wrong(ValueError):
     """What the index must not hold."""
 
 
-_EXTRA_STATE = re.compile(r".+\._extra_state/shard_[\d._]+")
-"""Keys of entries that are bytes in checkpoints of before; nothing was in them, and nothing reads them."""
-
-
 def _is(value: object, name: str) -> bool:
     return isinstance(value, _Record) and value.NAME == name
 
@@ -200,7 +195,7 @@ def _index(value: Any, foreign: bool = False) -> tuple[Metadata, set[str]]:
     for key, entry in entries.items():
         if type(key) is not str:
             raise _Wrong("the name of a tensor must be text")
-        if _is(entry, "BytesStorageMetadata") and (foreign or (entry.state is None and _EXTRA_STATE.fullmatch(key))):
+        if foreign and _is(entry, "BytesStorageMetadata"):
             continue
         if not _is(entry, "TensorStorageMetadata"):
             raise _Wrong(f"{key!r:.120} must be a tensor; it is declared as {_kind(entry)}")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import sha256
+from dfm_nb.base.files import older, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
@@ -76,17 +76,17 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _listed(folder: Path) -> dict[str, dict]:
-    """`checksums.json` without its own entry, which older checkpoints lack."""
+    """`checksums.json` without its own entry."""
     path = folder / CHECKSUMS
     files = read_object(path)
-    sealed = CHECKSUMS in files
-    files.pop(CHECKSUMS, None)
+    if files.pop(CHECKSUMS, None) is None:
+        raise CheckpointError(f"{path} is damaged, as it has no checksum of itself, or {older('it', 'train again')}")
     for name, entry in files.items():
         plain = Path(name).name == name and name not in ("", "..")
         if not plain or type(entry) is not dict or set(entry) != {"bytes", "sha256"}:
             raise CheckpointError(f"{path} is damaged: its entry {name!r:.80} is no size and checksum of a file")
     # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
-    if path.read_bytes() != (listing_text(files) if sealed else json.dumps(files, indent=1)).encode():
+    if path.read_bytes() != listing_text(files).encode():
         raise CheckpointError(f"{path} is damaged: its content does not match its own checksum")
     return files
 
@@ -194,7 +194,7 @@ def statistics_file(statistics: LatentStatistics) -> bytes:
 
 
 def read_statistics(folder: Path) -> LatentStatistics:
-    """Those that a checkpoint was trained with; of a data set or an older checkpoint, the manifest's."""
+    """Those that a checkpoint was trained with; of an import or a data set, which have no such file, the manifest's."""
     own = folder / STATISTICS
     return LatentStatistics.from_manifest(read_object(own) if own.is_file() else read_manifest(folder))
 
@@ -254,14 +254,11 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     path = weights_path(path)
     if path.suffix in (".safetensors", ".pth") and path.is_file():
         tensors, files = exported.read(path)
-        if files is not None and MANIFEST not in files:  # of a run on shards without one: it may lie beside the file
+        if "config.yaml" not in files:
+            raise ValueError(f"{path} holds no settings; name the file that dfm export wrote beside it")
+        if MANIFEST not in files:  # of a run on shards without one: it may lie beside the file
             files = read_assets(path.parent) | files
-        folder = path.parent if files is None else exported.unpacked(files)
-        if not (folder / "config.yaml").is_file():
-            raise FileNotFoundError(
-                f"{path} holds weights without their settings; an export of before 0.3 needs the config.yaml that was "
-                "written beside it, and weights of others come in by dfm import"
-            )
+        folder = exported.unpacked(files)
         config = cfg.from_yaml(folder / "config.yaml").config
         return Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors)
     return weights_in(find(path))

@@ -83,9 +83,6 @@ class IndexWriter:
         self._dropped: list[list[str]] = []
         self._split, self._shards, self._metadata = split, shards, metadata
         self._voxels = np.zeros(len(shards), np.int64)
-        # of before there was an index: checkpoints know a data set by this
-        listing = json.dumps([[s.name, s.samples] for s in shards] + [split])
-        self._keys = hashlib.sha256(listing.encode())
 
     def add(self, rows: pa.Table, dropped: Iterable[tuple[str, str]] = ()) -> None:
         """rows : of `SCHEMA`. dropped : (reason, detail) of samples that have no row."""
@@ -107,7 +104,6 @@ class IndexWriter:
         self._batches.append([_crc32(columns), int(voxels.max(initial=0))])
         count = len(self._voxels)
         self._voxels += np.bincount(columns["shard"], voxels, count)[:count].astype(np.int64)
-        self._keys.update(columns["key"].data)
         self.rows += batch.num_rows
         self._writer.write_batch(batch, self._seal() if seal else None)
 
@@ -121,7 +117,6 @@ class IndexWriter:
             "voxels": self._voxels.tolist(),
             "dropped": self._dropped,
             "metadata": self._metadata,
-            "former_fingerprint": self._keys.hexdigest()[:16],
         }
         text = json.dumps(seal)
         return {"seal": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -287,7 +282,7 @@ class SampleIndex:
     Attributes
     ----------
     shards : all of the split, in order. shard_voxels : int64, the sum of T * H * W of each one's samples.
-    dropped : (reason, detail) of samples that have no row. fingerprint : of the shards; former_fingerprint : of before.
+    dropped : (reason, detail) of samples that have no row.
 
     Raises
     ------
@@ -318,15 +313,19 @@ class SampleIndex:
             self.shard_voxels = np.array(seal["voxels"], np.int64)
             if self.shard_voxels.shape != (len(self.shards),) or self.shard_voxels.min(initial=0) < 0:
                 raise ValueError("its seal does not fit its shards")
-            self._metadata, self.former_fingerprint = dict(seal["metadata"]), str(seal["former_fingerprint"])
+            self._metadata = dict(seal["metadata"])
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._damaged(error) from None
-        listing = json.dumps([split, self._rows, [[s.name, s.samples, s.sha256] for s in self.shards]])
-        self.fingerprint = hashlib.sha256(listing.encode()).hexdigest()[:16]
+        self._split = split
 
     def _damaged(self, why: object) -> ValueError:
         said = " ".join(str(why).split())[:200]
         return ValueError(f"{self._name} is damaged ({said}); restore it, or write it again: dfm index {self.folder}")
+
+    def fingerprint(self, digests: Mapping[str, str]) -> str:
+        """By which a checkpoint knows the data set, whether its index is a file or not. digests : of the manifest."""
+        shards = [[s.name, s.samples, digests.get(s.name, s.bytes)] for s in self.shards]
+        return hashlib.sha256(json.dumps([self._split, self._rows, shards]).encode()).hexdigest()[:16]
 
     def check_fits(self, digests: Mapping[str, str], here: bool = True) -> None:
         """ValueError when it was made of other shards or splits.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
+from dfm_nb.base.files import older
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.stores import SampleStore
@@ -182,17 +183,14 @@ class PackPlan:
         self.lengths: list[int] = []
         self._make_lanes(lanes or lanes_for(len(store)), lane_window)
 
-    def _make_lanes(self, lanes: int, window: int, even: str = "voxels") -> None:
-        """even : what all lanes have the same of, voxels or, in states of before, samples."""
+    def _make_lanes(self, lanes: int, window: int) -> None:
         size, seed = len(self.store), self.settings.seed
         if lanes > size:
             raise ValueError(f"dataset.lanes must be at most the {size} samples of the data set; got {lanes}")
-        self.lane_window, self._even = window, even
+        self.lane_window = window
         orders: list[Order | OneOrder] = [OneOrder(size, seed, self.shuffle)]
         if lanes > 1:
-            shards = self.store.shard_sizes
-            weights = self.store.shard_voxels if even == "voxels" else np.array(shards)
-            ranges = lane_ranges(shards, weights, size, lanes, seed)
+            ranges = lane_ranges(self.store.shard_sizes, self.store.shard_voxels, size, lanes, seed)
             orders = [Order(r, window, seed, i) for i, r in enumerate(ranges)]
         self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of_all) for order in orders]
         self._states = [self._state_of(lane) for lane in self.lanes]
@@ -227,28 +225,29 @@ class PackPlan:
 
     def state(self) -> dict:
         """JSON-able; `restore` of it continues with the next pack."""
-        common = {
+        return {
             "fingerprint": self.store.fingerprint,
             "capacity": self.capacity,
             "samples": self.samples,
             "tokens": self.tokens,
+            "packs": self.packs,
+            "lane_window": self.lane_window,
+            "lanes": list(self._states),
         }
-        if len(self.lanes) == 1:
-            return common | self._states[0]
-        own = {"packs": self.packs, "lane_window": self.lane_window, "even": self._even, "lanes": list(self._states)}
-        return common | own
 
     def restore(self, state: dict) -> None:
         """Go on from a state, in its order: its number of lanes and its window count, not those of the settings."""
-        if state["fingerprint"] not in self.store.known_as:
+        if state.keys() - {"steps"} != self.state().keys():
+            fix = "or start from its weights with checkpoint.pretrained=<checkpoint>"
+            raise ValueError(older("the checkpoint's place in the data", fix))
+        if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
                 "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
                 "meaning; use the same dataset.path, or start anew with checkpoint.pretrained=<checkpoint>"
             )
-        self.samples, self.tokens, self.packs = state["samples"], state["tokens"], state.get("packs", 0)
-        states = state.get("lanes", [state])
-        self._make_lanes(len(states), state.get("lane_window", LANE_WINDOW), state.get("even", "samples"))
-        for lane, at in zip(self.lanes, states):
+        self.samples, self.tokens, self.packs = state["samples"], state["tokens"], state["packs"]
+        self._make_lanes(len(state["lanes"]), state["lane_window"])
+        for lane, at in zip(self.lanes, state["lanes"]):
             lane.epoch, lane.cursor = at["epoch"], at["cursor"]
             tokens = self.tokens_of_all(np.array([i for _, i in at["waiting"]], np.int64)).tolist()
             lane.packer.waiting = [((e, i), n) for (e, i), n in zip(at["waiting"], tokens)]

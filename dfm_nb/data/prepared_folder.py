@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.files import DISK_FULL, read_json, sha256, write_atomically
+from dfm_nb.base.files import DISK_FULL, older, read_json, sha256, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 
@@ -73,7 +73,7 @@ def is_sealed(manifest: dict[str, Any] | None) -> bool:
 
 
 def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> None:
-    """ValueError when one has changed since it was written; manifests of before 0.3 list none."""
+    """ValueError when one has changed since it was written."""
     for name, digest in manifest["files"].items():
         if unread and name.endswith(unread):
             continue
@@ -88,7 +88,7 @@ def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> 
         if not same:
             raise ValueError(
                 f"{path} is missing or has changed since it was written, says {folder / 'manifest.json'}; restore it, "
-                'or, where the change is meant, take "files" out of that manifest'
+                'or, where the change is meant, set "files" to {} in that manifest'
             )
 
 
@@ -117,8 +117,11 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str |
             f"{path} is damaged ({', '.join(missing[:3])}); restore it or run dfm prepare with --resume after removing "
             "it (for shards of another writer: dfm adopt)"
         )
-    if isinstance(manifest.get("files"), dict):
-        _check_files(folder, manifest, unread)
+    if "files" not in manifest:
+        raise ValueError(older(path, "run dfm prepare again"))
+    if not isinstance(manifest["files"], dict):
+        raise ValueError(f"{path} is damaged (files); restore it")
+    _check_files(folder, manifest, unread)
     return manifest
 
 

@@ -75,7 +75,7 @@ class RemoteFolder:
         """The manifest, and the folder with it and what else lies beside the shards: another for other content."""
         content = self._manifest()
         manifest = json.loads(content)
-        if not shard_digests(manifest) or not isinstance(manifest.get("files"), Mapping):
+        if not shard_digests(manifest):
             raise ValueError(
                 f"{self.url}/manifest.json lists no shards with checksums; make the data set whole where it lies "
                 "(dfm adopt, dfm index) and copy it again"

@@ -41,7 +41,7 @@ from dfm_nb.data import tensor_bytes
 PARTS = ("pth", "pickle", "json")
 RECORDS = ".dfm"
 CHECKSUM = "crc32"
-"""Of all parts, in the .json; samples of other writers and of before 0.3 have none."""
+"""Of all parts, in the .json; samples of other writers have none."""
 
 
 # ---- parts --------------------------------------------------------------------------------------------------------

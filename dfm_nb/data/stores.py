@@ -46,7 +46,7 @@ class EnergonStore:
 
     Attributes
     ----------
-    fingerprint : of the shards' checksums; without an index, of the samples' keys. known_as : both, where known.
+    fingerprint : of the shards' names and checksums; of their sizes where no manifest has these.
     dropped : (reason, detail) of samples that cannot be used and that no manifest names.
     """
 
@@ -78,7 +78,6 @@ class EnergonStore:
         digests = shard_digests(self._manifest)
         if index is not None:
             index.check_fits(digests, here=self._remote is None)
-            self.fingerprint = index.fingerprint
         else:
             check_split(self.path, self.split)
             if progress:
@@ -87,8 +86,7 @@ class EnergonStore:
                     *(self.path, self.split, self.path),
                 )
             index = index_in_memory(self.path, self.split, digests, is_adopted(self._manifest), progress)
-            self.fingerprint = index.former_fingerprint
-        self.known_as = {index.fingerprint, index.former_fingerprint}
+        self.fingerprint = index.fingerprint(digests)
         return index
 
     def __len__(self) -> int:
@@ -246,7 +244,6 @@ class MockStore:
         self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
-        self.known_as = {self.fingerprint}
         self.dropped: list[tuple[str, str]] = []
 
     def __len__(self) -> int:

@@ -171,10 +171,9 @@ class Training:
         state = saving.load(self.trainer.pieces(), folder)
         self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
         self.skipped = state["skipped"]
-        self.bad.found |= set(state.get("bad_samples", ()))
         self.loader.restore(state["data"])
-        if (folder / checkpoint.STATISTICS).is_file():  # an older one was trained with the data set's
-            self._normalise_by(checkpoint.read_statistics(folder))
+        self.bad.found |= set(state["bad_samples"])
+        self._normalise_by(checkpoint.read_statistics(folder))
         for key in cfg.fields():
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import shutil
@@ -14,8 +13,9 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from dfm_nb.base.files import sha256
+from dfm_nb.checkpoints.weights import listing_text
 
-BEFORE = Path(__file__).parents[1] / "checkpoints" / "before_rooms"
+STORED = Path(__file__).parents[1] / "stored"
 NAME = "iter_0000003"
 WEIGHT = "decoder.layers.self_attention.linear_proj.weight"
 
@@ -32,7 +32,7 @@ class Evil:
 
 def copy_run(target: Path) -> Path:
     """A run folder of our own with one whole checkpoint; returns its `iter_*` folder."""
-    shutil.copytree(BEFORE / "run", target)
+    shutil.copytree(STORED / "run", target)
     return target / "checkpoints" / NAME
 
 
@@ -40,7 +40,7 @@ def reseal(folder: Path) -> None:
     """Checksums that fit the files, as anybody can write them."""
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name != "checksums.json")
     listing = {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names}
-    (folder / "checksums.json").write_text(json.dumps(listing, indent=1))
+    (folder / "checksums.json").write_text(listing_text(listing))
 
 
 def change_index(folder: Path, change) -> None:

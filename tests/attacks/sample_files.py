@@ -18,7 +18,7 @@ import torch
 from dfm_nb.base.files import sha256
 from dfm_nb.data import shards
 
-BEFORE = Path(__file__).parents[1] / "checkpoints" / "before_rooms"
+STORED = Path(__file__).parents[1] / "stored"
 MARK = "DFM_ATTACK_MARK"
 """Environment variable with the file that code of a sample would make."""
 
@@ -223,12 +223,12 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
 
 
 def good_parts() -> Parts:
-    return shards.read_parts(shards.scan_shard(BEFORE / "data" / "rank0-000000.tar")[0])
+    return shards.read_parts(shards.scan_shard(STORED / "data" / "rank0-000000.tar")[0])
 
 
 def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split: str = "train") -> list[str]:
     """A copy of the stored data in `folder` whose samples from `position` on are changed; returns their keys."""
-    shutil.copytree(BEFORE / "data", folder)
+    shutil.copytree(STORED / "data", folder)
     tar = folder / {"train": "rank0-000000.tar", "val": "rank0-000001.tar"}[split]
     entries = shards.scan_shard(tar)
     found = [(entry.key, shards.read_parts(entry)) for entry in entries]

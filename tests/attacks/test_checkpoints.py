@@ -14,10 +14,8 @@ from dfm_nb.base.argv import guard
 from dfm_nb.checkpoints import index as checkpoint_index
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
-from tests.attacks.checkpoint_files import BEFORE, NAME, WEIGHT, Evil, as_bytes, change_index, copy_run, reseal
+from tests.attacks.checkpoint_files import NAME, STORED, WEIGHT, Evil, as_bytes, change_index, copy_run, reseal
 from tests.distributed.layouts import make_trainer
-
-EXTRA = "decoder.layers.self_attention.linear_proj._extra_state/shard_0_1"
 
 
 def trainer_like(run: Path):
@@ -40,7 +38,7 @@ def export_to_file(run: Path) -> None:
 
 
 def evaluated(run: Path) -> None:
-    argv = ["--checkpoint-path", str(run), "--dataset", str(BEFORE / "data")]
+    argv = ["--checkpoint-path", str(run), "--dataset", str(STORED / "data")]
     if guard(evaluate.main, argv):
         raise ValueError("it must be refused")
 
@@ -81,14 +79,6 @@ def test_stored_checkpoint_opens_every_way(one_rank, run, way):
 def test_weight_declared_as_bytes_runs_nothing(one_rank, run, tmp_path, way):
     as_bytes(run / "checkpoints" / NAME, tmp_path / "ran", WEIGHT, f"ema.0.05.{WEIGHT}")
     refused(way, run, tmp_path / "ran")
-
-
-@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
-def test_extra_state_is_never_read(one_rank, run, tmp_path, way):
-    """Checkpoints of before hold such entries of bytes, so they are passed over instead of refused."""
-    as_bytes(run / "checkpoints" / NAME, tmp_path / "ran", EXTRA)
-    way(run)
-    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)

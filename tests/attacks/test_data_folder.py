@@ -13,7 +13,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.training.loop import BadSamples
-from tests.attacks.sample_files import BEFORE, UNUSABLE, spoil
+from tests.attacks.sample_files import STORED, UNUSABLE, spoil
 from workbench.browser import DatasetBrowser
 
 
@@ -86,7 +86,7 @@ DAMAGE |= {
 
 @pytest.fixture
 def data(tmp_path):
-    return shutil.copytree(BEFORE / "data", tmp_path / "data")
+    return shutil.copytree(STORED / "data", tmp_path / "data")
 
 
 @pytest.mark.parametrize("file, change", DAMAGE.values(), ids=DAMAGE)
@@ -125,9 +125,17 @@ def test_manifest_of_wrong_types_is_one_sentence(data, capsys, change):
         DatasetBrowser(data)
 
 
+def test_manifest_without_checksums_of_files_says_what_reads_it(data):
+    found = json.loads((data / "manifest.json").read_text())
+    del found["files"]
+    (data / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="d3d8367"):
+        EnergonStore(data)
+
+
 def test_damage_in_the_middle_of_a_tar_costs_one_sample(tmp_path):
     """The headers of one sample are overwritten: the others are read where they are."""
-    data = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    data = shutil.copytree(STORED / "data", tmp_path / "data")
     tar = data / "rank0-000000.tar"
     whole = bytearray(tar.read_bytes())
     at = int.from_bytes((data / "rank0-000000.tar.idx").read_bytes()[24:32], "little")

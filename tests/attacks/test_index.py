@@ -13,14 +13,14 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data import index as indexing
 from dfm_nb.data.index import IndexWriter, Shard, index_dataset, index_path, open_index
 from dfm_nb.data.stores import EnergonStore
-from tests.attacks.sample_files import BEFORE
+from tests.attacks.sample_files import STORED
 
 FLIPS = 300
 
 
 @pytest.fixture
 def data(tmp_path):
-    folder = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    folder = shutil.copytree(STORED / "data", tmp_path / "data")
     index_dataset(folder)
     return folder
 

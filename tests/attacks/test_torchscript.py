@@ -10,7 +10,7 @@ import torch
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.generation.pipeline import Pipeline
-from tests.attacks.checkpoint_files import BEFORE, copy_run, reseal
+from tests.attacks.checkpoint_files import STORED, copy_run, reseal
 from workbench.browser import DatasetBrowser
 
 
@@ -49,7 +49,7 @@ def mark(tmp_path):
 
 @pytest.fixture
 def data(tmp_path, mark):
-    folder = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    folder = shutil.copytree(STORED / "data", tmp_path / "data")
     poison(folder, mark)
     return folder
 
@@ -100,6 +100,6 @@ def test_program_that_the_user_names_runs(data, tmp_path, mark):
 
 
 def test_tokenizer_of_tensors_is_taken_from_the_data(tmp_path):
-    folder = shutil.copytree(BEFORE / "data", tmp_path / "data")
+    folder = shutil.copytree(STORED / "data", tmp_path / "data")
     manifest = inspect.read_manifest(folder)
     assert inspect.build_tokenizer(folder, manifest, None, None).name == "pca"

@@ -169,18 +169,12 @@ def test_other_files_are_not_unpacked(tmp_path):
     assert "files of plain names only" in refused(tmp_path / "model.pth")
 
 
-def test_file_of_before_opens_with_its_settings_beside_it(run, tmp_path):
-    (want,) = Pipeline.from_checkpoint(run)([""], **SIZE)
-    tensors, files = exported.read(export_to(run, tmp_path / "new.safetensors"))
-    old = tmp_path / "old" / "model.safetensors"
-    old.parent.mkdir()
-    save_file(tensors, old)
-    with pytest.raises(FileNotFoundError, match=r"needs the config.yaml .* dfm import"):
-        checkpoint.find_weights(old)
-    for name, content in files.items():
-        old.with_name(name).write_bytes(content)
-    (got,) = Pipeline.from_checkpoint(old)([""], **SIZE)
-    assert torch.equal(got.latent, want.latent)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_file_of_tensors_alone_is_refused_with_both_ways_out(tmp_path, suffix):
+    file, tensors = tmp_path / f"model{suffix}", {"final.weight": torch.zeros(2)}
+    (save_file if suffix == ".safetensors" else torch.save)(tensors, file)
+    said = refused(file)
+    assert "dfm import" in said and "d3d8367" in said
 
 
 def test_file_without_manifest_takes_the_one_beside_it(run, tmp_path):
@@ -206,7 +200,7 @@ def test_a_file_larger_than_memory_opens(tmp_path):
         f.write(len(text).to_bytes(8, "little") + text)
         f.seek(size - 2, os.SEEK_CUR)
         f.write(b"\x80\x3f")
-    tensors, _ = exported.read(file)
+    tensors, _ = exported.open_safetensors(file)
     assert tensors["last"].item() == 1 and tensors["large"].nbytes == size - 2
     tensors["last"].zero_()
-    assert exported.read(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
+    assert exported.open_safetensors(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"

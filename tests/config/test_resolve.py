@@ -397,7 +397,7 @@ def test_no_layer_takes_anything_from_the_environment(tmp_path, monkeypatch):
 
 
 def test_run_folder_of_an_earlier_version_is_read():
-    path = Path(__file__).parents[1] / "checkpoints" / "before_rooms" / "run" / "config.yaml"
+    path = Path(__file__).parents[1] / "stored" / "run" / "config.yaml"
     saved = C.from_yaml(path)
     assert (saved.config.model.sigma_data, saved.config.scheduler.lr_warmup_iters) == (0.5, 1)
     assert saved.provenance["model.text_dim"] == "derived: the data set"

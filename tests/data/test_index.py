@@ -20,15 +20,15 @@ from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
 from dfm_nb.packs.packs import PackSettings
-from tests.attacks.sample_files import BEFORE
+from tests.attacks.sample_files import STORED
 
 SETTINGS = PackSettings.of(Config(), seed=1)
 
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder of before there was an index."""
-    return shutil.copytree(BEFORE / "data", tmp_path / "data")
+    """A folder without an index."""
+    return shutil.copytree(STORED / "data", tmp_path / "data")
 
 
 @pytest.fixture
@@ -94,14 +94,17 @@ def test_samples_are_read_as_without_an_index(data):
         assert torch.equal(a.latent, b.latent) and torch.equal(a.text_emb, b.text_emb)
 
 
+@pytest.mark.parametrize("manifest", [True, False])
 @pytest.mark.parametrize("gains", [True, False])
-def test_training_continues_when_a_folder_gains_or_loses_its_index(data, gains):
-    """Packs are the same, and the place in the data is known under both fingerprints."""
+def test_training_continues_when_a_folder_gains_or_loses_its_index(data, gains, manifest):
+    if not manifest:
+        (data / "manifest.json").unlink()
+        shutil.rmtree(data / ".dfm")
     without = EnergonStore(data)
     index_dataset(data)
     both = [without, EnergonStore(data)]
     before, after = both if gains else both[::-1]
-    assert before.fingerprint != after.fingerprint
+    assert before.fingerprint == after.fingerprint
     plan, other = (PackPlan(store, SETTINGS, 64, 4) for store in (before, after))
     assert packs_of(plan, 3) == packs_of(other, 3)
     resumed = PackPlan(after, SETTINGS, 64, 4)

@@ -10,7 +10,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
 from dfm_nb.training.batches import open_store
-from tests.attacks.checkpoint_files import BEFORE
+from tests.attacks.checkpoint_files import STORED
 from tests.model.nemo_dfm import random_network
 
 DFM_TEXT = 512
@@ -92,6 +92,6 @@ def test_variant_sets_its_keys_and_refuses_others():
 
 
 def test_latents_are_multiplied_by_sigma_data_and_nothing_else():
-    config = cfg.resolve(None, overrides=["model.variant=dfm", f"dataset.path={BEFORE / 'data'}"]).config
+    config = cfg.resolve(None, overrides=["model.variant=dfm", f"dataset.path={STORED / 'data'}"]).config
     statistics, latent = open_store(config).statistics, torch.randn(16, 1, 2, 2)
     assert torch.equal(statistics.to_model(latent, 0.5), latent * 0.5)

@@ -87,9 +87,7 @@ class Folder:
             "listing_sha256": listing.hexdigest(),
             "background": list(self.background),
             **asdict(self.clips),
-            **(
-                {"allow_outside": True} if self.allow_outside else {}
-            ),  # folders made before it existed have no such key
+            "allow_outside": self.allow_outside,
         }
 
     def _inside(self, path: Path) -> Path:
