@@ -173,7 +173,7 @@ def _end(data: bytes, at: int) -> int:
             raise ValueError(f"its pickle has {code.name} at step {step}, which a tensor does not need")
         if isinstance(argument, str) and len(argument) > LONGEST_TEXT:
             raise ValueError("it has a text, which a tensor does not need")
-        if code.name.endswith("PUT") and argument >= MOST_STEPS:  # the unpickler's memo grows to it
+        if code.name.endswith("PUT") and int(argument or 0) >= MOST_STEPS:  # the unpickler's memo grows to it
             raise ValueError(f"its pickle has the place {argument}, which a tensor does not need")
     return stream.tell()
 
