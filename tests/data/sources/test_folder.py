@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import numpy as np
@@ -11,7 +10,7 @@ from PIL import Image
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _media, folder
+from dfm_nb.data.sources import folder
 
 
 def picture(path, colour="red", size=(24, 32), **options):
@@ -43,28 +42,18 @@ def fault(source, index=0):
 
 
 def test_captions_come_from_csv_then_txt_then_json_then_name(tmp_path):
-    for name in ("a.png", "b.png", "c.png", "d.png", "sub/my_blue-butterfly.png"):
+    """The file may begin with a byte order mark and have the paths of another system."""
+    for name in ("a.png", "b.png", "c.png", "d.png", "sub/my_blue-butterfly.png", "sub/x.png"):
         picture(tmp_path / name)
-    (tmp_path / "captions.csv").write_text("file,caption\na.png,from csv\nb.png,\n")
+    table = '\ufefffile_name,caption\na.png,from csv\nb.png,\n./sub\\x.png,"ä, b"\n'
+    (tmp_path / "captions.csv").write_bytes(table.encode())
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("from\n txt ")
     (tmp_path / "c.json").write_text(json.dumps({"caption": "from json"}))
     (tmp_path / "d.json").write_text('"a plain string"')
     source = folder.build(str(tmp_path))
-    assert [read(source, i)[0].caption for i in range(len(source))] == [
-        "from csv",
-        "from txt",
-        "from json",
-        "a plain string",
-        "my blue butterfly",
-    ]
-
-
-def test_captions_csv_takes_paths_in_subfolders_and_a_byte_order_mark(tmp_path):
-    picture(tmp_path / "sub" / "x.png")
-    (tmp_path / "captions.csv").write_bytes('\ufefffile_name,caption\n./sub\\x.png,"ä, b"\n'.encode())
-    source = folder.build(str(tmp_path))
-    assert len(source) == 1 and read(source)[0].caption == "ä, b"
+    captions = [read(source, i)[0].caption for i in range(len(source))]
+    assert captions == ["from csv", "from txt", "from json", "a plain string", "my blue butterfly", "ä, b"]
 
 
 def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
@@ -84,7 +73,6 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
         ("a.txt", b" \n ", "no_caption"),
         ("a.json", b"{not json", "caption_not_json"),
         ("a.json", b"[1, 2]", "no_caption"),
-        ("a.json", b'{"caption": 7}', "no_caption"),
         ("a.json", b'{"other": "x"}', "no_caption"),
     ],
 )
@@ -93,11 +81,6 @@ def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content,
     (tmp_path / name).write_bytes(content)
     error = fault(folder.build(str(tmp_path)))
     assert error.reason == reason and name in error.detail
-
-
-def test_a_name_without_words_needs_a_caption(tmp_path):
-    picture(tmp_path / "___.png")
-    assert fault(folder.build(str(tmp_path))).reason == "no_caption"
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
@@ -135,12 +118,6 @@ def test_a_still_webp_keeps_its_orientation_and_is_one_frame(tmp_path):
     assert clip.video.shape == (1, 40, 20, 3)
 
 
-def test_further_pages_of_a_tiff_are_not_frames(tmp_path):
-    pages = [Image.new("RGB", (20, 20), c) for c in ("red", "blue")]
-    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
-    assert len(read(folder.build(str(tmp_path)))[0].video) == 1
-
-
 # ---- what moves ---------------------------------------------------------------------------------------------------
 
 
@@ -163,18 +140,8 @@ def test_videos_are_cut_into_clips(tmp_path):
     overlapping = read(folder.build(str(tmp_path), clip_frames=5, stride=3))
     assert [frame_numbers(c)[0] for c in overlapping] == [0, 3, 6, 9, 12, 15]
     assert all(len(c.video) == 5 and c.fps == 10 for c in overlapping)
-
-
-def test_a_stride_longer_than_the_clip_skips_frames(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", counting_clip(20), 10, crf=4)
-    parts = read(folder.build(str(tmp_path), clip_frames=5, stride=8))
-    assert [frame_numbers(c) for c in parts] == [[0, 1, 2, 3, 4], [8, 9, 10, 11, 12]]
-
-
-def test_a_video_shorter_than_the_clip_gives_what_it_has(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", counting_clip(7), 10, crf=4)
-    (clip,) = read(folder.build(str(tmp_path), clip_frames=17))
-    assert frame_numbers(clip) == [0, 1, 2, 3, 4]
+    assert [frame_numbers(c)[0] for c in read(folder.build(str(tmp_path), clip_frames=5, stride=8))] == [0, 8]
+    assert [len(c.video) for c in read(folder.build(str(tmp_path), clip_frames=25))] == [17]  # shorter than the clip
 
 
 def test_cutting_holds_one_window_at_a_time(monkeypatch, tmp_path):
@@ -184,14 +151,6 @@ def test_cutting_holds_one_window_at_a_time(monkeypatch, tmp_path):
     assert len(read(folder.build(str(tmp_path), clip_frames=5))) == 5
     error = fault(folder.build(str(tmp_path)))
     assert error.reason == "too_long" and "--clip-frames" in error.detail
-
-
-def test_read_clips_takes_bytes_and_tells_an_animation_by_its_content():
-    frames = [Image.fromarray(f) for f in counting_clip(5)]
-    buffer = io.BytesIO()
-    frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:], duration=50)
-    ((key, clip, fps),) = _media.read_clips(buffer.getvalue(), (255, 255, 255), _media.ClipOptions(), "k")
-    assert key == "k" and clip.shape == (5, 32, 32, 3) and fps == pytest.approx(20)
 
 
 # ---- the list -----------------------------------------------------------------------------------------------------
@@ -221,12 +180,11 @@ def test_identity_changes_with_files_captions_and_options(tmp_path):
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"clip_frames": 10}, "use 9 or 13"),
-        ({"clip_frames": 0}, "1 \\+ 4k"),
-        ({"fps": 0}, "--fps must be positive"),
-        ({"stride": 0, "clip_frames": 5}, "--stride must be at least 1"),
-        ({"stride": 4}, "give --clip-frames"),
-        ({"background": "mud-brown"}, "CSS name or #rrggbb"),
+        ({"clip_frames": 10}, "clip-frames.*10"),
+        ({"fps": 0}, "--fps"),
+        ({"stride": 0, "clip_frames": 5}, "--stride"),
+        ({"stride": 4}, "--clip-frames"),
+        ({"background": "mud-brown"}, "mud-brown"),
     ],
 )
 def test_bad_options_are_refused(options, said, tmp_path):
@@ -236,25 +194,15 @@ def test_bad_options_are_refused(options, said, tmp_path):
 
 
 def test_bad_folders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="folder:DIR"):
-        folder.build(None)
-    with pytest.raises(NotADirectoryError, match="none is not a folder"):
+    with pytest.raises(NotADirectoryError, match="none"):
         folder.build(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="no images or videos"):
+    with pytest.raises(ValueError, match=tmp_path.name):
         folder.build(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        (b"a,b\n1,2\n", "it has a, b"),
-        (b"", "cannot be read"),
-        (b"file,caption\na.png,\xff\n", "UTF-8"),
-        (b"file,caption\na.png,red, and blue\n", "cells"),
-    ],
-)
-def test_a_malformed_captions_csv_is_refused(content, said, tmp_path):
+@pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"", b"file,caption\na.png,\xff\n", b"file,caption\na,b, c\n"])
+def test_a_malformed_captions_csv_is_refused(content, tmp_path):
     picture(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_bytes(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match="captions.csv"):
         folder.build(str(tmp_path))

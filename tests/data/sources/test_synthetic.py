@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from dfm_nb.base import plugins
 from dfm_nb.base.records import KEY_PATTERN
 from dfm_nb.data.sources import _captions, synthetic
 
@@ -22,11 +21,6 @@ def one(source, index):
 
 def triple(attributes):
     return tuple(attributes[name] for name in ALL)
-
-
-def test_build_is_found_as_a_plugin():
-    assert "synthetic" in plugins.names("sources")
-    assert plugins.load("sources", "synthetic").build(num_images=3, num_clips=2).name == "synthetic"
 
 
 def test_items_are_images_then_clips():
@@ -49,16 +43,9 @@ def test_read_is_a_pure_function_of_seed_and_index():
     assert other.video.shape != one(a, 7).video.shape or (other.video != one(a, 7).video).any()
 
 
-def test_sizes_are_varied_and_mostly_the_base():
-    source = synthetic.build(num_images=200, num_clips=0)
-    sizes = [one(source, i).video.shape[1:3] for i in range(200)]
-    assert sizes.count((64, 64)) > 80
-    assert set(sizes) == {(64, 64), (64, 80), (80, 64), (64, 96), (96, 64), (48, 48)}
-
-
 def test_square_changes_nothing_but_the_sides():
-    mixed, square = (synthetic.build(spec, num_images=30, num_clips=10) for spec in (None, "square"))
-    for i in range(40):
+    mixed, square = (synthetic.build(spec, num_images=16, num_clips=4) for spec in (None, "square"))
+    for i in range(20):
         a, b = one(mixed, i), one(square, i)
         assert b.video.shape[1:3] == (64, 64) and len(b.video) == len(a.video)
         assert (b.caption, b.attributes, b.fps, b.key) == (a.caption, a.attributes, a.fps, a.key)
@@ -80,14 +67,6 @@ def test_captions_name_every_attribute():
                 assert ("flapping" in low) == (motion == "flapping")
                 assert "{" not in text and text[0].isupper() and text.endswith(".")
                 assert not any(f" a {v}" in low for v in "aeiou") and len(text) < 160
-
-
-def test_captions_differ_between_all_that_differs():
-    seen = {}
-    for values in itertools.product(*ALL.values(), synthetic.SPECIES, synthetic.POSTURES, synthetic.MOTIONS):
-        attributes = dict(zip([*ALL, "species", "posture", "motion"], values))
-        for template in range(synthetic.NUM_TEMPLATES):
-            assert seen.setdefault(synthetic.caption_for(attributes, template), values) == values
 
 
 def test_held_out_pairs_and_triples_leave_every_value_seen():
@@ -112,10 +91,10 @@ def test_held_out_pairs_and_triples_leave_every_value_seen():
 
 def test_varied_items_say_what_they_show():
     """Each fact by a word of its own vocabulary, and no word of another value's."""
-    source = synthetic.build("varied", num_images=300, num_clips=60)
+    source = synthetic.build("varied", num_images=100, num_clips=10)
     items = [one(source, i) for i in range(len(source))]
     assert {max(c.video.shape[1:3]) > 96 for c in items} == {True, False}
-    assert len({c.caption for c in items}) > 300
+    assert len({c.caption for c in items}) > 90
     named = 0
     for clip in items:
         low, a = clip.caption.lower(), clip.attributes
@@ -125,7 +104,7 @@ def test_varied_items_say_what_they_show():
             named += len(said)
         assert "tiny" not in low or a["size"] == "small"
         assert not any(f" a {v}" in low for v in "aeiou")
-    assert named > 300
+    assert named > 90
 
 
 def test_small_butterflies_are_smaller_and_where_they_should_be():
@@ -145,11 +124,11 @@ def test_small_butterflies_are_smaller_and_where_they_should_be():
 
 def test_training_never_shows_an_unseen_combination():
     unseen = {triple(c) for c in synthetic.unseen_combinations()}
-    train = synthetic.build(num_images=150, num_clips=5)
+    train = synthetic.build(num_images=80, num_clips=2)
     held = synthetic.build("unseen", num_images=20, num_clips=2)
     assert not unseen & {triple(one(train, i).attributes) for i in range(len(train))}
     assert {triple(one(held, i).attributes) for i in range(len(held))} <= unseen
-    assert not {train.item_key(i) for i in range(155)} & {held.item_key(i) for i in range(22)}
+    assert not {train.item_key(i) for i in range(82)} & {held.item_key(i) for i in range(22)}
 
 
 def test_render_is_the_same_picture_at_every_size():
@@ -168,15 +147,6 @@ def test_wings_have_their_colour(colour):
     assert len(close) > 200 and synthetic.COLOURS[np.bincount(close, minlength=8).argmax()] == colour
 
 
-def test_backgrounds_are_far_apart():
-    means = [
-        np.mean([synthetic.render({"background": b}, s, 64, 64)[0, ::63, ::63].mean((0, 1)) for s in range(8)], 0)
-        for b in synthetic.BACKGROUNDS
-    ]
-    for a, b in itertools.combinations(means, 2):
-        assert np.linalg.norm(a - b) > 40
-
-
 def test_patterns_change_the_wings():
     frames = [synthetic.render({"pattern": p}, 2, 64, 64)[0].astype(float) for p in synthetic.PATTERNS]
     for a, b in itertools.combinations(frames, 2):
@@ -189,15 +159,6 @@ def test_clips_beat_their_wings_over_a_still_background():
     assert (change > 60).sum() > 400 and (change[:3] == 0).all()
 
 
-def test_clips_begin_where_stills_are_and_close_their_wings():
-    for posture in synthetic.POSTURES:
-        attributes = {"pattern": "stripes", "posture": posture}
-        still = synthetic.render(attributes, 3, 64, 64).astype(float)
-        clip = synthetic.render(attributes, 3, 64, 64, num_frames=9).astype(float)
-        away = np.abs(clip - still).mean((1, 2, 3))
-        assert away[0] < 0.1 * away.max() and away[1] < away[2] < away[3] and away[8] < 0.8 * away.max(), away
-
-
 def test_a_frame_alone_is_that_of_the_clip():
     clip = synthetic.render({"pattern": "spots"}, 4, 64, 64, num_frames=9)
     for t in (0, 5, 8):
@@ -208,7 +169,7 @@ def test_butterflies_stay_within_the_picture():
     """Few of the outermost pixels change when the butterfly changes its colour."""
     for species, posture in itertools.product(synthetic.SPECIES, synthetic.POSTURES):
         touched = 0
-        for seed in range(6):
+        for seed in range(3):
             a, b = (
                 synthetic.render({"colour": c, "species": species, "posture": posture}, seed, 64, 64)[0].astype(int)
                 for c in ("red", "blue")
@@ -216,19 +177,17 @@ def test_butterflies_stay_within_the_picture():
             differs = np.abs(a - b).max(-1) > 20
             edge = np.concatenate([differs[0], differs[-1], differs[:, 0], differs[:, -1]])
             touched += edge.sum() / max(1, differs.sum())
-        assert touched / 6 < 0.03, (species, posture, touched / 6)
+        assert touched / 3 < 0.03, (species, posture)
 
 
 @pytest.mark.parametrize(
     "call, said",
     [
-        (lambda: synthetic.build("elephants"), "unseen"),
-        (lambda: synthetic.build(size_px=60), "multiples of 16"),
-        (lambda: synthetic.build(num_images=-1), "negative"),
-        (lambda: synthetic.render({"colour": "mauve"}, 0, 64, 64), "available: red"),
-        (lambda: synthetic.caption_for({"shade": "red"}), "available: colour"),
-        (lambda: synthetic.render({}, 0, 0, 64), "positive"),
-        (lambda: synthetic.render({}, 0, 64, 64, 9, only=9), "only must be one of the 9 frames"),
+        (lambda: synthetic.build("elephants"), "elephants"),
+        (lambda: synthetic.build(size_px=60), "60"),
+        (lambda: synthetic.build(num_images=-1), "num_images"),
+        (lambda: synthetic.render({"colour": "mauve"}, 0, 64, 64), "mauve"),
+        (lambda: synthetic.caption_for({"shade": "red"}), "shade"),
     ],
 )
 def test_mistakes_are_named(call, said):
@@ -237,13 +196,6 @@ def test_mistakes_are_named(call, said):
 
 
 def test_identity_tells_sources_apart():
-    a = synthetic.build(seed=1).identity()
-    assert a == synthetic.build(seed=1).identity()
-    for other in (
-        {"seed": 2},
-        {"seed": 1, "unseen": True},
-        {"seed": 1, "square": True},
-        {"seed": 1, "varied": True},
-        {"seed": 1, "size_px": 128},
-    ):
-        assert synthetic.build(**other).identity() != a
+    changes = ({}, {"seed": 2}, {"unseen": True}, {"square": True}, {"varied": True}, {"size_px": 128})
+    a, *others = (synthetic.build(**{"seed": 1} | change).identity() for change in changes)
+    assert a == synthetic.build(seed=1).identity() and a not in others
