@@ -1,20 +1,22 @@
+import errno
+import io
 import json
+import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from dfm_nb import inspect, prepare, prepare_dataset
+from dfm_nb import prepare, prepare_dataset
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
 from dfm_nb.data import preparation, shards
-from dfm_nb.data.encoding import to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
-from dfm_nb.data.text_encoders import t5
-from dfm_nb.data.tokenizers import cosmos_cv
-from tests.data import encoder_files
+from dfm_nb.inspect import inspect_dataset
 from tests.processes import commands
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
@@ -57,6 +59,7 @@ def test_folder_holds_what_the_manifest_says(prepared):
     train = np.concatenate([c.latent[0].float().flatten(1) for c in clips], 1)
     np.testing.assert_allclose(train.mean(1), m["latent_mean"], atol=0.15)
     assert m["psnr_db"]["images"] > 15
+    assert inspect_dataset(prepared, verify=True, samples=0)["faults"] == []
 
 
 def test_energon_reads_the_folder_and_its_splits(prepared):
@@ -71,36 +74,17 @@ def test_energon_reads_the_folder_and_its_splits(prepared):
     assert train.empty_text.shape == (2, 384)
 
 
-def test_each_split_has_an_index_that_fits_its_shards(prepared):
-    from dfm_nb.data.index import open_index
-    from dfm_nb.inspect import inspect_dataset
-
-    m = json.loads((prepared / "manifest.json").read_text())
-    for split in ("train", "val"):
-        assert len(open_index(prepared, split)) == m["counts"][split]
-    assert open_index(prepared, "test") is None
-    assert inspect_dataset(prepared, verify=True, samples=0)["faults"] == []
-
-
-def test_energons_own_command_reads_the_folder(prepared):
-    done = commands().run("energon", "info", prepared, "--dataset-config", "info.yaml")
-    assert done.returncode == 0 and "CrudeSample" in done.stdout
-
-
-def test_complete_folder_is_left_alone(prepared):
+def test_complete_folder_is_left_alone_and_another_data_set_is_refused(prepared, tmp_path, capsys):
+    """Also when the folder was copied without its records."""
     before = (prepared / "manifest.json").stat().st_mtime_ns
-    assert run(prepared) == 0
-    assert (prepared / "manifest.json").stat().st_mtime_ns == before
-
-
-def test_folder_of_another_data_set_is_refused(prepared, capsys):
-    assert run(prepared, "--seed", "5") == 2
-    assert "already holds another data set" in capsys.readouterr().err
+    assert run(prepared) == 0 and (prepared / "manifest.json").stat().st_mtime_ns == before
+    shutil.copytree(prepared, tmp_path / "d", ignore=shutil.ignore_patterns(".dfm"))
+    assert run(tmp_path / "d") == 0 and not (tmp_path / "d" / ".dfm").exists()
+    for folder in (prepared, tmp_path / "d"):
+        assert run(folder, "--seed", "5") == 2 and "source:" in capsys.readouterr().err
 
 
 def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
-    import shutil
-
     shutil.copytree(prepared, tmp_path / "d")
     for name in ("manifest.json", "rank0-000001.tar"):
         (tmp_path / "d" / name).unlink()
@@ -108,15 +92,6 @@ def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
     assert "--resume" in capsys.readouterr().err
     assert run(tmp_path / "d", "--resume") == 0
     assert parts(tmp_path / "d") == parts(prepared)
-
-
-def test_two_ranks_prepare_the_same_samples(prepared, tmp_path):
-    launch = ["--standalone", "--nproc-per-node=2", "-m", "dfm_nb.prepare"]
-    done = commands().run("torchrun", *launch, *SMALL, "--output-dir", tmp_path / "d")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[INFO] Rank 1 of 2 processing 20 samples, from 20 to 40" in done.stdout
-    keys = lambda f: sorted(k.split("/")[1] for k in parts(f))  # noqa: E731
-    assert keys(tmp_path / "d") == keys(prepared)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -128,28 +103,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found | {"manifest": json.dumps(manifest).encode()}
 
 
-@pytest.mark.parametrize("began, goes_on", [(1, 2), (3, 1)])
-def test_another_number_of_processes_goes_on_to_the_same_bytes(tmp_path, began, goes_on):
-    def torchrun(processes, out, *extra):
-        if processes == 1:
-            return run(out, *extra)
-        launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.prepare", *SMALL]
-        done = commands().run("torchrun", *launch, "--output-dir", out, *extra)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    torchrun(began, tmp_path / "d")
+def test_another_number_of_processes_goes_on_to_the_same_bytes(prepared, tmp_path):
+    launch = ["--standalone", "--nproc-per-node=2", "-m", "dfm_nb.prepare", *SMALL]
+    done = commands().run("torchrun", *launch, "--output-dir", tmp_path / "d")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {k.split("/")[1] for k in parts(tmp_path / "d")} == {k.split("/")[1] for k in parts(prepared)}
     want = contents(tmp_path / "d")
     for name in ["manifest.json", *sorted(n for n in want if n.endswith(".tar"))[1:]]:
         (tmp_path / "d" / name).unlink()
-    torchrun(goes_on, tmp_path / "d", "--resume")
-    assert contents(tmp_path / "d") == want
-    torchrun(goes_on, tmp_path / "d")  # complete, whoever asks
-    assert contents(tmp_path / "d") == want
+    assert run(tmp_path / "d", "--resume") == 0 and contents(tmp_path / "d") == want
+    assert run(tmp_path / "d") == 0 and contents(tmp_path / "d") == want  # complete, whoever asks
 
 
 def test_many_shards_in_folders_are_one_data_set(tmp_path, monkeypatch):
     from dfm_nb.data.stores import EnergonStore
-    from dfm_nb.inspect import inspect_dataset
 
     monkeypatch.setattr("dfm_nb.data.shard_plan.SHARDS_A_FOLDER", 4)
     folder = tmp_path / "d"
@@ -180,7 +147,6 @@ def test_many_shards_in_folders_are_one_data_set(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "wrong, right",
     [
-        (["--text-encoder", "minilm", "--text-encoder-path", "NOWHERE"], ["--text-encoder", "minilm"]),
         (["--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", "EMPTY"], ["--tokenizer", "pca"]),
         (["--tokenizer", "residual", "--tokenizer-path", "EMPTY"], ["--tokenizer", "residual"]),
     ],
@@ -199,86 +165,79 @@ def picture(path: Path, width=40, height=40):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)).save(path)
 
 
-def test_manifest_names_the_first_drops_and_one_of_each_reason(tmp_path, monkeypatch):
+def test_unusable_files_are_counted_and_named(tmp_path, monkeypatch):
+    """The manifest names the first ones, and one of each reason."""
     monkeypatch.setattr(preparation, "NAMED_DROPS", 2)
     source = tmp_path / "in"
     source.mkdir()
-    picture(source / "good.png")
-    for i in range(5):
-        picture(source / f"narrow_{i}.png", width=12)
-    picture(source / "silent.png")
-    (source / "silent.txt").write_text("")
-    assert run(tmp_path / "d", argv=["--source", f"folder:{source}", "--short-side", "32", "--val-fraction", "0"]) == 0
-    m = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert m["counts"]["dropped"] == 6 and m["counts"]["dropped_by_reason"] == {"too_small": 5, "no_caption": 1}
-    assert [d["key"].split("-")[0] for d in m["drops"]] == ["narrow_0", "narrow_1", "silent"]
-
-
-def test_unusable_files_are_counted_and_named(tmp_path, capsys):
-    source = tmp_path / "in"
-    source.mkdir()
-    for i in range(4):
-        picture(source / f"good_{i}.png")
-    picture(source / "narrow.png", width=12)
-    picture(source / "line.png", width=1, height=10000)
-    (source / "broken.png").write_bytes(b"\x89PNG nothing")
-    picture(source / "latin.png")
+    for name in ("good_0", "good_1", "latin", "silent"):
+        picture(source / f"{name}.png")
     (source / "latin.txt").write_bytes("größer".encode("latin-1"))
-    picture(source / "silent.png")
     (source / "silent.txt").write_text("")
+    (source / "broken.png").write_bytes(b"\x89PNG nothing")
+    picture(source / "line.png", width=1, height=10000)
+    for i in range(3):
+        picture(source / f"narrow_{i}.png", width=12)
     assert run(tmp_path / "d", argv=["--source", f"folder:{source}", "--short-side", "32", "--val-fraction", "0"]) == 0
     m = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert m["counts"]["samples"] == 4 and m["counts"]["dropped"] == 5
+    assert m["counts"]["samples"] == 2 and m["counts"]["dropped"] == 7
+    assert [d["key"].split("-")[0] for d in m["drops"]] == ["broken", "latin", "line", "silent"]
+    assert sum(m["counts"]["dropped_by_reason"].values()) == 7
     named = " ".join(d["detail"] for d in m["drops"])
-    for name in ("broken.png", "latin.txt", "silent.txt"):
-        assert name in named
-    assert {d["key"].split("-")[0] for d in m["drops"]} == {"narrow", "line", "broken", "latin", "silent"}
+    assert all(name in named for name in ("broken.png", "latin.txt", "silent.txt"))
     captions = [e.meta["caption"] for t in (tmp_path / "d").glob("*.tar") for e in shards.scan_shard(t)]
-    assert sorted(captions) == ["good 0", "good 1", "good 2", "good 3"]
+    assert sorted(captions) == ["good 0", "good 1"]
 
 
 @pytest.mark.parametrize(
-    "argv, message",
+    "argv, named",
     [
-        (["--source", "synthetic", "--clip-frames", "5"], "has no use for --clip-frames"),
-        (["--source", "synthetic", "--val-fraction", "0.6", "--test-fraction", "0.5"], "nothing for training"),
-        (["--source", "synthetic", "--shard-size", "0"], "--shard-size must be at least 1"),
-        (["--source", "synthetic", "--resume", "--overwrite"], "pass one of them"),
-        (["--source", "folder:EMPTY"], "has no images or videos"),
-        (["--source", "folder:NOWHERE"], "NOWHERE is not a"),
-        (["--source", "syntetic"], "did you mean 'synthetic'"),
-        (["--source", "synthetic", "--tokenizer", "pcaa"], "did you mean 'pca'"),
-        (["--source", "synthetic", "--short-side", "40"], "multiples of 16"),
+        (["--source", "synthetic", "--clip-frames", "5"], "--clip-frames"),
+        (["--source", "synthetic", "--val-fraction", "0.6", "--test-fraction", "0.5"], "0.6"),
+        (["--source", "synthetic", "--shard-size", "0"], "--shard-size"),
+        (["--source", "synthetic", "--resume", "--overwrite"], "--overwrite"),
+        (["--source", "synthetic", "--tile-px", "256"], "cosmos_cv"),
+        (["--source", "folder:EMPTY"], "EMPTY"),
+        (["--source", "folder:BROKEN"], "a.png"),
+        (["--source", "folder:NOWHERE"], "NOWHERE"),
+        (["--source", "syntetic"], "'synthetic'"),
+        (["--source", "synthetic", "--tokenizer", "pcaa"], "'pca'"),
+        (["--source", "synthetic", "--short-side", "40"], "40"),
     ],
 )
-def test_mistakes_end_in_one_sentence(tmp_path, capsys, argv, message):
-    (tmp_path / "EMPTY").mkdir()
-    argv = [a.replace("EMPTY", str(tmp_path / "EMPTY")).replace("NOWHERE", str(tmp_path / "NOWHERE")) for a in argv]
+def test_mistakes_are_named(tmp_path, capsys, monkeypatch, argv, named):
+    monkeypatch.chdir(tmp_path)
+    for name in ("EMPTY", "BROKEN"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "BROKEN" / "a.png").write_bytes(b"no")
     assert run(tmp_path / "d", argv=argv) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ") and message in error
+    assert error.startswith("error: ") and named in error
 
 
 def test_python_takes_the_flags_as_keywords(tmp_path):
     manifest = prepare_dataset(output_dir=str(tmp_path / "d"), num_images=3, num_clips=1, short_side=32)
     assert manifest == json.loads((tmp_path / "d" / "manifest.json").read_text())
     assert manifest["counts"]["samples"] == 4 and manifest["arguments"]["num_images"] == 3
-    with pytest.raises(ValueError, match="did you mean 'num_images'"):
+    with pytest.raises(ValueError, match="'num_images'"):
         prepare_dataset(output_dir=str(tmp_path / "e"), num_imags=3)
 
 
-def test_source_without_a_usable_sample_is_an_error(tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.png").write_bytes(b"no")
-    assert run(tmp_path / "d", argv=["--source", f"folder:{tmp_path / 'in'}"]) == 2
-    assert "a.png" in capsys.readouterr().err
+def test_full_disk_is_named_and_leaves_no_shard(tmp_path, capsys, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shards.ShardWriter, "add", full)
+    assert run(tmp_path / "d", "--num-images", "4") == 2
+    assert "no space left" in capsys.readouterr().err
+    assert not list((tmp_path / "d").glob("*.tar*"))
 
 
 def test_foreign_tars_are_never_overwritten(tmp_path, capsys):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "backup.tar").write_bytes(b"precious")
     assert run(tmp_path / "d", "--overwrite") == 2
-    assert "did not make" in capsys.readouterr().err
+    assert "backup.tar" in capsys.readouterr().err
     assert (tmp_path / "d" / "backup.tar").read_bytes() == b"precious"
 
 
@@ -292,40 +251,20 @@ def test_overwrite_replaces_a_preparation_and_keeps_what_is_not_its_own(tmp_path
     assert (tmp_path / "d" / "notes.txt").read_text() == "keep"
 
 
-def test_moved_folder_without_records_is_still_known(prepared, tmp_path, capsys):
-    import shutil
-
-    shutil.copytree(prepared, tmp_path / "d", ignore=shutil.ignore_patterns(".dfm"))
-    assert run(tmp_path / "d") == 0 and not (tmp_path / "d" / ".dfm").exists()
-    assert run(tmp_path / "d", "--seed", "5") == 2
-    assert "source:" in capsys.readouterr().err
-
-
-def test_named_tokenizer_is_reused_and_kept_beside_the_shards(prepared, tmp_path, capsys):
-    assert run(tmp_path / "d", "--tokenizer-path", str(prepared), "--num-images", "4", "--seed", "9") == 0
-    ours, theirs = (json.loads((f / "manifest.json").read_text()) for f in (tmp_path / "d", prepared))
-    assert ours["tokenizer"] == theirs["tokenizer"]
-    assert (tmp_path / "d" / "tokenizer.safetensors").read_bytes() == (prepared / "tokenizer.safetensors").read_bytes()
-
-
 def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):
-    import shutil
-
     shutil.copytree(prepared, tmp_path / "d")
     (tmp_path / "d" / "manifest.json").unlink()
     record = tmp_path / "d" / ".dfm" / "encoders.json"
     record.write_text(record.read_text().replace("53aa51", "000000"))
     assert run(tmp_path / "d", "--resume") == 2
-    assert "begun with another text encoder" in capsys.readouterr().err
+    assert "text encoder" in capsys.readouterr().err
 
 
-def test_padded_form_reads_back_at_its_true_length(prepared, tmp_path):
-    import io
-    import tarfile
-
-    import torch
-
+def test_padded_form_reads_back_at_its_true_length_and_a_tokenizer_is_reused(prepared, tmp_path):
     assert run(tmp_path / "d", "--tokenizer-path", str(prepared), "--num-images", "2", "--pad-text-tokens", "512") == 0
+    ours, theirs = (json.loads((f / "manifest.json").read_text()) for f in (tmp_path / "d", prepared))
+    assert ours["tokenizer"] == theirs["tokenizer"]
+    assert (tmp_path / "d" / "tokenizer.safetensors").read_bytes() == (prepared / "tokenizer.safetensors").read_bytes()
     entry = shards.scan_shard(tmp_path / "d" / "rank0-000000.tar")[0]
     with tarfile.open(entry.shard) as tar:
         stored = torch.load(io.BytesIO(tar.extractfile(f"{entry.key}.pth").read()), weights_only=True)
@@ -336,80 +275,14 @@ def test_padded_form_reads_back_at_its_true_length(prepared, tmp_path):
     assert entry.read().text_emb.shape == (1, length, 384)
 
 
-def test_existing_readers_take_the_embeddings_length_from_its_first_dim(prepared):
-    """What NeMo DFM's DiT task encoder does with an image: pickle, squeeze, shape[0]; pth, squeeze, [C, T, H, W]."""
-    import webdataset as wds
-
-    tar = str(next(iter(sorted(prepared.glob("*.tar")))))
-    sample = next(iter(wds.WebDataset(tar, shardshuffle=False).decode()))
-    text = sample["pickle"].cpu().float().numpy().squeeze(0)
-    info = sample["json"]
-    assert text.shape == (info["text_tokens"], 384)
-    c, t, h, w = sample["pth"].squeeze(0).shape
-    assert (c, t, h * 8, w * 8) == (16, 1, info["image_height"], info["image_width"])
-
-
-def test_production_encoders_prepare_at_512_px(tmp_path, capsys, make_once):
-    """cosmos_cv and t5 through the command, with files of the published architectures."""
-    place = tmp_path / "in"
-    place.mkdir()
-    rng = np.random.default_rng(0)
-    for name, (h, w) in {"wide": (600, 900), "tall": (1300, 640), "small": (200, 300)}.items():
-        Image.fromarray(np.full((h, w, 3), rng.integers(0, 255, 3), dtype=np.uint8)).save(place / f"{name}.png")
-        (place / f"{name}.txt").write_text("a blue butterfly" if name == "wide" else "a red butterfly over a meadow")
-    cosmos, weights = make_once("cosmos", encoder_files.save_cosmos), make_once("t5", encoder_files.save_t5)
-    argv = ["--source", f"folder:{place}", "--tokenizer", "cosmos_cv", "--tokenizer-cache-dir", str(cosmos)]
-    argv += ["--text-encoder", "t5", "--t5-cache-dir", str(weights)]
-    assert run(tmp_path / "d", argv=argv) == 0 and run(tmp_path / "tiled", "--tile-px", "256", argv=argv) == 0
-    whole, tiled = (
-        {e.key.split("-")[0]: e.read() for t in (tmp_path / name).glob("*.tar") for e in shards.scan_shard(t)}
-        for name in ("d", "tiled")
-    )
-    assert {name: list(sample.latent.shape) for name, sample in whole.items()} == {
-        "wide": [1, 16, 1, 64, 96],
-        "tall": [1, 16, 1, 130, 64],
-        "small": [1, 16, 1, 24, 36],
-    }
-    flat = to_pixels(np.array(Image.open(place / "wide.png"))[None, :512, :768])[None]  # one colour: as resized
-    for samples, options in ((whole, {}), (tiled, {"tile_px": 256})):
-        wanted = cosmos_cv.build(cosmos, **options).encode(flat).bfloat16()
-        np.testing.assert_array_equal(samples["wide"].latent.float(), wanted.float())
-    short, long = t5.build(weights).encode(["a blue butterfly", "a red butterfly over a meadow"])
-    for name, state in (("wide", short), ("tall", long), ("small", long)):
-        np.testing.assert_allclose(whole[name].text_emb[0].float(), state.float(), atol=0.05, rtol=0.05)
-    manifest = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert manifest["short_side"] == 512 and set(manifest["tokenizer"]["files"]) == {"encoder", "decoder"}
-    assert guard(inspect.main, [str(tmp_path / "d"), "--verify", "--tokenizer-path", str(cosmos)]) == 0
-    assert "verified" in capsys.readouterr().out
-    picture = np.asarray(Image.open(tmp_path / "d" / "contact_sheet.png"))
-    assert picture.std() > 10
-    assert run(tmp_path / "e", "--tile-px", "256") == 2 and "cosmos_cv" in capsys.readouterr().err
-    assert run(tmp_path / "e", "--tokenizer-window", "50", argv=argv) == 2
-    assert "--tokenizer-window must be 1 + 4k frames" in capsys.readouterr().err
-
-
 def test_second_preparation_waits_for_the_first(tmp_path):
     code = f"""
 from dfm_nb.data.prepared_folder import PreparedFolder
-from dfm_nb.data.text_encoders import t5
-from dfm_nb.data.tokenizers import cosmos_cv
 with PreparedFolder({str(tmp_path)!r}).turn():
     print("in")
 """
     with PreparedFolder(tmp_path).turn():
         other = commands().start("python", "-c", code, stderr=subprocess.PIPE)
         with pytest.raises(subprocess.TimeoutExpired):
-            other.wait(8)
+            other.wait(3)
     assert other.communicate(timeout=60)[0] == "in\n" and other.returncode == 0
-
-
-def test_full_disk_is_one_sentence(tmp_path, capsys, monkeypatch):
-    import errno
-
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shards.ShardWriter, "add", full)
-    assert run(tmp_path / "d", "--num-images", "4") == 2
-    assert "no space left" in capsys.readouterr().err
-    assert not list((tmp_path / "d").glob("*.tar*"))

@@ -83,13 +83,6 @@ def test_lengths_and_rows_are_padded_only_to_their_multiples():
     assert torch.equal(pack.sigma[: len(plain.sigma)], plain.sigma)
 
 
-def test_lengths_of_a_pack_are_those_of_its_samples_and_of_its_padding():
-    pack = pack_draws(draws(indices=range(3)), SETTINGS, capacity=100)
-    q, kv = pack.lengths()
-    assert sum(q) == pack.num_tokens and kv == [2, 5, 5]  # one caption was dropped
-    assert pack.lengths(padding=True) == ([*q, 100 - sum(q)], [*kv, 1])
-
-
 def test_padded_text_alone_is_a_segment_without_tokens():
     """Then there is nothing to modulate: it has no conditioning row, and no sample attends to it."""
     some = draws()
@@ -119,7 +112,7 @@ def test_every_sample_is_used_once_an_epoch():
         assert {i for e, i in everything if e == epoch} == set(range(41))
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_restored_loader_goes_on_bit_for_bit(workers):
     one = loader(workers=workers)
     for _ in range(7):
@@ -145,17 +138,11 @@ def test_any_number_of_ranks_sees_the_same_packs():
     assert digest(merged) == digest(packs)
 
 
-def test_restoring_on_another_data_set_is_refused():
-    one = loader()
-    one.next_step()
-    with pytest.raises(ValueError, match="data set differs"):
-        loader(length=40).restore(one.state())
-
-
-def test_pack_smaller_than_a_sample_is_refused_with_the_fix():
-    store = MockStore([(1, 16, 16)], channels=4, text_dim=6)
+def test_other_data_sets_and_packs_smaller_than_a_sample_are_refused():
+    with pytest.raises(ValueError, match="data set"):
+        loader(length=40).restore(loader().state())
     with pytest.raises(ValueError, match="task_encoder_seq_length=64"):
-        PackPlan(store, SETTINGS, 63, 4)
+        PackPlan(MockStore([(1, 16, 16)], channels=4, text_dim=6), SETTINGS, 63, 4)
 
 
 def test_unreadable_sample_is_left_out_by_name():

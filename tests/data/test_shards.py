@@ -108,7 +108,7 @@ class EvilInside:
 @pytest.mark.parametrize("hidden", [Evil, EvilInside])
 def test_pickle_that_calls_is_refused_and_runs_nothing(tmp_path, hidden):
     mark = tmp_path / "ran"
-    with pytest.raises(SampleError, match=r"sample k7: its \.pickle was refused"):
+    with pytest.raises(SampleError, match=r"k7: its \.pickle"):
         shards.decode_pickle(pickle.dumps(hidden(mark)), "k7")
     assert not mark.exists()
 
@@ -116,7 +116,7 @@ def test_pickle_that_calls_is_refused_and_runs_nothing(tmp_path, hidden):
 def test_pth_that_calls_is_refused_and_runs_nothing(tmp_path):
     mark, buffer = tmp_path / "ran", io.BytesIO()
     torch.save({"x": Evil(mark)}, buffer)
-    with pytest.raises(SampleError, match=r"sample k7: its \.pth was refused"):
+    with pytest.raises(SampleError, match=r"k7: its \.pth"):
         shards.decode_pth(buffer.getvalue(), "k7")
     with pytest.raises(SampleError, match="refused"):
         shards.decode_pth(pickle.dumps(Evil(mark)), "k7")

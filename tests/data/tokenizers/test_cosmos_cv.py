@@ -37,7 +37,7 @@ def off(a, b):
 # ---- the published architecture -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frames, height, width", [(1, 16, 24), (9, 64, 40), (121, 32, 48)])
+@pytest.mark.parametrize("frames, height, width", [(1, 16, 24), (121, 32, 48)])
 def test_whole_clip_is_one_call_of_the_network(folder, frames, height, width):
     """Any size from one trace; 121 frames are the reference recipe's clip."""
     encoder, decoder = encoder_files.cosmos()
@@ -51,41 +51,27 @@ def test_whole_clip_is_one_call_of_the_network(folder, frames, height, width):
 
 
 def test_coding_is_causal_and_sees_all_of_the_past(folder):
-    tokenizer, x = cosmos_cv.build(folder), video(81)
+    tokenizer, x = cosmos_cv.build(folder), video(41)
     z, later, earlier = tokenizer.encode(x), x.clone(), x.clone()
-    later[:, :, 41:], earlier[:, :, :1] = 0, 0
-    assert torch.equal(tokenizer.encode(later)[:, :, :11], z[:, :, :11])
-    assert (tokenizer.encode(earlier)[:, :, -1] - z[:, :, -1]).abs().max() > 1e-5  # 80 frames further
+    later[:, :, 21:], earlier[:, :, :1] = 0, 0
+    assert torch.equal(tokenizer.encode(later)[:, :, :6], z[:, :, :6])
+    assert (tokenizer.encode(earlier)[:, :, -1] - z[:, :, -1]).abs().max() > 1e-5  # 40 frames further
     made, changed = tokenizer.decode(z), z.clone()
-    changed[:, :, 11:] = 0
-    torch.testing.assert_close(tokenizer.decode(changed)[:, :, :41], made[:, :, :41], atol=1e-5, rtol=0)
-
-
-def test_windows_are_not_the_whole_after_the_first(folder):
-    """So they are a last resort; by how much they differ depends on the weights (benchmarks/tokenizer_windows.py)."""
-    tokenizer, x = cosmos_cv.build(folder), video(121)
-    z, windowed = tokenizer.encode(x), tokenizer.encode(x, window=49)
-    torch.testing.assert_close(windowed[:, :, :13], z[:, :, :13], atol=1e-5, rtol=1e-5)
-    assert 1e-3 < off(windowed[:, :, 13:], z[:, :, 13:]) < 1
-    made, pieces = tokenizer.decode(z), list(tokenizer.decode_windows(z, window=49))
-    assert [p.shape[2] for p in pieces] == [49, 40, 32]
-    torch.testing.assert_close(pieces[0], made[:, :, :49], atol=1e-4, rtol=1e-4)
-    assert 1e-4 < off(torch.cat(pieces, 2)[:, :, 49:], made[:, :, 49:]) < 1
-    same = cosmos_cv.build(folder, tokenizer_window=49)
-    assert torch.equal(same.encode(x), windowed) and torch.equal(same.decode(z), torch.cat(pieces, 2))
+    changed[:, :, 6:] = 0
+    torch.testing.assert_close(tokenizer.decode(changed)[:, :, :21], made[:, :, :21], atol=1e-5, rtol=0)
 
 
 def test_short_memory_means_windows_and_a_warning_a_size(folder, monkeypatch, caplog):
     monkeypatch.setattr(cosmos_cv, "available_bytes", lambda device: 1 << 20)
-    tokenizer, x = cosmos_cv.build(folder), video(121)
-    whole = cosmos_cv.build(folder).encode(x, window=121)
+    tokenizer, x = cosmos_cv.build(folder), video(61)
+    whole = cosmos_cv.build(folder).encode(x, window=61)
     with caplog.at_level(logging.WARNING, "dfm_nb"):
         codes = [tokenizer.encode(clip) for clip in (x, x)]
         assert torch.equal(codes[0], tokenizer.encode(x, window=49)) and torch.equal(*codes)
         short = tokenizer.encode(video(9))  # no longer than a window
-    assert len(caplog.messages) == 1 and "121 frames of 32x48 px" in caplog.text and "--tokenizer-window" in caplog.text
+    assert len(caplog.messages) == 1 and "61 frames of 32x48 px" in caplog.text
     torch.testing.assert_close(short, encoder_files.cosmos()[0](video(9))[0], atol=1e-5, rtol=1e-5)
-    assert torch.equal(cosmos_cv.build(folder, tokenizer_window=121).encode(x), whole)  # a wish beats the estimate
+    assert torch.equal(cosmos_cv.build(folder, tokenizer_window=61).encode(x), whole)  # a wish beats the estimate
     monkeypatch.undo()
     assert torch.equal(cosmos_cv.build(folder).encode(x), whole)
 
@@ -98,19 +84,10 @@ def test_memory_needed_grows_with_frames_and_with_the_area_squared(folder, monke
     assert cosmos_cv.build(folder, tile_px=256)._fits_whole("decoder", (31, 90, 160))
 
 
-def test_tiles_are_not_the_whole(folder):
-    x = video(5, 256, 320)
-    tiled, whole = cosmos_cv.build(folder, tile_px=128), cosmos_cv.build(folder)
-    z = whole.encode(x)
-    assert tiled.encode(x).shape == z.shape and 1e-3 < off(tiled.encode(x), z) < 1
-    assert 1e-3 < off(tiled.decode(z), whole.decode(z)) < 1
-
-
-@pytest.mark.parametrize("frames", [1, 17])
-def test_bfloat16_trace_runs_in_float32_on_cpu(half, frames):
+def test_bfloat16_trace_runs_in_float32_on_cpu(half):
     """Weights rounded to 8 bits, arithmetic in float32: within 1 % of the float32 network's spread."""
     encoder, decoder = encoder_files.cosmos()
-    tokenizer, x = cosmos_cv.build(half), video(frames)
+    tokenizer, x = cosmos_cv.build(half), video(9)
     z, reference = tokenizer.encode(x), encoder(x)[0]
     assert z.dtype == torch.float32 and 0 < off(z, reference) < 0.01
     assert off(tokenizer.decode(reference), decoder(reference)) < 0.01
@@ -126,32 +103,20 @@ def test_bfloat16_trace_runs_as_it_is_on_cuda(half):
     assert {dtype for _, dtype in tokenizer._halves.values()} == {torch.bfloat16}
 
 
-def test_file_is_run_in_its_own_dtype(tmp_path):
-    tokenizer, x = cosmos_cv.build(encoder_files.save_cosmos(tmp_path, torch.float64)), video(9)
-    z = tokenizer.encode(x)
-    assert tokenizer._half("encoder")[1] == torch.float64 and z.dtype == torch.float32
-    torch.testing.assert_close(z, encoder_files.cosmos()[0](x)[0], atol=1e-5, rtol=1e-5)
-
-
-def test_trace_that_cannot_be_cast_ends_in_a_sentence(half, monkeypatch):
-    monkeypatch.setattr(cosmos_cv, "_in_float32", lambda module: module.float())
-    with pytest.raises(ValueError, match=r"encoder\.jit does not run on cpu with float32 input.*a GPU") as caught:
-        cosmos_cv.build(half).encode(video(1))
-    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
-
-
-def test_other_networks_files_are_refused(folder, tmp_path):
+def test_other_networks_files_are_refused(folder, half, tmp_path, monkeypatch):
     for name in ("encoder", "decoder"):  # the halves in each other's place
         shutil.copy(folder / f"{name}.jit", tmp_path / ("encoder.jit" if name == "decoder" else "decoder.jit"))
-    with pytest.raises(ValueError, match=r"encoder\.jit does not run on cpu") as caught:
+    with pytest.raises(ValueError, match=r"encoder\.jit.*cpu"):
         cosmos_cv.build(tmp_path).encode(video(1))
-    assert "\n" not in str(caught.value)
     torch.jit.script(nn.Identity()).save(str(tmp_path / "decoder.jit"))
-    with pytest.raises(ValueError, match=r"not \[1, 16, 2, 8, 8\]; fetch it again"):
+    with pytest.raises(ValueError, match=r"decoder\.jit.*\[1, 16, 2, 8, 8\]"):
         cosmos_cv.build(tmp_path).decode(torch.zeros(1, 16, 1, 8, 8))
     (tmp_path / "decoder.jit").write_bytes(b"<html>")
-    with pytest.raises(ValueError, match="not a TorchScript file"):
+    with pytest.raises(ValueError, match=r"decoder\.jit"):
         cosmos_cv.build(tmp_path).decode(torch.zeros(1, 16, 1, 8, 8))
+    monkeypatch.setattr(cosmos_cv, "_in_float32", lambda module: module.float())  # a trace that cannot be cast
+    with pytest.raises(ValueError, match=r"encoder\.jit.*float32"):
+        cosmos_cv.build(half).encode(video(1))
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
@@ -170,14 +135,7 @@ def test_only_the_used_half_is_loaded_and_both_are_named(folder, tmp_path):
     assert changed["files"]["encoder"] == identity["files"]["encoder"] == changed["files"]["decoder"]
 
 
-def test_missing_files_name_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    with pytest.raises(FileNotFoundError, match=r"hf download nvidia/Cosmos-0\.1-Tokenizer-CV4x8x8 encoder\.jit"):
-        cosmos_cv.build(tmp_path).encode(torch.zeros(1, 3, 1, 8, 8))
-
-
-@pytest.mark.parametrize("name", ["tokenizer_cache", "weights/cosmos"])
-def test_new_cache_folder_is_no_hub_id(folder, tmp_path, monkeypatch, name):
+def test_new_cache_folder_is_no_hub_id(folder, tmp_path, monkeypatch):
     """As with NeMo DFM, `--tokenizer_cache_dir NEW` is where the download goes."""
 
     def download(repo_id, filename, cache_dir):
@@ -188,19 +146,22 @@ def test_new_cache_folder_is_no_hub_id(folder, tmp_path, monkeypatch, name):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.chdir(tmp_path)
-    assert cosmos_cv.build(name).encode(video(1)).shape == (1, 16, 1, 4, 6)
-    assert (tmp_path / name / "snapshot" / "encoder.jit").is_file()
+    assert cosmos_cv.build("weights/cosmos").encode(video(1)).shape == (1, 16, 1, 4, 6)
+    assert (tmp_path / "weights" / "cosmos" / "snapshot" / "encoder.jit").is_file()
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
+    with pytest.raises(FileNotFoundError, match=r"encoder\.jit"):
+        cosmos_cv.build(tmp_path).encode(video(1))
 
 
-def test_wrong_shapes_and_windows_are_refused(folder):
-    tokenizer = cosmos_cv.build(folder)
-    with pytest.raises(ValueError, match=r"1 \+ 4k.*\[1, 3, 4, 8, 8\]"):
-        tokenizer.encode(torch.zeros(1, 3, 4, 8, 8))
-    for frames, use in ((50, 49), (9, 17), (0, 17)):
-        with pytest.raises(ValueError, match=rf"--tokenizer-window must be 1 \+ 4k.*got {frames}, use {use}"):
-            cosmos_cv.build(folder, tokenizer_window=frames)
-    with pytest.raises(ValueError, match="got 8"):
-        tokenizer.decode(torch.zeros(1, 16, 4, 1, 1), window=8)
+@pytest.mark.parametrize("frames", [50, 9, 0])
+def test_wrong_windows_are_refused(folder, frames):
+    with pytest.raises(ValueError, match=rf"--tokenizer-window.*{frames}"):
+        cosmos_cv.build(folder, tokenizer_window=frames)
+
+
+def test_wrong_shapes_are_refused(folder):
+    with pytest.raises(ValueError, match=r"\[1, 3, 4, 8, 8\]"):
+        cosmos_cv.build(folder).encode(torch.zeros(1, 3, 4, 8, 8))
 
 
 # ---- putting pieces together --------------------------------------------------------------------------------------
@@ -232,8 +193,7 @@ def contextless(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize("frames", [1, 9, 49, 121, 241])
-@pytest.mark.parametrize("window", [17, 49])
+@pytest.mark.parametrize("frames, window", [(1, 17), (9, 17), (121, 17), (49, 49), (121, 49)])
 def test_windows_cover_the_clip(contextless, frames, window):
     tokenizer, x = cosmos_cv.build(contextless, tokenizer_window=window), video(frames, 16, 24)
     z = tokenizer.encode(x)
@@ -244,7 +204,7 @@ def test_windows_cover_the_clip(contextless, frames, window):
     torch.testing.assert_close(again, Grow()(z))
 
 
-@pytest.mark.parametrize("count", [1, 13, 14, 23, 24, 31, 61])
+@pytest.mark.parametrize("count", [1, 13, 14, 24, 61])
 def test_window_plan_covers_each_latent_once(count):
     kept = [i for a, b, drop in cosmos_cv._windows(count, 13, 3) for i in range(a + drop, b)]
     assert kept == list(range(count))

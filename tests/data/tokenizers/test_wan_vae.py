@@ -1,7 +1,10 @@
 """diffusers' AutoencoderKLWan with random weights, saved as Wan's folder holds it: ours gives what it gives."""
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from dfm_nb.data.tokenizers import wan_vae
 from tests.data import encoder_files
@@ -19,7 +22,7 @@ def theirs(folder):
     return AutoencoderKLWan.from_pretrained(folder / "vae").eval()
 
 
-@pytest.mark.parametrize("frames", [1, 5, 17])
+@pytest.mark.parametrize("frames", [1, 9])
 def test_latents_and_pixels_are_diffusers(folder, theirs, frames):
     ours = wan_vae.build(folder)
     video = torch.rand(2, 3, frames, 32, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
@@ -37,10 +40,6 @@ def test_coding_is_causal(folder):
 
 
 def test_identity_tells_other_weights_and_another_configuration(folder, tmp_path):
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
     first = wan_vae.build(folder).identity()
     other = shutil.copytree(folder, tmp_path / "other")
     path = next(other.rglob("*.safetensors"))
@@ -48,20 +47,16 @@ def test_identity_tells_other_weights_and_another_configuration(folder, tmp_path
     assert first["name"] == "wan_vae" and wan_vae.build(other).identity()["sha256"] != first["sha256"]
 
 
-def test_wrong_input_and_wrong_files_end_in_a_sentence(folder, tmp_path, monkeypatch):
+def test_wrong_input_and_wrong_files_are_named(folder, tmp_path):
+    from diffusers import AutoencoderKLWan
+
     with pytest.raises(ValueError, match=r"1 \+ 4k"):
         wan_vae.build(folder).encode(torch.zeros(1, 3, 4, 32, 32))
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no AutoencoderKLWan .*; fetch Wan-AI/Wan2.1-T2V-1.3B-Diffusers again"):
+    with pytest.raises(ValueError, match=tmp_path.name):
         wan_vae.build(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match="hf download Wan-AI/Wan2.1-T2V-1.3B-Diffusers --include 'vae/"):
+    with pytest.raises(FileNotFoundError, match="none"):
         wan_vae.build(tmp_path / "none")
-
-
-def test_smaller_latents_than_wans_are_refused(tmp_path):
-    from diffusers import AutoencoderKLWan
-
-    AutoencoderKLWan(base_dim=8, num_res_blocks=1, z_dim=8).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="must have 16 channels and compress 4 x 8 x 8, as Wan 2.1; it has 8"):
-        wan_vae.build(tmp_path)
+    AutoencoderKLWan(base_dim=8, num_res_blocks=1, z_dim=8).save_pretrained(tmp_path / "small")
+    with pytest.raises(ValueError, match="16 channels.* 8"):
+        wan_vae.build(tmp_path / "small")
