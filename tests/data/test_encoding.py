@@ -110,7 +110,13 @@ def test_faults_are_drops_with_key_and_reason_and_clips_before_them_stay(tmp_pat
 def test_unexpected_faults_and_repeated_keys_are_drops_and_an_empty_shard_has_no_tar(tmp_path):
     source = Source([1, 1, 1, 1])
     read = source.read
-    source.read = lambda i: {2: iter(()).throw}.get(i, lambda _: read(0))(OSError("disk"))
+
+    def broken(index):
+        if index == 2:
+            raise OSError("disk")
+        yield from read(0)
+
+    source.read = broken
     first, second = encode(tmp_path, source, plans_of(4, 2)[:1] + [ShardPlan("rank0-000001.tar", "train", (2,))])
     assert first["samples"] == 1 and [d["reason"] for d in first["drops"]] == ["duplicate_key"]
     assert second["samples"] == 0 and second["drops"][0]["key"] == "item-2" and "disk" in second["drops"][0]["detail"]

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb.adopt import adopt_dataset
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import index as indexing
 from dfm_nb.data import shards
-from dfm_nb.data.index import index_dataset, index_path, open_index
+from dfm_nb.data.index import index_dataset, open_index
 from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
@@ -188,20 +187,3 @@ def test_samples_that_cannot_be_used_are_named_by_the_index(data):
     index_dataset(data)
     after = EnergonStore(data)
     assert len(after) == 10 and after.dropped == before.dropped and after.keys == before.keys
-
-
-def test_keys_that_are_no_utf_8_are_the_same_everywhere(foreign):
-    """Adopted samples with such keys were left out unnamed: two readers escaped them differently."""
-    folder = foreign(["cafe", "plain"])
-    shards.write_energon_metadata(folder, {"train": ["a.tar"]})
-    foreign(["caf\udce9", "plain"])  # Energon of now reads such a tar, and makes no index of it
-    manifest = adopt_dataset(folder, tokenizer="cosmos_cv", text_encoder="t5")
-    assert manifest["counts"]["samples"] == 2
-    scanned = [entry.key for entry in shards.scan_shard(folder / "a.tar")]
-    indexed = EnergonStore(folder)
-    index_path(folder, "train").unlink()
-    assert EnergonStore(folder).keys == indexed.keys == scanned == ["caf\\udce9", "plain"]
-    assert [indexed.read(i).key for i in range(2)] == scanned
-    shutil.rmtree(folder / ".nv-meta")
-    with pytest.raises(ValueError, match="UTF-8"):
-        shards.write_energon_metadata(folder, {"train": ["a.tar"]})

@@ -101,17 +101,6 @@ def test_given_frames_have_their_own_noise_level_and_no_loss():
     assert not pack.noise[:per_frame].any() and pack.noise[per_frame:].any()
 
 
-def test_every_sample_is_used_once_an_epoch():
-    plan = loader().plan
-    used = [item for _ in range(120) for item in plan.next()]
-    waiting = [item for lane in plan.lanes for item, _ in lane.packer.waiting]
-    everything = used + waiting
-    assert len(set(everything)) == len(everything)
-    assert plan.epoch > 5
-    for epoch in range(plan.epoch):
-        assert {i for e, i in everything if e == epoch} == set(range(41))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_restored_loader_goes_on_bit_for_bit(workers):
     one = loader(workers=workers)
@@ -124,18 +113,6 @@ def test_restored_loader_goes_on_bit_for_bit(workers):
     assert [digest(two.next_step()) for _ in range(6)] == want
     one.close()
     two.close()
-
-
-def test_any_number_of_ranks_sees_the_same_packs():
-    whole = loader()
-    for _ in range(5):
-        packs = whole.next_step()
-        assert len(packs) == 4
-    ranks = [loader(r, 2) for r in range(2)]
-    for _ in range(5):
-        halves = [x.next_step() for x in ranks]
-    merged = [halves[i % 2][i // 2] for i in range(4)]
-    assert digest(merged) == digest(packs)
 
 
 def test_other_data_sets_and_packs_smaller_than_a_sample_are_refused():

@@ -40,14 +40,6 @@ def test_any_number_of_processes_shares_the_shards_that_others_began(world):
     assert [p.name for p in plans.share(1, 3)] == [p.name for p in plans.of_rank(1)]
 
 
-def test_many_shards_lie_in_folders_of_at_most_so_many(monkeypatch):
-    monkeypatch.setattr(shard_plan, "SHARDS_A_FOLDER", 10)
-    plans = list(ShardPlans(KEYS, 0.1, 0.05, 3, 4).all())
-    assert len(plans) == 28 and [p.name.split("/")[0] for p in plans] == [f"{n // 10:04d}" for n in range(28)]
-    assert len({p.name for p in plans}) == 28
-    assert all("/" not in p.name for p in ShardPlans(KEYS[:30], 0.1, 0.05, 3, 9).all())
-
-
 def test_split_of_an_item_stays_when_the_source_grows():
     few = ShardPlans(KEYS, 0.1, 0.1)
     many = ShardPlans(KEYS + [f"new{i}" for i in range(400)], 0.1, 0.1)

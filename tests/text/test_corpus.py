@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -88,7 +87,7 @@ def final_names(folder: Path) -> list[str]:
 @pytest.mark.parametrize("dtype", [None, np.int32])
 def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
     """With the data type that Megatron chooses and with another, whatever the workers, the chunks and the path."""
-    documents = [*texts(150), ["the fox jumps.", "", "over a dog"], ["", ""]]
+    documents = [*texts(80), ["the fox jumps.", "", "over a dog"], ["", ""]]
     source = write_jsonl(tmp_path / "in.jsonl", documents)
     for eod in (True, False):
         want = megatron_pair(documents, folders[kind], tmp_path / "reference", eod, dtype)
@@ -136,24 +135,6 @@ def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eo
     source = write_jsonl(tmp_path / "in.jsonl", documents)
     preprocess(config(source, tmp_path / "out", folder))
     assert pair(tmp_path / "out") == megatron_pair(documents, folder, tmp_path / "reference")
-
-
-def test_a_worker_that_dies_is_reported_and_the_run_goes_on(folders, tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(300))
-    append = text_parts.Parts.append
-
-    def killing(self, *args):
-        append(self, *args)
-        for child in multiprocessing.active_children():
-            child.kill()  # unlike os.kill, does nothing for one that has just been reaped
-
-    monkeypatch.setattr(text_parts.Parts, "append", killing)
-    with pytest.raises(ValueError, match="worker process"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], workers=2, chunk_size=5))
-    monkeypatch.undo()
-    assert final_names(tmp_path) == []
-    assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 300
-    assert pair(tmp_path / "out") == megatron_pair(texts(300), folders["gpt2"], tmp_path / "reference")
 
 
 def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monkeypatch):
@@ -260,7 +241,7 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
     preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
     out = tmp_path / "out" / "out"
     if verb is merge:
-        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 5))) for i in range(5)]
+        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 8))) for i in range(8)]
         monkeypatch.setattr("dfm_nb.text.corpus._SAVE_EVERY", 1)
 
     def run():
@@ -274,29 +255,6 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
     assert sorted(p.name for p in out.parent.iterdir()) == [
         f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
     ]
-
-
-def test_merge_begins_anew_when_a_part_has_changed_and_keeps_no_stale_provenance(folders, tmp_path, monkeypatch):
-    for name, size in (("a", 30), ("b", 20), ("longer", 25)):
-        source = write_jsonl(tmp_path / f"{name}.jsonl", texts(size))
-        preprocess(config(source, tmp_path / name, folders["gpt2"]))
-    a, b, longer = (f"{tmp_path}/{n}_text_document" for n in ("a", "b", "longer"))
-    out = str(tmp_path / "m")
-    merge([a, longer], str(tmp_path / "want"), progress=False)
-    merge([a, b], out, progress=False)
-    with monkeypatch.context() as patch:
-        patch.setattr("dfm_nb.text.corpus._SAVE_EVERY", 1)
-        patch.setattr(text_parts.Parts, "finish", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            merge([a, b], out, progress=False)
-    assert Path(f"{out}.progress.json").exists()
-    for suffix in ("bin", "idx", "meta.json"):
-        os.replace(f"{longer}.{suffix}", f"{b}.{suffix}")
-    Path(f"{a}.meta.json").unlink()
-    merge([a, b], out, progress=False)
-    for suffix in ("bin", "idx"):
-        assert Path(f"{out}.{suffix}").read_bytes() == Path(f"{tmp_path}/want.{suffix}").read_bytes()
-    assert not list(tmp_path.glob("m.meta.json")) and not list(tmp_path.glob("m.*.part"))
 
 
 @pytest.mark.slow
@@ -377,7 +335,7 @@ def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_pa
     flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
     command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb.text.cli preprocess {flags} --workers 2"
     done = subprocess.run(["bash", "-c", f"{command} --chunk-size 20"], capture_output=True, text=True)
-    assert done.returncode == 2 and "out" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and "ulimit" in done.stderr and "Traceback" not in done.stderr
     assert final_names(tmp_path) == []
     assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 400
     assert pair(tmp_path / "out") == megatron_pair(texts(400), folders["gpt2"], tmp_path / "reference")
@@ -396,30 +354,6 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
         assert text_cli.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
     assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
     assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
-
-
-MEASURE = """
-import resource, sys
-from dfm_nb.text.corpus import PreprocessConfig, preprocess
-for name in ("short", "long"):
-    folder, tokenizer = sys.argv[1:]
-    source, prefix = f"{folder}/{name}.jsonl", f"{folder}/{name}"
-    config = PreprocessConfig((source,), prefix, tokenizer, append_eod=True, progress=False)
-    print(preprocess(config).tokens["text"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.slow
-def test_a_long_document_takes_a_few_times_its_size(folders, tmp_path):
-    """10 MB in one line; an object for each token, as an Encoding has, would take over 300 MB."""
-    text = (sample_text(1, words=2000, foreign=0.0, odd=0.0) + " ") * 1000
-    write_jsonl(tmp_path / "short.jsonl", ["a fox"])
-    write_jsonl(tmp_path / "long.jsonl", ["before", text[:10_000_000], "after"])
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), str(folders["gpt2"])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [[int(x) for x in line.split()] for line in done.stdout.splitlines()]
-    assert rows[1][0] > 1_500_000
-    assert rows[1][1] - rows[0][1] < 100_000  # KiB
 
 
 def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):

@@ -110,14 +110,6 @@ def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
     assert source.files == ["a.png"] and "1 .pdf" in caplog.text
 
 
-def test_a_still_webp_keeps_its_orientation_and_is_one_frame(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    picture(tmp_path / "a.webp", size=(40, 20), exif=exif)
-    clip = read(folder.build(str(tmp_path)))[0]
-    assert clip.video.shape == (1, 40, 20, 3)
-
-
 # ---- what moves ---------------------------------------------------------------------------------------------------
 
 

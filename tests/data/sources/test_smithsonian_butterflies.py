@@ -20,7 +20,7 @@ def jpeg(colour) -> bytes:
     return buffer.getvalue()
 
 
-def write_parquet(path, with_bytes=True):
+def write_parquet(path):
     """Three rows of the columns that the data set has."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = path.parent / "second.jpg"
@@ -33,8 +33,7 @@ def write_parquet(path, with_bytes=True):
         "scientific_name": ["Catocala aholibah", "Freyeria trochylus", "Lycaena xanthoides"],
         "sim_score": [0.9, 0.8, 0.7],
     }
-    if with_bytes:
-        data["image"] = [{"bytes": jpeg("red"), "path": None}, None, {"bytes": jpeg("red"), "path": None}]
+    data["image"] = [{"bytes": jpeg("red"), "path": None}, None, {"bytes": jpeg("red"), "path": None}]
     pq.write_table(pa.table(data), path)
     return path
 
@@ -72,24 +71,6 @@ def test_a_file_its_folder_and_the_hub_give_the_same_source(parquet, monkeypatch
     sources = [smithsonian_butterflies.build(spec) for spec in (str(parquet), str(root), str(parquet.parent), None)]
     assert asked == [("huggan/smithsonian_butterflies_subset", "data/train-00000-of-00001.parquet", "dataset", None)]
     assert all(s.identity() == sources[0].identity() and s.item_key(1) == sources[0].item_key(1) for s in sources)
-
-
-def test_urls_are_fetched_when_the_file_has_no_bytes(tmp_path, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    path = write_parquet(tmp_path / "t.parquet", with_bytes=False)
-    source = smithsonian_butterflies.build(str(path), limits=_fetch.Limits(timeout_s=1, retries=0))
-    assert next(source.read(1)).video[0, 0, 0].argmax() == 2
-    with pytest.raises(SampleError, match=r"127.0.0.1:9/first.jpg could not be fetched in 1 attempt") as caught:
-        next(source.read(0))
-    assert caught.value.reason == "unreachable"
-
-
-def test_the_real_hub_client_offline_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set"):
-        _fetch.hub_file("hf://datasets/nobody/nothing@main/a/b.parquet")
 
 
 def test_what_cannot_be_had_is_named(monkeypatch, tmp_path):

@@ -62,13 +62,15 @@ class Handler(BaseHTTPRequestHandler):
         getattr(self, name.partition(".")[0].partition("%")[0])()
 
     def answer(self, body=b"", status=200, kind="image/png", length=None, **headers):
+        size = str(len(body) if length is None else length)
+        self.begin(status, Content_Type=kind, Content_Length=size, **headers)
+        self.wfile.write(body)
+
+    def begin(self, status=200, **headers):
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
-        self.wfile.write(body)
 
     def good(self):
         self.answer(png("lime"))
@@ -79,9 +81,6 @@ class Handler(BaseHTTPRequestHandler):
     def missing(self):
         self.answer(b"no", 404, "text/html")
 
-    def forbidden(self):
-        self.answer(b"no", 403, "text/html")
-
     def page(self):
         self.answer(b"<html>sign in</html>", kind="text/html; charset=utf-8")
 
@@ -89,16 +88,13 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b"these are no pixels")
 
     def truncated(self):
-        body = png("red")
-        self.answer(body[:-20], length=len(body))
+        self.answer(png("red")[:-20], length=len(png("red")))
 
     def huge(self):
         self.answer(png(), length=3 << 30)
 
     def endless(self):
-        self.send_response(200)
-        self.send_header("Content-Type", "image/png")
-        self.end_headers()
+        self.begin()
         try:
             for _ in range(2000):
                 self.wfile.write(bytes(1 << 16))
@@ -106,15 +102,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.hung_up.set()
 
     def stall(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
+        self.begin(Content_Length="1000")
         self.server.released.wait(10)
 
     def trickle(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
+        self.begin(Content_Length="1000")
         for _ in range(100):
             self.wfile.write(b"x")
             self.wfile.flush()
@@ -201,28 +193,16 @@ def test_redirects_are_followed_to_http_only(tmp_path, server):
     assert fault(served(tmp_path, server, "ftp")).reason == "bad_url" and server.seen["ftp"] == 1
 
 
-@pytest.mark.parametrize(
-    "host, public",
-    [
-        ("127.0.0.1", False),
-        ("0.0.0.0", False),
-        ("10.1.2.3", False),
-        ("169.254.169.254", False),
-        ("[::1]", False),
-        ("[::ffff:127.0.0.1]", False),
-        ("8.8.8.8", True),
-        ("[2606:4700::1111]", True),
-    ],
-)
-def test_addresses_of_this_machine_and_its_network_are_not_public(host, public):
-    assert _fetch._is_public(f"http://user@{host}:8080/x") is public
+def test_addresses_of_this_machine_and_its_network_are_not_public():
+    private = "127.0.0.1", "0.0.0.0", "10.1.2.3", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]"
+    assert not any(_fetch._is_public(f"http://user@{host}:8080/x") for host in private)
+    assert all(_fetch._is_public(f"http://{host}/x") for host in ("8.8.8.8", "[2606:4700::1111]"))
 
 
 @pytest.mark.parametrize(
     "name, reason, requests",
     [
         ("missing.png", "not_found", 1),
-        ("forbidden.png", "refused", 1),
         ("page.png", "wrong_type", 1),
         ("garbage.png", "unreadable_image", 1),
         ("huge.png", "too_large", 1),
@@ -349,15 +329,6 @@ def test_parquet_rows_are_read_group_by_group(tmp_path, monkeypatch):
     rows = _rows.open_rows(tmp_path / "t.parquet")
     assert [rows.value("image", i) for i in range(count)] == [bytes([i]) for i in range(count)]
     assert asked == [0, 1, 2, 3, 4] and len(rows._held) == _rows.GROUPS_HELD
-
-
-def test_parquet_rows_are_safe_between_threads(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    pq.write_table(pa.table({"image": [bytes([i]) for i in range(200)]}), tmp_path / "t.parquet", row_group_size=7)
-    rows, order = _rows.open_rows(tmp_path / "t.parquet"), np.random.default_rng(0).permutation(200).tolist()
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda i: rows.value("image", i), order)) == [bytes([i]) for i in order]
 
 
 def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
