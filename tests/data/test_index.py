@@ -175,15 +175,3 @@ def test_verify_compares_the_index_with_the_shards(indexed, monkeypatch):
     index_dataset(indexed)
     faults = inspect_dataset(indexed, verify=True, samples=0)["faults"]
     assert len(faults) == 2 and all(".index.arrow is wrong for" in fault for fault in faults)
-
-
-def test_samples_that_cannot_be_used_are_named_by_the_index(data):
-    tar = data / "rank0-000000.tar"
-    whole = bytearray(tar.read_bytes())
-    at = int.from_bytes((data / "rank0-000000.tar.idx").read_bytes()[24:32], "little")
-    whole[at : at + 512] = b"\x77" * 512
-    tar.write_bytes(whole)
-    before = EnergonStore(data)
-    index_dataset(data)
-    after = EnergonStore(data)
-    assert len(after) == 10 and after.dropped == before.dropped and after.keys == before.keys

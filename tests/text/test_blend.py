@@ -104,18 +104,6 @@ def test_split_cuts_each_corpus_without_overlap(tmp_path):
     assert not (seen["train"] & seen["validation"] or seen["train"] & seen["test"] or seen["validation"] & seen["test"])
 
 
-def test_yaml_splits_build_their_own_sets(prefixes, tmp_path):
-    rows = [(prefixes[0], 0.5, "train"), (prefixes[1], 0.5, "train"), (prefixes[2], 1.0, "validation")]
-    text = "".join(f"- {{dataset_prefix: {p}, dataset_weight: {w}, dataset_split: {s}}}\n" for p, w, s in rows)
-    (tmp_path / "b.yaml").write_text(text)
-    data = build_datasets(tw.read_yaml(tmp_path / "b.yaml"), config(tmp_path, num_samples=(60, 20, 0)), TOKENIZER)
-    assert data["test"] is None and len(data["train"]) >= 60
-    assert all(
-        bool(((data["validation"][i]["tokens"] >= 300) | (data["validation"][i]["tokens"] == EOD)).all())
-        for i in range(20)
-    )
-
-
 def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
     data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), config(tmp_path, 64), TOKENIZER)["train"]
     whole = [data[i]["tokens"] for i in range(64)]

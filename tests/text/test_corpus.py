@@ -162,12 +162,12 @@ def test_several_keys_give_a_corpus_each(folders, tmp_path):
         assert pair(tmp_path / "out", key) == want
 
 
-@pytest.mark.parametrize("compressed", [False, True])
-def test_partitions_merge_to_one_run(folders, tmp_path, compressed):
+def test_partitions_merge_to_one_run(folders, tmp_path):
+    """Of files of both kinds: a compressed one is never cut."""
     documents = texts(200)
     for part in range(5):
         path = write_jsonl(tmp_path / f"in{part}.jsonl", documents[part * 40 : part * 40 + 40])
-        if compressed:
+        if part % 2:
             (tmp_path / f"in{part}.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
     source = str(tmp_path / "in*.jsonl*")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _fetch, _rows, table
+from dfm_nb.data.sources import _fetch, table
 
 
 def png(colour="red", size=(24, 20)) -> bytes:
@@ -319,16 +319,6 @@ def test_raw_bytes_in_parquet_may_be_pictures_or_videos(tmp_path):
     pq.write_table(pa.table({"image": [png("red"), mp4(tmp_path)], "caption": ["a", 7 * "b"]}), tmp_path / "t.parquet")
     source = table.build(str(tmp_path / "t.parquet"))
     assert [read(source, i)[0].video.shape for i in (0, 1)] == [(1, 20, 24, 3), (9, 32, 32, 3)]
-
-
-def test_parquet_rows_are_read_group_by_group(tmp_path, monkeypatch):
-    count, asked = 40, []
-    pq.write_table(pa.table({"image": [bytes([i]) for i in range(count)]}), tmp_path / "t.parquet", row_group_size=8)
-    original = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda f, g, **k: asked.append(g) or original(f, g, **k))
-    rows = _rows.open_rows(tmp_path / "t.parquet")
-    assert [rows.value("image", i) for i in range(count)] == [bytes([i]) for i in range(count)]
-    assert asked == [0, 1, 2, 3, 4] and len(rows._held) == _rows.GROUPS_HELD
 
 
 def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
