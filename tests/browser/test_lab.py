@@ -1,0 +1,209 @@
+"""JupyterLab in headless Chromium: a notebook from first cell to last, the parts as only a browser shows them.
+
+What the buttons do is tested on the widgets (`tests/workbench`). Screenshots go to `runs/browser` (or
+$DFM_SCREENSHOTS), to be kept as output of CI.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import nbformat
+import papermill.iorw
+import pytest
+from papermill.parameterize import parameterize_notebook
+
+from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
+from tests.notebooks.test_notebooks import FOLDER, IN_BROWSER, SMALL
+from tests.processes import wait_until
+from workbench.job import Job
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(find_browser() is None, reason="there is no Chromium"),
+]
+SHOTS = Path(os.environ.get("DFM_SCREENSHOTS", Path(__file__).parents[2] / "runs" / "browser"))
+MONITOR = """
+import json
+from pathlib import Path
+from workbench import Monitor, project_folder
+project_folder()
+for name, lr in (("a", 0.1), ("b", 0.2)):
+    run = Path("runs", name)
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(json.dumps({"train": {"train_iters": 2000, "lr": lr}}))
+    lines = [{"iteration": i, "loss": 1 / i**lr, "lr": lr, "tokens_per_s": 100 + i % 7} for i in range(1, 2001)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+Monitor("runs").show()
+"""
+STUDIO = """
+from workbench import Studio
+Studio(height=32, width=32, num_video_frames=1, num_steps=4)
+"""
+KEPT = """
+from workbench import ConfigForm
+ConfigForm(["train.train_iters"], {"train.train_iters": 77}, recipe="demo")
+"""
+PICTURE = ".jp-OutputArea video, .jp-OutputArea img, .jp-OutputArea svg[role=img], .jp-OutputArea table"
+WIDTHS = "es => es.map(e => [e.clientWidth, e.querySelector('svg').viewBox.baseVal.width]).filter(([w]) => w)"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """`opened(name)`: a notebook of one project in a page of its own."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "notebooks").mkdir()
+    for name in IN_BROWSER:
+        notebook = papermill.iorw.load_notebook_node(str(FOLDER / f"{name}.ipynb"))
+        nbformat.write(parameterize_notebook(notebook, SMALL[name]), project / "notebooks" / f"{name}.ipynb")
+    write_notebook(project / "notebooks" / "parts.ipynb", MONITOR, STUDIO)
+    write_notebook(project / "notebooks" / "kept.ipynb", KEPT)
+    with LabServer(project, tmp_path_factory.mktemp("jupyter")) as server, sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=find_browser(), headless=True, args=FLAGS)
+
+        def opened(name: str) -> NotebookPage:
+            page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+            page.set_default_timeout(120_000)
+            notebook = NotebookPage(page, server, f"notebooks/{name}.ipynb")
+            notebook.hide_sides()
+            return notebook
+
+        yield opened
+        chromium.close()
+    for record in project.rglob("launch.json"):  # a run outlives its kernel and the server
+        Job(record.parent).stop(grace_s=2)
+
+
+def shot(page, name: str) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+@pytest.mark.parametrize("name", IN_BROWSER)
+def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
+    """Run All, then Start wherever a cell waits for it. All of them by `make browser`, in their order."""
+    notebook = lab(name)
+    page, began, pictured, thrown = notebook.page, time.monotonic(), False, []
+    page.on("pageerror", lambda error: thrown.append(str(error)))
+    notebook.run_all()
+    page.wait_for_timeout(1000)
+    while not notebook.is_done() and not notebook.errors():
+        assert time.monotonic() - began < 600, f"still busy; {page.locator('.jp-mod-active').inner_text()[:500]}"
+        pictured = pictured or page.locator(PICTURE).count() > 0
+        for start in page.locator(".dfm-launcher button:has-text('Start'):enabled").all():
+            if start.inner_text().strip() == "Start":
+                start.click()
+        page.wait_for_timeout(250)
+    shot(page, f"notebook_{name}")
+    assert notebook.errors() == [] and thrown == [] and pictured
+    page.close()
+
+
+def test_a_widget_without_a_kernel_gives_way_to_its_copy(lab):
+    """After a restart of the kernel, and in a reloaded tab: what was shown last, and how to have the controls again."""
+    notebook = lab("kept")
+    page, cell = notebook.page, notebook.cell(0)
+    form, kept = cell.locator(".dfm-form"), cell.locator(".dfm-kept")
+    notebook.run_cell(0)
+    form.wait_for()
+    sync_api.expect(kept).to_be_hidden()
+    notebook.restart_kernel()
+    sync_api.expect(form).to_be_hidden()
+    sync_api.expect(kept).to_contain_text("train.train_iters=77")
+    notebook.run_cell(0)
+    sync_api.expect(form).to_be_visible(timeout=120_000)
+    sync_api.expect(kept).to_have_count(1)  # it comes a moment after the widget
+    sync_api.expect(kept).to_be_hidden()
+    notebook.save()
+    notebook.restart_kernel()
+    page.reload()
+    notebook.wait_idle()
+    sync_api.expect(kept).to_contain_text("run this cell again")
+    assert page.get_by_text("model not found").locator("visible=true").count() == 0
+    page.close()
+
+
+# ---- Monitor and Studio at their default settings ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts(lab):
+    notebook = lab("parts")
+    for cell in (0, 1):
+        notebook.run_cell(cell)
+    notebook.page.locator(".dfm-monitor .dfm-plot path").first.wait_for(state="attached")
+    sync_api.expect(notebook.page.locator(".dfm-studio [role=status]")).to_contain_text("done in", timeout=120_000)
+    yield notebook
+    shot(notebook.page, "parts_end")
+    notebook.page.close()
+
+
+def fits(widths: list[list[int]]) -> bool:
+    return len(widths) >= 3 and all(there == drawn > 260 for there, drawn in widths)
+
+
+def test_plots_keep_their_width_through_a_change_of_theme(parts):
+    page, plots = parts.page, parts.page.locator(".dfm-monitor .dfm-plot")
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        parts.theme(theme)
+        page.wait_for_function("t => document.body.dataset.jpThemeName === t", arg=theme)
+        page.wait_for_timeout(500)
+        wait_until(
+            lambda: page.wait_for_timeout(200) or fits(plots.evaluate_all(WIDTHS)), "every plot has its width", 20
+        )
+
+
+def test_nothing_scrolls_sideways_in_a_narrow_window(parts):
+    page = parts.page
+    page.set_viewport_size({"width": 720, "height": 900})
+    page.wait_for_timeout(1000)
+    for name in (".dfm-monitor", ".dfm-studio"):
+        beyond = page.locator(name).evaluate(
+            """top => [...top.querySelectorAll("*")].filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 &&
+                ["auto", "scroll"].includes(getComputedStyle(e).overflowX) || e.getBoundingClientRect().right >
+                top.getBoundingClientRect().right + 2).map(e => e.tagName + "." + e.getAttribute("class"))"""
+        )
+        assert beyond == [], name
+    page.set_viewport_size({"width": 1280, "height": 1000})
+
+
+def test_a_zoom_gets_its_points_from_the_kernel(parts):
+    page = parts.page
+    loss = page.locator(".dfm-monitor .dfm-plot").first
+    loss.scroll_into_view_if_needed()
+    svg = loss.locator("svg")
+    whole = svg.locator("path").first.get_attribute("d")
+    box = svg.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 260, box["y"] + 100, steps=4)
+    page.mouse.up()
+    sync_api.expect(svg.locator("path").first).not_to_have_attribute("d", whole)
+    for kind, begins in (("CSV", b"series,"), ("PNG", b"\x89PNG")):
+        with page.expect_download() as download:
+            loss.get_by_role("button", name=kind).click()
+        assert download.value.path().read_bytes().startswith(begins)
+    loss.get_by_role("button", name="Show all").click()
+    sync_api.expect(svg.locator("path").first).to_have_attribute("d", whole)
+
+
+def test_the_keyboard_reaches_plots_sliders_and_prompt(parts):
+    page = parts.page
+    plot = page.locator(".dfm-monitor .dfm-plot").first
+    plot.locator("svg").focus()
+    page.keyboard.press("End")
+    sync_api.expect(plot.locator(".readout")).to_have_text(re.compile("iteration 2000: lr 0.1 .*, lr 0.2 "))
+    studio = page.locator(".dfm-studio")
+    guidance = studio.get_by_label("guidance")
+    before = float(guidance.input_value())
+    guidance.focus()
+    page.keyboard.press("ArrowRight")
+    sync_api.expect(studio.get_by_role("status")).to_contain_text(f"guidance {before + 0.05:g}", timeout=60_000)
+    prompt = studio.get_by_label("prompt", exact=True)
+    prompt.fill("A plain red morpho over sand.")
+    prompt.press("Enter")
+    sync_api.expect(studio).to_contain_text("A plain red morpho over sand. (seed", timeout=60_000)
+    assert parts.errors() == []
