@@ -1,13 +1,11 @@
 """`dfm notebook run | sweep | parameters` and `dfm lab`, on a notebook of three cells."""
 
 import csv
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -22,7 +20,6 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from workbench import check_parameters, lab, notebook_run, notebook_sweep
-from workbench.notebook_report import Narrator
 
 CELLS = """
 steps: int = 3  # how many
@@ -55,14 +52,12 @@ def notebook(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["-p", "stepz", "3"], "three.ipynb has no parameter 'stepz'; did you mean 'steps'?"),
-        (["-p", "steps", "many"], "parameter 'steps' must be a whole number; got 'many'; its default is 3"),
-        (["-p", "steps", "1.5"], "parameter 'steps' must be a whole number; got '1.5'"),
-        (["-p", "steps", "True"], "parameter 'steps' must be a whole number; got 'True'"),
-        (["-p", "lr", "slow"], "parameter 'lr' must be a number; got 'slow'"),
-        (["-p", "fast", "maybe"], "parameter 'fast' must be true or false; got 'maybe'"),
-        (["-p", "sizes", "3"], "parameter 'sizes' must be a list; got '3'"),
-        (["-p", "steps", "1", "-p", "steps", "2"], "-p steps is given twice"),
+        (["-p", "stepz", "3"], "'stepz'"),
+        (["-p", "steps", "1.5"], "'1.5'"),
+        (["-p", "lr", "slow"], "'slow'"),
+        (["-p", "fast", "maybe"], "'maybe'"),
+        (["-p", "sizes", "3"], "'sizes'"),
+        (["-p", "steps", "1", "-p", "steps", "2"], "-p steps"),
     ],
 )
 def test_wrong_parameters_are_one_sentence_and_start_no_kernel(notebook, capsys, argv, said):
@@ -72,25 +67,15 @@ def test_wrong_parameters_are_one_sentence_and_start_no_kernel(notebook, capsys,
     assert not Path("out.ipynb").exists()
 
 
-def test_values_take_the_type_of_the_parameter(notebook):
-    known = notebook_run.parameters(notebook)
-    given = {"steps": "1e1", "lr": "2", "name": "007", "fast": "yes", "sizes": "(3, 4)"}
-    values = notebook_run.convert(given, known)
-    assert values == {"steps": 10, "lr": 2.0, "name": "007", "fast": True, "sizes": [3, 4]}
-    assert [type(v) for v in values.values()] == [int, float, str, bool, list]
-    assert known["steps"] == notebook_run.Parameter("steps", "int", "3", "how many")
-
-
 @pytest.mark.slow
 def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
     before = notebook.read_bytes()
-    argv = ["notebook", "run", str(notebook), "-p", "steps", "4", "-p", "name", "b c", "--output", "out/done.ipynb"]
-    assert guard(cli.main, argv) == 0
-    assert "steps=4 lr=0.1 name='b c' fast=False sizes=[1, 2]" in capfd.readouterr().out
-    assert "steps=4" in json.dumps(json.loads(Path("out/done.ipynb").read_text()))
+    words = "-p steps 4 -p lr 2 -p name 007 -p fast yes -p sizes (3,4) --output out/done.ipynb"
+    assert guard(cli.main, ["notebook", "run", str(notebook), *words.split()]) == 0
+    assert "steps=4 lr=2.0 name='007' fast=True sizes=[3, 4]" in capfd.readouterr().out
     page = Path("out/done.html").read_text()
     assert "Three cells" in page and "steps=4" in page
-    assert notebook_run.published("out/done.ipynb") == {"product": 0.4, "where": "runs/x"}
+    assert notebook_run.published("out/done.ipynb") == {"product": 8.0, "where": "runs/x"}
     assert notebook.read_bytes() == before
 
 
@@ -98,46 +83,27 @@ def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
 def test_failed_cell_is_exit_code_1_with_its_error_and_the_outputs_so_far(notebook, capfd):
     assert guard(cli.main, ["notebook", "run", str(notebook), "-p", "steps", "9", "--output", "bad.ipynb"]) == 1
     captured = capfd.readouterr()
-    assert (
-        captured.err.strip().splitlines()[-1]
-        == 'error: RuntimeError: too many steps (cell 3 of 3, below "Three cells")'
-    )
+    assert "== Three cells (cell 1 of 3, " in captured.out
+    assert captured.err.splitlines()[-1] == 'error: RuntimeError: too many steps (cell 3 of 3, below "Three cells")'
     assert "steps=9" in Path("bad.ipynb").read_text() and "too many steps" in Path("bad.html").read_text()
 
 
 def test_output_must_be_another_notebook(notebook):
-    with pytest.raises(ValueError, match="must not be the notebook itself"):
-        notebook_run.execute(notebook, notebook, {})
-    with pytest.raises(ValueError, match=r"must end in \.ipynb"):
-        notebook_run.execute(notebook, "out.html", {})
-    with pytest.raises(FileNotFoundError, match=r"no notebook tree.ipynb; did you mean three.ipynb\?"):
+    for output in (notebook, "out.html"):
+        with pytest.raises(ValueError, match=str(output)):
+            notebook_run.execute(notebook, output, {})
+    with pytest.raises(FileNotFoundError, match="tree.ipynb"):
         notebook_run.existing("tree.ipynb")
-
-
-def test_first_fault_of_a_list_is_the_one_that_is_told():
-    assert notebook_run.first_fault("a\nb") == "b" and notebook_run.first_fault("") == ""
-    listed = "its last lines:\n    [INFO] a\n2 faults\n  train_iters must be 1\n  lr must be 2\n"
-    assert notebook_run.first_fault(listed) == "train_iters must be 1 (2 faults)"
-
-
-@pytest.mark.slow
-def test_progress_and_error_count_the_cells_alike(notebook, capfd):
-    argv = ["notebook", "run", str(notebook), "-p", "steps", "9", "--output", "bad.ipynb", "--no-report"]
-    assert guard(cli.main, argv) == 1
-    assert "== Three cells (cell 1 of 3, " in capfd.readouterr().out
-    narrator = Narrator(notebook, injected=True)
-    assert [narrator.place(n).split(",")[0] for n in (1, 2, 3, 4)] == [f"cell {n} of 3" for n in (1, 2, 2, 3)]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"train_iters": "many"}, "train_iters must be a whole number; got 'many'"),
-        ({"train_iters": True}, "train_iters must be a whole number; got True"),
-        ({"prompts": "one"}, "prompts must be a list; got 'one'"),
-        ({"train_iters": -5}, "train.train_iters must be greater than or equal to 1; got -5"),
-        ({"processes": 0}, "num_processes must be at least 1; got 0"),
-        ({"images": -1}, "num_images and num_clips cannot be negative; got -1"),
+        ({"train_iters": "many"}, "train_iters .*'many'"),
+        ({"prompts": "one"}, "prompts .*'one'"),
+        ({"train_iters": -5}, "train.train_iters"),
+        ({"processes": 0}, "num_processes"),
+        ({"images": -1}, "num_images"),
         ({"steps": 0}, "num.steps"),
     ],
 )
@@ -170,11 +136,9 @@ def test_names_of_parameters_in_braces_are_their_values(notebook):
 def test_grid_texts_are_parted_at_commas_outside_brackets():
     parsed = notebook_sweep.parse_grid(["steps=1,2", "sizes=[1, 2],[3]", "name='a,b',c"])
     assert parsed == {"steps": ["1", "2"], "sizes": ["[1, 2]", "[3]"], "name": ["'a,b'", "c"]}
-    for wrong, said in (["steps", "needs name=a,b"], ["steps=1,,2", "needs name=a,b"], ["steps=1,1", "a value twice"]):
-        with pytest.raises(ValueError, match=said):
-            notebook_sweep.parse_grid([wrong])
-    with pytest.raises(ValueError, match="has 'a' twice"):
-        notebook_sweep.parse_grid(["a=1", "a=2"])
+    for wrong in (["steps"], ["steps=1,,2"], ["steps=1,1"], ["steps=1", "steps=2"]):
+        with pytest.raises(ValueError, match="steps"):
+            notebook_sweep.parse_grid(wrong)
 
 
 def test_sweep_checks_every_point_before_the_first_run(notebook, capsys):
@@ -191,14 +155,13 @@ def test_sweep_runs_the_grid_with_a_table_and_a_csv(notebook, capsys):
     out = capsys.readouterr().out
     assert out.index("-- 001 started") < out.index("-- 000 done"), "two at a time"
     table = out[out.index("run  steps") :].splitlines()
-    assert table[2].split()[:4] == ["000", "2", "0.5", "done"] and "1 of 2 done" in table[-1]
+    assert table[2].split()[:4] == ["000", "2", "0.5", "done"]
     rows = list(csv.DictReader(Path("grid/results.csv").open()))
     assert [r["state"] for r in rows] == ["done", "failed"] and float(rows[0]["product"]) == 1.0
-    assert rows[1]["error"] == 'RuntimeError: too many steps (cell 3 of 3, below "Three cells")'
+    assert "too many steps" in rows[1]["error"]
     assert [r["where"] for r in rows] == [os.path.join("grid", n) for n in ("000", "001")], "a folder for each run"
     assert Path("grid/000.html").exists() and Path("grid/001.ipynb").exists()
-    page = Path("grid/index.html").read_text()
-    assert '<a href="001.html">001</a>' in page and "too many steps" in page
+    assert '<a href="001.html">001</a>' in Path("grid/index.html").read_text()
 
 
 def test_page_of_a_sweep_has_its_curves_and_samples(tmp_path):
@@ -213,8 +176,7 @@ def test_page_of_a_sweep_has_its_curves_and_samples(tmp_path):
     ]
     notebook_sweep.write_page(tmp_path / "index.html", "02_train", rows, ["lr"])
     page = (tmp_path / "index.html").read_text()
-    assert "Training loss: lr=0.1 0.03333 at 3 (lowest 0.03333); lr=0.2" in page and "Validation loss" not in page
-    assert page.count("<figure") == 2 and "http" not in page
+    assert "lr=0.1 0.03333 at 3" in page and page.count("<figure") == 2 and "http" not in page
 
 
 # ---- dfm lab ------------------------------------------------------------------------------------------------------
@@ -226,23 +188,15 @@ def test_lab_says_that_a_port_is_taken(tmp_path, capsys):
         s.listen()
         port = s.getsockname()[1]
         assert guard(cli.main, ["lab", "--port", str(port), "--dir", str(tmp_path)]) == 2
-    assert f"port {port} is taken" in capsys.readouterr().err
+    assert str(port) in capsys.readouterr().err
     assert not (tmp_path / "notebooks").exists()
-
-
-def test_lab_copies_the_notebooks_once(tmp_path):
-    assert lab.provide(tmp_path / "notebooks") == 8
-    mine = tmp_path / "notebooks" / "00_tour.ipynb"
-    mine.write_text("mine")
-    assert lab.provide(tmp_path / "notebooks") == 0 and mine.read_text() == "mine"
 
 
 def test_checkout_is_worked_on_in_a_copy(tmp_path):
     root = lab.shipped().parent
     assert lab.working_copy(root) == root / "my-notebooks" and lab.working_copy(tmp_path) == tmp_path / "notebooks"
-    ignored = subprocess.run(["git", "check-ignore", "my-notebooks/00_tour.ipynb"], cwd=root, capture_output=True)
-    assert ignored.returncode == 0
-    lab.provide(tmp_path / "my-notebooks")
+    shipped = {p.name for p in lab.shipped().glob("*.ipynb")}
+    assert lab.provide(tmp_path / "my-notebooks") == len(shipped) and lab.provide(tmp_path / "my-notebooks") == 0
     assert lab.outdated(tmp_path / "my-notebooks") == []
     os.utime(tmp_path / "my-notebooks/02_train.ipynb", (1, 1))
     assert lab.outdated(tmp_path / "my-notebooks") == ["02_train.ipynb"]
@@ -253,9 +207,6 @@ def test_checkout_is_worked_on_in_a_copy(tmp_path):
 
 
 def test_installed_package_brings_the_notebooks(tmp_path, monkeypatch):
-    root = Path(lab.__file__).parents[1]
-    files = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
-    assert files[lab.SHARE] == ["notebooks/*.ipynb"] and len(list(root.glob("notebooks/*.ipynb"))) == 8
     monkeypatch.setattr(lab, "__file__", str(tmp_path / "site-packages/workbench/lab.py"))
     monkeypatch.setattr(lab.sysconfig, "get_path", lambda _name: str(tmp_path))
     assert lab.shipped() is None
@@ -292,10 +243,6 @@ def test_lab_serves_the_tour_on_loopback_for_the_token_only(tmp_path):
                 except urllib.error.URLError:
                     assert server.poll() is None and time.monotonic() < deadline
                     time.sleep(0.3)
-            news = f"http://127.0.0.1:{port}/lab/api/settings/@jupyterlab/apputils-extension:notification?token={token}"
-            with urllib.request.urlopen(news, timeout=20) as answer:
-                default = json.load(answer)["schema"]["properties"]["fetchNews"]["default"]
-            assert default == "false", "no question about news over the first screen"
             assert _status(contents) == 403 and _status(f"{contents}?token=wrong") == 403
             assert len(token) >= 32 and token not in " ".join(open(f"/proc/{server.pid}/cmdline").read().split("\0"))
         finally:

