@@ -13,7 +13,7 @@ import pytest
 from dfm_nb import cli, train
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, pop_nproc
-from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, anchors, desk
+from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
 README, INDEX, TROUBLES = Page("README.md"), Page("docs/index.md"), Page("docs/troubleshooting.md")
@@ -126,34 +126,9 @@ def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, 
     assert refused == []
 
 
-def test_commands_are_found_and_wrong_ones_are_refused(monkeypatch, capsys):
-    known = commands(README) + fragments(README)
-    assert len(known) >= 8 and ["inspect", "data", "--verify"] in known
-    for words in (["generate", "--chekpoint-path", "x"], ["pretrain", "model.tensor_parallel=2"], ["prepair"]):
-        with monkeypatch.context() as patch, pytest.raises((SystemExit, ValueError, AssertionError)):
-            check(words, patch)
-    capsys.readouterr()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_links_and_figures_of_the_page_are_there(name):
     assert Page(name).missing_links() == []
-
-
-def test_every_figure_is_shown_somewhere():
-    shown = {(Page(n).path.parent / t).resolve() for n in NAMES for t in Page(n).links()}
-    kept = {p.resolve() for p in (ROOT / "docs" / "images").iterdir()}
-    assert kept and sorted(p.name for p in kept - shown) == []
-
-
-def test_every_page_is_reached_from_the_index():
-    reached = {t.partition("#")[0] for t in INDEX.links()}
-    assert {p.name for p in (ROOT / "docs").glob("*.md")} - {"index.md"} <= reached
-
-
-def test_anchors_are_those_of_github():
-    text = "# A title\n## `model.pth` not found\n## Out of memory\n## Out of memory\n```bash\n# no heading\n```\n"
-    assert anchors(text) == {"a-title", "modelpth-not-found", "out-of-memory", "out-of-memory-1"}
 
 
 def test_every_script_and_make_target_that_the_pages_name_exists():
@@ -167,28 +142,14 @@ def test_every_script_and_make_target_that_the_pages_name_exists():
         assert [p for p in named if not Path(ROOT, p).is_file()] == [], name
 
 
-def test_troubleshooting_entries_that_newcomers_are_sent_to_say_what_to_do():
-    table = Page("docs/from-nemo-dfm.md").text.partition("## Their troubleshooting entries")[2]
-    wanted = set(re.findall(r"\]\(troubleshooting\.md#([\w-]+)\)", table))
-    sections = re.split(r"^(?=#{2,3} )", TROUBLES.text, flags=re.M)
-    entries = [s for s in sections if anchors(s) & wanted]
-    assert wanted and len(entries) == len(wanted)
-    assert all("```" in e or "1. " in e or "`--" in e for e in entries)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_blocks_of_index_and_troubleshooting_and_cheap_lines_of_readme_run(tmp_path):
     here = desk(tmp_path)
     here.run_page(INDEX)
     here.run_page(TROUBLES)
-    said, here.said = here.said, ""
     known = commands(README) + fragments(README)
     cheap = [c for c in known if c[0] in ("plan", "generate", "export") or c[:2] == ["inspect", "data"]]
+    assert {c[0] for c in cheap} == {"plan", "generate", "export", "inspect"}
     for words in cheap:
         here.run("bash", shlex.join(["dfm", *words]))
-    assert len(cheap) >= 4 and {c[0] for c in cheap} == {"plan", "generate", "export", "inspect"}
-    assert "everything that is needed is here" in said and (tmp_path / "morpho.mp4").stat().st_size > 500
-    assert "'dropped': 0" in said and (tmp_path / "out.png").is_file() and "model.tensor_model_parallel_size" in said
-    assert said.count("error: ") >= 1 and "there is no checkpoint at model.pth" in said
-    assert (tmp_path / "model.safetensors").is_file() and "layouts fit" in here.said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video, write_mp4
@@ -44,7 +43,6 @@ def test_every_block_of_the_page_runs(tmp_path, make_once):
         for word, small in SMALL.items():
             code = code.replace(word, small)
         here.run(language, code)
-    assert all(any(word in code for _, code in PAGE.blocks) for word in SMALL)
     assert read_video(tmp_path / "clip.mp4")[0].shape == (5, 32, 48, 3)
     config = checkpoint.find_weights(tmp_path / "runs" / "wan").config
     assert (config.model.objective, config.model.lora.rank, config.generation.sampler) == ("flow", 16, "unipc_2")
@@ -53,7 +51,6 @@ def test_every_block_of_the_page_runs(tmp_path, make_once):
     assert tuned["latents_std"] == pytest.approx(base["latents_std"]) != pytest.approx(clips_own), (
         "Wan's, not the clips'"
     )
-    assert config.model.P_mean == pytest.approx(torch.tensor(3.0).log().item())
     for name in ("wan", "wan-style", "python"):
         losses = [r["loss"] for r in read_metrics(tmp_path / "runs" / name / "metrics.jsonl") if "loss" in r]
         assert losses and all(x == x for x in losses)
