@@ -8,9 +8,12 @@ from dfm_nb.data.shard_plan import ShardPlans
 KEYS = [f"k{i}" for i in range(101)]
 
 
+def test_reference_split_of_834_over_4():
+    assert shard_plan.balanced_ranges(834, 4) == [(0, 208), (208, 416), (416, 625), (625, 834)]
+
+
 @pytest.mark.parametrize("count, parts", [(0, 3), (1, 4), (1000, 6)])
 def test_ranges_are_contiguous_and_balanced(count, parts):
-    assert shard_plan.balanced_ranges(834, 4) == [(0, 208), (208, 416), (416, 625), (625, 834)]  # NeMo DFM's
     ranges = shard_plan.balanced_ranges(count, parts)
     assert ranges[0][0] == 0 and ranges[-1][1] == count
     assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:]))
