@@ -35,6 +35,7 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/house_figures.py
 
 check: setup lint
 	$(PYTEST) -m "not slow"
