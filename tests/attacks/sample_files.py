@@ -63,6 +63,13 @@ def rebuilt(size: tuple, stride: tuple, offset: int = 0, numel: int = 16) -> byt
     return pickle.dumps(Rebuilt(storage(numel), offset, size, stride, False, {}))
 
 
+def poisoned(slots: bool) -> bytes:
+    """A good tensor behind a function of torch on which BUILD sets an attribute, from a dict or from slots."""
+    state = b"}\x8c\x06poison\x8c\x02oss"
+    poison = b"ctorch._utils\n_rebuild_tensor_v2\n" + (b"N" + state + b"\x86" if slots else state) + b"b0"
+    return b"\x80\x04" + poison + pickle.dumps(torch.zeros(1, 4, 384))[2:]
+
+
 def zip_bomb(mebibytes: int) -> bytes:
     """A `.pth` whose numbers are compressed a thousandfold."""
     tensor, buffer = saved(torch.zeros(1, 16, 1, 4, 4)), io.BytesIO()
@@ -154,6 +161,8 @@ PICKLE: dict[str, Callable[[Parts], None]] = {
     "deep": raw("pickle", b"\x80\x04" + b"(" * 100_000 + b"."),
     "memo": raw("pickle", bytes.fromhex("80044e72000000102e")),
     "bytearray": raw("pickle", b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"."),
+    "attribute of a function": raw("pickle", poisoned(slots=False)),
+    "attribute in slots": raw("pickle", poisoned(slots=True)),
     "list text": raw("pickle", pickle.dumps([1, 2])),
     "string text": raw("pickle", pickle.dumps("a")),
     "stride 0 text": raw("pickle", rebuilt((1, 100_000, 100_000), (0, 0, 0))),

@@ -17,7 +17,7 @@ from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shards
 from tests.attacks.sample_files import saved
 
-CASES = int(os.environ.get("DFM_FUZZ", "1000"))
+CASES = int(os.environ.get("DFM_FUZZ", "300"))
 GENERATOR = torch.Generator().manual_seed(0)
 CLIP = EncodedClip(
     "k7",
@@ -37,22 +37,10 @@ WORDS = [op.code.encode("latin-1") for op in pickletools.opcodes] + [
     b"\x8c\x06whoami\x85R",
     b"cbuiltins\neval\n",
     b"\xff" * 4,
-    b"\x00" * 8,
     b"PK\x01\x02",
-    b"NaN",
 ]
-WATCHED = (
-    "os.",
-    "subprocess.",
-    "exec",
-    "compile",
-    "import",
-    "open",
-    "socket.",
-    "ctypes.",
-    "shutil.",
-    "pickle.find_class",
-)
+WATCHED = ("os.", "subprocess.", "exec", "compile", "import", "open", "socket.", "ctypes.", "shutil.")
+WATCHED += ("pickle.find_class",)
 ran: list[str] | None = None
 
 
@@ -74,11 +62,9 @@ def changed(draw) -> tuple[str, bytes]:
     data = bytearray(draw(st.sampled_from(FORMS[part])))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(len(data) - 1, 0)))
-        match draw(st.sampled_from(["bit", "byte", "cut", "insert", "replace", "repeat", "remove"])):
+        match draw(st.sampled_from(["bit", "cut", "insert", "replace", "remove"])):
             case "bit" if data:
                 data[at] ^= 1 << draw(st.integers(0, 7))
-            case "byte" if data:
-                data[at] = draw(st.integers(0, 255))
             case "cut":
                 del data[at:]
             case "insert":
@@ -86,8 +72,6 @@ def changed(draw) -> tuple[str, bytes]:
             case "replace":
                 word = draw(st.sampled_from(WORDS))
                 data[at : at + len(word)] = word
-            case "repeat":
-                data[at:at] = data[at : at + draw(st.integers(1, 64))]
             case "remove":
                 del data[at : at + draw(st.integers(1, 64))]
     return part, bytes(data)

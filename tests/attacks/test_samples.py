@@ -1,7 +1,6 @@
 """One bad sample is left out, named and counted wherever samples are read: it runs nothing and ends nothing."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -17,15 +16,11 @@ from dfm_nb.evaluation.reference import PreparedFolder, choose
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
 from tests import tiny_run
-from tests.attacks.sample_files import CONTROLS, JSON, MARK, UNUSABLE, good_parts, spoil
+from tests.attacks.sample_files import CONTROLS, MARK, UNUSABLE, good_parts, spoil
 from tests.distributed.layouts import make_trainer
-from tests.processes import commands
 from workbench.browser import DatasetBrowser
 
-pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
-
 SETTINGS = ["model.in_channels=16", "model.text_dim=384", "model.num_layers=2", "dataset.task_encoder_seq_length=160"]
-POSITIONS = {"first": 0, "sixth": 5}
 STEPS = 3
 
 
@@ -65,9 +60,10 @@ def train(trainer, folder):
 def test_parts_alone_are_refused(change):
     parts = good_parts()
     change(parts)
-    with pytest.raises(SampleError, match=r"sample k7\b") as error:
+    with pytest.raises(SampleError, match=r"\bk7\b") as error:
         shards.decode_sample(parts, "k7", shards.Fits(16, 384, (1, 4, 4)))
     assert "\n" not in error.value.detail and len(error.value.detail) < 500
+    assert not any(hasattr(f, "poison") for f in (torch._utils._rebuild_tensor_v2, torch.storage._load_from_bytes))
 
 
 @pytest.mark.parametrize("change", CONTROLS.values(), ids=CONTROLS)
@@ -78,10 +74,11 @@ def test_what_other_writers_make_is_taken(change):
     assert torch.equal(found.latent.float(), want.latent.float()) and torch.equal(found.text_emb, want.text_emb)
 
 
-@pytest.mark.parametrize("position", POSITIONS.values(), ids=POSITIONS)
-@pytest.mark.parametrize("change", UNUSABLE.values(), ids=UNUSABLE)
-def test_training_leaves_it_out_and_verify_names_it(trainer, tmp_path, caplog, capsys, change, position):
-    (key,) = spoil(tmp_path / "data", position, change)
+@pytest.mark.slow
+@pytest.mark.parametrize("name, position", [("NaN latent", 0), ("code inside", 5), ("huge shape", 0)])
+def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, capsys, name, position):
+    """One of each part; which samples are refused is tested above."""
+    (key,) = spoil(tmp_path / "data", position, UNUSABLE[name])
     _, bad, losses, seen = train(trainer, tmp_path / "data")
     assert len(bad.found) == 1 and key in next(iter(bad.found)) and f"sample {key}" in caplog.text
     assert torch.tensor(losses).isfinite().all()
@@ -89,21 +86,9 @@ def test_training_leaves_it_out_and_verify_names_it(trainer, tmp_path, caplog, c
     capsys.readouterr()
     assert guard(inspect.main, [str(tmp_path / "data"), "--verify", "--json", "--samples", "4"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert len(found["faults"]) == 1 and f"sample {key}" in found["faults"][0], found["faults"]
-
-
-@pytest.mark.parametrize("change", CONTROLS.values(), ids=CONTROLS)
-def test_training_takes_what_other_writers_make(trainer, tmp_path, change):
-    (key,) = spoil(tmp_path / "data", 0, change)
-    _, bad, losses, seen = train(trainer, tmp_path / "data")
-    assert not bad.found and torch.tensor(losses).isfinite().all() and len(seen) == 11 and key in seen
-
-
-@pytest.mark.parametrize("change", JSON.values(), ids=JSON)
-def test_browser_and_evaluation_go_on(tmp_path, change):
-    (key,) = spoil(tmp_path / "data", 0, change)
-    page = DatasetBrowser(tmp_path / "data").html(samples=3)
-    assert page.count("<b>Damaged:</b>") == 1 and f"sample {key}" in page
+    assert len(found["faults"]) == 1 and key in found["faults"][0], found["faults"]
+    page = DatasetBrowser(tmp_path / "data").html()
+    assert page.count("<b>Damaged:</b>") == 1 and key in page
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
     reference = PreparedFolder(
         str(tmp_path / "data"), "train", lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy(), manifest["tokenizer"]
@@ -112,21 +97,20 @@ def test_browser_and_evaluation_go_on(tmp_path, change):
     assert len(stills) + len(clips) == 10 and failed + len(reference.store.dropped) == 1
 
 
+@pytest.mark.slow
 def test_too_many_bad_samples_stop_a_run_with_examples(trainer, tmp_path):
     keys = spoil(tmp_path / "data", 2, UNUSABLE["NaN latent"], UNUSABLE["cut pickle"])
-    with pytest.raises(ValueError, match=r"2 of 11 samples cannot be used, and dataset.max_bad_fraction=0.01") as error:
+    with pytest.raises(ValueError, match="dataset.max_bad_fraction") as error:
         train(trainer, tmp_path / "data")
-    assert all(key in str(error.value) for key in keys) and "\n" not in str(error.value)
-
-
-def test_fraction_of_zero_allows_none(trainer, tmp_path):
-    spoil(tmp_path / "data", 2, UNUSABLE["null json"])
-    store = EnergonStore(tmp_path / "data")
+    assert all(key in str(error.value) for key in keys)
+    spoil(tmp_path / "json", 2, UNUSABLE["null json"])
+    store = EnergonStore(tmp_path / "json")
     BadSamples(store, 0.5)
-    with pytest.raises(ValueError, match="1 of 11 samples"):
+    with pytest.raises(ValueError, match="dataset.max_bad_fraction"):
         BadSamples(store, 0.0)
 
 
+@pytest.mark.slow
 def test_step_of_bad_samples_alone_is_skipped_and_changes_nothing(trainer, tmp_path):
     spoil(tmp_path / "data", 0, *[UNUSABLE["NaN latent"]] * 10)
     store, config = EnergonStore(tmp_path / "data"), trainer.config.model_copy(deep=True)
@@ -146,6 +130,7 @@ def test_step_of_bad_samples_alone_is_skipped_and_changes_nothing(trainer, tmp_p
     assert blank
 
 
+@pytest.mark.slow
 def test_others_stay_where_they_are(trainer, tmp_path):
     """Packs with a sample that cannot be read hold the same others, in the same places, in any layout."""
     plain, bad = tmp_path / "plain", tmp_path / "bad"
@@ -169,24 +154,12 @@ def test_others_stay_where_they_are(trainer, tmp_path):
     assert packs(bad, skip=2)[:2] == whole[2:]
 
 
-def test_sample_too_long_by_its_json_alone_does_not_end_a_run(trainer, tmp_path):
-    (key,) = spoil(tmp_path / "data", 0, UNUSABLE["huge shape"])
-    _, bad, _, _ = train(trainer, tmp_path / "data")
-    assert re.search(rf"sample {key} .* where its .json says", next(iter(bad.found)))
-
-
-REAL = ["as it was", "NaN latent", "code in pth", "deep json", "list json"]
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_real_runs_end_well_and_their_log_names_it(tmp_path, name):
-    (key,) = spoil(tmp_path / "data", 0, (UNUSABLE | CONTROLS)[name])
-    argv = ["pretrain", "--recipe", "demo", "--dataset-path", tmp_path / "data", "--run-dir", tmp_path / "run"]
-    done = commands().run("dfm", *argv, *tiny_run.SIZE)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    log = (tmp_path / "run" / "log.txt").read_text()
-    assert "Traceback" not in done.stdout + done.stderr
-    assert (f"sample {key}" in log) == (name != "as it was") and log.count("sample left out") <= 1
-    records = read_metrics(tmp_path / "run" / "metrics.jsonl")
+@pytest.mark.slow
+def test_real_run_ends_well_and_its_log_names_it(tmp_path):
+    (key,) = spoil(tmp_path / "data", 0, UNUSABLE["code in pth"])
+    run = tiny_run.train(tmp_path / "data", tmp_path / "run")
+    log = (run / "log.txt").read_text()
+    assert f"sample {key}" in log and log.count("sample left out") == 1
+    records = read_metrics(run / "metrics.jsonl")
     assert [r["iteration"] for r in records] == [1, 2, 3] and all(r["loss"] > 0 for r in records)
-    assert len(checkpoint.whole_checkpoints(tmp_path / "run" / "checkpoints")) == 1
+    assert len(checkpoint.whole_checkpoints(run / "checkpoints")) == 1
