@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dfm_nb.base.argv import torchrun_argv
@@ -36,14 +37,12 @@ SMALL = [
 ]
 
 
-def command(run_dir, *extra):
-    """The real torchrun of two real processes, to be killed."""
-    return torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run_dir), *extra], 2)
+FAULTY = str(Path(__file__).parent / "distributed" / "faulty_run.py")
 
 
-def torchrun(*words):
+def torchrun(*words, **environment):
     """A torchrun whose processes are forks (see `tests.processes`); what it printed."""
-    done = commands().run("torchrun", *words)
+    done = commands().run("torchrun", *words, env=commands().environment(**environment))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
 
@@ -57,19 +56,16 @@ def losses(run_dir):
     return {r["iteration"]: r["loss"] for r in read_metrics(run_dir / "metrics.jsonl") if "loss" in r}
 
 
-@pytest.fixture(scope="module", params=["dit"])
-def clean(request, tmp_path_factory):
-    """An uninterrupted run, its output, and the settings of its network."""
-    run, variant = tmp_path_factory.mktemp("clean") / "run", VARIANTS[request.param]
-    return run, pretrain(run, *variant), variant
-
-
-both_variants = pytest.mark.parametrize("clean", VARIANTS, indirect=True)
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """An uninterrupted run, and its output."""
+    run = tmp_path_factory.mktemp("clean") / "run"
+    return run, pretrain(run)
 
 
 @pytest.mark.slow
 def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
-    run, output, _ = clean
+    run, output = clean
     assert "[INFO] Iteration    4/12, Loss: " in output
     assert "[INFO] Checkpoint saved: " in output
     records = read_metrics(run / "metrics.jsonl")
@@ -81,74 +77,58 @@ def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
 
 
 @pytest.mark.slow
-@both_variants
 def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     """SIGKILL of everything at some instant after the first checkpoint; the same command goes on."""
-    run, variant = tmp_path / "run", clean[2]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = tmp_path / "run"
     process = subprocess.Popen(
-        command(run, *variant), env=env, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run)], 2),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint", 120)
-    kill_tree(process)
-    assert len(losses(run)) < 12 or checkpoint.whole_checkpoints(run / "checkpoints")
-    output = pretrain(run, *variant)
-    assert "Resumed from" in output
-    assert losses(run) == losses(clean[0])
-
-
-def kill_tree(process):
-    import psutil
-
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    for p in family:
+    for p in [*psutil.Process(process.pid).children(recursive=True), process]:
         p.kill()
     process.wait()
+    assert "Resumed from" in pretrain(run)
+    assert losses(run) == losses(clean[0])
 
 
 @pytest.mark.slow
 def test_settings_changed_before_resuming_are_said_or_refused(clean, tmp_path):
     shutil.copytree(clean[0], tmp_path / "run")
     output = pretrain(tmp_path / "run", "train.train_iters=13", "optimizer.lr=0.0007", processes=1)
-    assert "optimizer.lr is 0.0007 from iteration 13 on; it was 0.001" in output
-    assert "train.train_iters is 13 from iteration 13 on; it was 12" in output and 13 in losses(tmp_path / "run")
+    assert "optimizer.lr is 0.0007" in output and "train.train_iters is 13" in output
+    assert 13 in losses(tmp_path / "run")
     words = ("--standalone", "--nproc-per-node=1", "-m", "dfm_nb.train", *SMALL, "--run-dir", tmp_path / "run")
     refused = commands().run("torchrun", *words, "ema.sigma_rels=[0.05,0.1,0.2]")
-    assert refused.returncode != 0 and "holds the averages ema.sigma_rels=" in refused.stderr
+    assert refused.returncode != 0 and "ema.sigma_rels=" in refused.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["false", "true"], ids=["blocking", "asynchronous"])
-def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path, mode):
+def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path):
     """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are
     those of the run that nothing happened to.
     """
     run = tmp_path / "run"
-    script = str(Path(__file__).parent / "distributed" / "dying_run.py")
-    launch = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", script]
-    output = torchrun(*launch, *SMALL, "--run-dir", run, f"checkpoint.async_save={mode}")
+    launch = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", FAULTY]
+    output = torchrun(*launch, *SMALL, "--run-dir", run, "checkpoint.async_save=true", FAULT="die")
     assert re.search(r"exitcode: -9\) local_rank: 1", output) and output.count("Starting pretraining") == 2
     assert re.search(r"Resumed from .*iter_000000[48] at iteration [48]", output)
     assert losses(run) == losses(clean[0])
 
 
 @pytest.mark.slow
-@both_variants
 @pytest.mark.parametrize(
     ("processes", "layout"),
-    [
-        (2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]),
-        (2, ["model.pipeline_model_parallel_size=2"]),
-        (2, ["model.context_parallel_size=2"]),
-        (1, []),
-    ],
-    ids=["TP2+SP", "PP2", "CP2", "DP1"],
+    [(2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]), (1, [])],
+    ids=["TP2+SP", "DP1"],
 )
 def test_checkpoint_continues_in_another_layout(clean, tmp_path, processes, layout):
     """Saved at DP2, resumed in `layout` from iteration 8: same losses to rounding, on the same samples."""
     run = tmp_path / "run"
     start = clean[0] / "checkpoints" / "iter_0000008"
-    output = pretrain(run, *clean[2], *layout, f"checkpoint.load_checkpoint={start}", processes=processes)
+    output = pretrain(run, *layout, f"checkpoint.load_checkpoint={start}", processes=processes)
     assert "at iteration 8" in output
     got, want = losses(run), losses(clean[0])
     assert sorted(got) == [9, 10, 11, 12]
@@ -181,10 +161,6 @@ def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path)
     start = tmp_path / "run" / "checkpoints"
     assert run_ranks(1, _with_another_row, [*argv, f"checkpoint.load_checkpoint={start}"]) == [0]
     assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
-    for way in (f"checkpoint.load_checkpoint={start}/iter_2", f"checkpoint.load={start}"):
-        argv[-1] = str(tmp_path / way.partition("=")[0])
-        assert run_ranks(1, _with_another_row, [*argv, way]) == [0]
-        assert losses(Path(argv[-1])) == losses(tmp_path / "other")
 
 
 @pytest.mark.slow
@@ -215,18 +191,7 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
 
 
 @pytest.mark.slow
-def test_validation_changes_no_training_loss(clean, tmp_path):
-    run = tmp_path / "run"
-    pretrain(run, "train.eval_interval=3", "train.eval_iters=2")
-    assert losses(run) == losses(clean[0])
-    rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
-    assert [r["iteration"] for r in rounds] == [3, 6, 9, 12]
-    assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8
-    assert rounds[0]["val_loss_ema_0.05"] > 0
-
-
-@pytest.mark.slow
-def test_validation_on_training_samples_does_not_advance_training(tiny_data, tiny_checkpoint, tmp_path):
+def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_path):
     """`tiny_checkpoint` is the same run without validation."""
     run = tiny_run.train(
         tiny_data,
@@ -238,16 +203,17 @@ def test_validation_on_training_samples_does_not_advance_training(tiny_data, tin
     )
     rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
     assert [r["iteration"] for r in rounds] == [1, 2, 3] and len({r["val_loss"] for r in rounds}) == 3
+    assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8
+    assert rounds[0]["val_loss_ema_0.05"] > 0
     assert losses(run) == losses(tiny_checkpoint)
     ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_bf16_run_goes_on_bit_for_bit(tiny_data, tmp_path, variant):
+def test_bf16_run_of_wan_goes_on_bit_for_bit(tiny_data, tmp_path):
     """Packed shards, a loader process, averages, an asynchronous save in the middle."""
-    bf16 = [*VARIANTS[variant], "mixed_precision=bf16", "train.train_iters=4", "dataset.num_workers=1"]
+    bf16 = [*VARIANTS["wan"], "mixed_precision=bf16", "train.train_iters=4", "dataset.num_workers=1"]
     whole = tiny_run.train(
         tiny_data, tmp_path / "whole", *bf16, "checkpoint.save_interval=2", "checkpoint.async_save=true"
     )
@@ -274,31 +240,16 @@ def test_two_nodes_give_the_losses_of_one(clean, tmp_path):
     assert losses(run) == losses(clean[0])
 
 
-@pytest.mark.slow
-def test_export_holds_the_average_in_global_names(clean, tmp_path):
-    from safetensors.torch import load_file
-
-    from dfm_nb.export import main
-
-    output = tmp_path / "model.safetensors"
-    assert main([str(clean[0]), "--output", str(output)]) == 0
-    tensors = load_file(output)
-    assert "decoder.layers.1.mlp.linear_fc1.weight" in tensors and "final.weight" in tensors
-    assert checkpoint.find_weights(output).config.model.hidden_size == 48
-
-
 def test_config_faults_are_said_before_any_process_group(capsys):
     from dfm_nb.base.argv import guard
     from dfm_nb.train import main
 
     assert guard(main, ["--mock", "model.hiden_size=3", "optimizer.lr=fast", "optimizer.weight_decay=-1"]) == 2
     error = capsys.readouterr().err
-    assert "3 faults" in error
     assert "model.hidden_size" in error and "optimizer.lr" in error and "optimizer.weight_decay" in error
 
 
 def test_empty_checkpoint_folder_is_a_clear_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no finished checkpoint"):
-        checkpoint.find(tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint at"):
-        checkpoint.find(tmp_path / "nowhere")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=str(folder)):
+            checkpoint.find(folder)

@@ -5,7 +5,7 @@ import torch
 
 from dfm_nb.checkpoints import saving
 from tests.conftest import run_ranks
-from tests.distributed.layouts import by_name, gather, make_trainer, randomise
+from tests.distributed.layouts import MUON, by_name, gather, largest_relative_difference, make_trainer, randomise
 from tests.tiny_run import VARIANTS
 
 LAYOUTS = {
@@ -53,8 +53,6 @@ def after_one_more_step(trainer):
 
 def write(overrides, folders):
     """One training step, then a save of each kind of the same state."""
-    from dfm_nb.checkpoints import saving
-
     trainer, loader = make_trainer(overrides)
     randomise(trainer)
     trainer.step(loader.next_step())
@@ -79,22 +77,26 @@ def read(overrides, folders):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variant", "saved", "loaded", "precision"),
+    ("kind", "saved", "loaded", "precision"),
     [
-        ("dit", "DP2", "TP2", "fp32"),
         ("dit", "TP2+SP", "CP2", "fp32"),
         ("dit", "PP2 virtual", "DP2", "bf16"),
-        ("dit", "CP2", "PP2 virtual", "fp32"),
-        ("wan", "TP2+SP", "PP2 virtual", "fp32"),
         ("wan", "DP2", "TP2", "bf16"),
+        ("muon", "CP2", "PP2 virtual", "fp32"),
     ],
 )
-def test_checkpoint_of_one_layout_is_the_same_in_another(tmp_path, variant, saved, loaded, precision):
-    """Blocking and asynchronous; the optimizer's part as the difference that one more step makes, bit for bit."""
-    folders = [str(tmp_path / kind) for kind in ("blocking", "async")]
-    extra = [*VARIANTS[variant], f"mixed_precision={precision}", "optimizer.clip_grad=0"]
+def test_checkpoint_of_one_layout_is_the_same_in_another(tmp_path, kind, saved, loaded, precision):
+    """Blocking and asynchronous; the optimizer's part as the difference that one more step makes, bit for bit (Muon's
+    sums depend on the layout).
+    """
+    folders = [str(tmp_path / way) for way in ("blocking", "async")]
+    extra = [*(MUON if kind == "muon" else VARIANTS[kind]), f"mixed_precision={precision}", "optimizer.clip_grad=0"]
     want = run_ranks(2, write, [*LAYOUTS[saved], *extra], folders)[0]
     for got in run_ranks(2, read, [*LAYOUTS[loaded], *extra], folders)[0]:
         assert got.keys() == want.keys()
-        differing = [k for k in want if not torch.equal(got[k], want[k])]
+        rounded = {k for k in want if k.startswith("step ") and kind == "muon"}
+        differing = [k for k in want.keys() - rounded if not torch.equal(got[k], want[k])]
         assert not differing, differing[:5]
+        if rounded:
+            difference, where = largest_relative_difference(*({k: w[k] for k in rounded} for w in (got, want)))
+            assert difference < 1e-5, where
