@@ -40,11 +40,8 @@ def test_latent_and_pixel_sizes_are_inverse(t, h, w):
 
 
 def test_published_size_of_the_cosmos_tokenizer():
-    assert geometry.latent_size(49, 480, 720) == (
-        13,
-        60,
-        90,
-    )  # its model card: 49 frames are 13 latents, sides divided by 8
+    """Of its model card: 49 frames are 13 latents, sides divided by 8."""
+    assert geometry.latent_size(49, 480, 720) == (13, 60, 90)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 1, 16, 16), (1, 3, 2, 16, 16), (1, 3, 1, 12, 16), (1, 3, 5, 16, 20)])

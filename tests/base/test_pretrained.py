@@ -8,13 +8,14 @@ import shutil
 import pytest
 import torch
 
-from dfm_nb import Pipeline, export, generate, prepare_dataset, train, train_model
+from dfm_nb import Pipeline, export, generate, prepare, prepare_dataset, train, train_model
 from dfm_nb.base import pretrained
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 
 SIZE = dict(height=32, width=32, num_steps=2, guidance=2.0)
+FAST = ["train.global_batch_size=1", "dataset.task_encoder_seq_length=160"]
 FLAGS = ["--prompt", "a moth", "--height", "32", "--width", "32", "--num-steps", "2", "--guidance", "2"]
 
 
@@ -30,28 +31,24 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "pretrained"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """(prepared with the packaged tokenizer, the file of a model trained on it), of which data and run move away."""
-    from dfm_nb.prepare import main
-
-    place = tmp_path_factory.mktemp("made")
+def make(place) -> None:
+    """Data prepared with the packaged tokenizer, and the file of a model trained on them, whose run is gone."""
     argv = ["--source", "synthetic", "--num-images", "20", "--num-clips", "2", "--short-side", "32"]
-    assert main([*argv, "--tokenizer", "residual", "--output-dir", str(place / "data")]) == 0
+    assert prepare.main([*argv, "--tokenizer", "residual", "--output-dir", str(place / "data")]) == 0
     run = tiny_run.train(
         place / "data", place / "run", "model.P_mean=-0.7", "model.rope=true", "generation.num_steps=9"
     )
-    file = export.export_weights(run, place / "moths.safetensors", dtype="bf16")
-    shutil.move(place / "data", place / "moved")
+    export.export_weights(run, place / "moths.safetensors", dtype="bf16")
     shutil.rmtree(run)
-    return place / "moved", file
+    shutil.move(place / "data", place / "moved")
 
 
 @pytest.fixture
-def moths(folder, made):
+def moths(folder, make_once):
     """The data, with that model packaged as `moths`."""
-    shutil.copy(made[1], folder)
-    return made[0]
+    place = make_once("packaged", make)
+    shutil.copy(place / "moths.safetensors", folder)
+    return place / "moved"
 
 
 def test_a_name_means_the_packaged_file_where_no_weights_have_that_path(folder):
@@ -67,17 +64,13 @@ def test_a_name_means_the_packaged_file_where_no_weights_have_that_path(folder):
 
 @pytest.mark.parametrize("load", [Pipeline.from_pretrained, Pipeline.from_checkpoint, checkpoint.find_weights])
 def test_a_wrong_name_lists_the_right_ones(folder, load):
-    with pytest.raises(FileNotFoundError, match="no checkpoint at moth.*packaged: moths") as error:
+    with pytest.raises(FileNotFoundError, match=r"\bmoth\b.*moths"):
         load("moth")
-    assert "\n" not in str(error.value)
-    (folder / "moths.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="packaged: none"):
-        load("moths")
 
 
 def test_training_names_the_packaged_model_that_was_meant(folder):
     args = train.parse(["--mock", "checkpoint.pretrained=moth"])
-    with pytest.raises(ValueError, match="pretrained must exist; got 'moth'; did you mean moths"):
+    with pytest.raises(ValueError, match="'moth'.*moths"):
         train.resolve(args, 1)
 
 
@@ -103,13 +96,13 @@ def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank
 
 
 @pytest.mark.slow
-def test_generate_takes_the_packaged_model_by_default_and_by_name(moths, capsys):
-    work = moths.parent / "clips"
+def test_generate_takes_the_packaged_model_by_default_and_by_name(moths, tmp_path, capsys):
+    work = tmp_path / "clips"
     assert generate.main([*FLAGS, "--video-save-path", f"{work}/default.png"]) == 0
     said = capsys.readouterr().out
-    assert said.count("moths") == 1 and said.startswith("[INFO] no --checkpoint-path")
+    assert said.count("with moths") == 1 and said.startswith("[INFO] no --checkpoint-path")
     assert generate.main([*FLAGS, "--checkpoint-path", "moths", "--video-save-path", f"{work}/name.png"]) == 0
-    assert "moths" not in capsys.readouterr().out
+    assert "with moths" not in capsys.readouterr().out
     default, name = (json.loads((work / f"{n}.png.json").read_text()) for n in ("default", "name"))
     assert default["frames_sha256"] == name["frames_sha256"]
     assert default["checkpoint"]["file"] == name["checkpoint"]["file"] == "moths.safetensors"
@@ -135,18 +128,26 @@ def test_training_takes_the_network_from_the_weights_it_starts_from(moths, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [[], ["model.lora.rank=2"]], ids=["full", "lora"])
-def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, tmp_path, lora):
+def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, tmp_path, make_once, lora):
+    """On other data with other statistics; the same colour must stay the same input, after a resume too."""
+    of = dict(tokenizer="residual", num_images=6, num_clips=0, short_side=32, seed=9)
+    data = make_once("own", lambda place: prepare_dataset("synthetic", output_dir=place, **of))
+
     def tune(iters, *words):
         settings = ["checkpoint.pretrained=moths", *lora, f"train.train_iters={iters}", "scheduler.lr_decay_iters=3"]
-        size = ["train.global_batch_size=1", "dataset.task_encoder_seq_length=160", "train.eval_interval=0"]
-        run = tmp_path / "run"
-        return train_model(dataset_path=moths, run_dir=run, recipe="demo", overrides=[*settings, *size, *words])
+        settings += ["dataset.use_train_split_for_val=true", "train.eval_interval=1", *FAST, *words]
+        return train_model(dataset_path=data, run_dir=tmp_path / "run", recipe="demo", overrides=settings)
 
-    with pytest.raises(ValueError, match=r"model.num_layers=3 \(checkpoint: 2\); leave"):
+    with pytest.raises(ValueError, match=r"model.num_layers=3"):
         tune(2, "model.num_layers=3")
-    run = tune(2)
-    assert run.config.get("model.hidden_size") == 48 and "Started from the weights of moths" in log(run)
-    run = tune(3)  # the same command
+    wanted, others = (checkpoint.read_statistics(place) for place in (moths, data))
+    assert not torch.allclose(wanted.mean, others.mean, atol=0.02)
+    for iters in (2, 3):  # the same command goes on
+        run = tune(iters)
+        used = checkpoint.read_statistics(checkpoint.find(run.path))
+        assert torch.equal(used.mean, wanted.mean) and torch.equal(used.std, wanted.std)
+    assert run.config.get("model.hidden_size") == 48
+    assert "weights of moths" in log(run) and "of another tokenizer" not in log(run)
     assert list(run.metrics.loc[run.metrics["loss"].notna(), "iteration"]) == [1, 2, 3]
     file = export.export_weights(run, tmp_path / "tuned.safetensors", dtype="bf16")
     before, after = (exported.read(f)[0] for f in (folder / "moths.safetensors", file))
@@ -156,32 +157,10 @@ def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, t
 
 
 @pytest.mark.slow
-def test_fine_tuning_normalises_as_the_weights_were_trained(moths, tmp_path):
-    """Other data have other statistics; the same colour must stay the same input, at validation and after a resume."""
-    data = prepare_dataset(
-        "synthetic", output_dir=tmp_path / "own", tokenizer="residual", num_images=6, num_clips=0, short_side=32, seed=9
-    )
-    settings = ["checkpoint.pretrained=moths", "train.global_batch_size=1", "dataset.task_encoder_seq_length=160"]
-    settings += ["dataset.use_train_split_for_val=true", "train.eval_interval=1", "scheduler.lr_decay_iters=3"]
-    for iters in (1, 2):
-        overrides = [*settings, f"train.train_iters={iters}"]
-        run = train_model(dataset_path=data, run_dir=tmp_path / "run", recipe="demo", overrides=overrides)
-        used = checkpoint.read_statistics(checkpoint.find(run.path))
-        wanted, others = (checkpoint.read_statistics(folder) for folder in (moths, data.path))
-        assert torch.equal(used.mean, wanted.mean) and torch.equal(used.std, wanted.std)
-        assert not torch.allclose(used.mean, others.mean, atol=0.02)
-
-
-@pytest.mark.slow
 def test_training_says_when_its_data_are_of_another_tokenizer(moths, tiny_data, tmp_path):
-    settings = ["checkpoint.pretrained=moths", "train.train_iters=1", "train.global_batch_size=1"]
-    settings += ["dataset.task_encoder_seq_length=160", "train.eval_interval=0"]
-    same, other = (
-        train_model(dataset_path=data, run_dir=tmp_path / name, recipe="demo", overrides=settings)
-        for name, data in (("same", moths), ("other", tiny_data))
-    )
-    assert "of another" not in log(same) and "moths was trained on data of another tokenizer" in log(other)
-    assert "text encoder" not in log(other)
+    settings = ["checkpoint.pretrained=moths", "train.train_iters=1", "train.eval_interval=0", *FAST]
+    run = train_model(dataset_path=tiny_data, run_dir=tmp_path / "run", recipe="demo", overrides=settings)
+    assert "moths was trained on data of another tokenizer" in log(run) and "text encoder" not in log(run)
 
 
 def log(run) -> str:

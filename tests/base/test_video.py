@@ -6,6 +6,7 @@ import base64
 import io
 import re
 import struct
+import time
 import zlib
 
 import numpy as np
@@ -44,13 +45,6 @@ def test_read_image_gives_rgb_for_every_mode(mode, tmp_path):
     assert np.abs(image[0].astype(int) - np.asarray(source.convert("RGB"))).max() <= 1
 
 
-def test_read_image_from_bytes_equals_from_path(tmp_path):
-    frame = gradient(1)[0]
-    video.write_png(tmp_path / "a.png", frame)
-    assert np.array_equal(video.read_image(tmp_path / "a.png"), video.read_image((tmp_path / "a.png").read_bytes()))
-    assert np.array_equal(video.read_image(tmp_path / "a.png")[0], frame)
-
-
 def test_read_image_sixteen_bit_grey_keeps_its_range():
     wide = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
     image = video.read_image(png(Image.fromarray(wide)))
@@ -62,12 +56,8 @@ def test_read_image_composites_on_the_background():
     rgba[:, 8:] = (200, 0, 0, 255)
     image = video.read_image(png(Image.fromarray(rgba)), background=(1, 2, 3))[0]
     assert image[0, 0].tolist() == [1, 2, 3] and image[0, 15].tolist() == [200, 0, 0]
-
-
-def test_read_image_palette_transparency_is_composited():
     palette = Image.fromarray(np.zeros((16, 16), np.uint8), "L").convert("P")
-    image = video.read_image(png(palette, transparency=0), background=(9, 8, 7))
-    assert (image == np.array([9, 8, 7])).all()
+    assert (video.read_image(png(palette, transparency=0), background=(9, 8, 7)) == np.array([9, 8, 7])).all()
 
 
 def test_read_image_applies_exif_orientation():
@@ -77,20 +67,22 @@ def test_read_image_applies_exif_orientation():
     assert np.array_equal(video.read_image(png(Image.fromarray(frame), exif=exif))[0], np.rot90(frame, -1))
 
 
-@pytest.mark.parametrize("content", [b"", b"not an image", png(Image.new("RGB", (64, 64), "red"))[:60]])
-def test_read_image_names_what_is_unreadable(content, tmp_path):
-    path = tmp_path / "broken.png"
-    path.write_bytes(content)
-    with pytest.raises(SampleError) as caught:
-        video.read_image(path)
-    assert caught.value.reason == "unreadable_image" and "broken.png" in caught.value.detail
-    assert "\n" not in caught.value.detail
+UNREADABLE = [
+    (video.read_image, "a.png", b"", "unreadable_image"),
+    (video.read_image, "a.png", png(Image.new("RGB", (64, 64), "red"))[:60], "unreadable_image"),
+    (video.read_image, "a.png", None, "missing_file"),
+    (video.read_video, "a.mp4", b"nothing to see", "unreadable_video"),
+    (video.read_video, "a.mp4", None, "missing_file"),
+]
 
 
-def test_read_image_names_a_missing_file(tmp_path):
-    with pytest.raises(SampleError) as caught:
-        video.read_image(tmp_path / "none.png")
-    assert caught.value.reason == "missing_file"
+@pytest.mark.parametrize("read, name, content, reason", UNREADABLE)
+def test_what_is_unreadable_is_named(tmp_path, read, name, content, reason):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(SampleError, match=name) as caught:
+        read(tmp_path / name)
+    assert caught.value.reason == reason and "\n" not in caught.value.detail
 
 
 # ---- moving pictures ----------------------------------------------------------------------------------------------
@@ -109,32 +101,26 @@ def test_animation_keeps_frames_and_rate(tmp_path):
     assert fps == 10 and [tuple(f[0, 0].tolist()) for f in slow] == colours[::2]
 
 
-def test_mp4_round_trip_is_close(tmp_path):
+def test_mp4_round_trip_is_close_and_leaves_one_file_with_its_header_first(tmp_path):
     clip = gradient()
     video.write_mp4(tmp_path / "a.mp4", clip, 8, crf=8)
     out, fps = video.read_video(tmp_path / "a.mp4")
     assert out.shape == clip.shape and fps == 8
     assert np.abs(out.astype(int) - clip).mean() < 3
-
-
-def test_mp4_colours_do_not_shift(tmp_path):
-    for colour in [(220, 40, 40), (40, 190, 60), (40, 70, 220), (255, 255, 255), (0, 0, 0)]:
-        clip = np.broadcast_to(np.array(colour, np.uint8), (1, 32, 32, 3))
-        video.write_mp4(tmp_path / "a.mp4", clip, 8, crf=4)
-        assert np.abs(video.read_video(tmp_path / "a.mp4")[0].astype(int) - clip).max() <= 3
-
-
-def test_mp4_odd_sizes_are_padded(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", gradient(3, 33, 47), 12.5)
-    out, fps = video.read_video(tmp_path / "a.mp4")
-    assert out.shape == (3, 34, 48, 3) and fps == pytest.approx(12.5)
-
-
-def test_mp4_header_comes_first_and_no_temporary_stays(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", gradient(3), 8)
     data = (tmp_path / "a.mp4").read_bytes()
     assert data.find(b"moov") < data.find(b"mdat")
     assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
+
+
+@pytest.mark.parametrize("colour", [(220, 40, 40), (40, 190, 60), (40, 70, 220), (255, 255, 255), (0, 0, 0)])
+def test_colours_do_not_shift_where_they_are_written_or_shown(tmp_path, colour):
+    clip = np.broadcast_to(np.array(colour, np.uint8), (2, 31, 33, 3)).copy()
+    video.write_mp4(tmp_path / "a.mp4", clip, 12.5, crf=4)
+    (tmp_path / "b.mp4").write_bytes(video.compressed(clip, 12.5)[1])
+    for name in ("a.mp4", "b.mp4"):
+        out, fps = video.read_video(tmp_path / name)
+        assert out.shape == (2, 32, 34, 3) and fps == pytest.approx(12.5)  # odd sides are padded
+        assert np.abs(out[:, :31, :33].astype(int) - clip).max() <= 3
 
 
 def test_mp4_failure_keeps_the_old_file(tmp_path, monkeypatch):
@@ -168,14 +154,6 @@ def test_read_video_applies_display_rotation(tmp_path):
     out, _ = video.read_video(tmp_path / "b.mp4")
     assert out.shape == (1, 64, 32, 3)
     assert np.abs(out[0].astype(int) - np.rot90(clip[0], -1)).mean() < 4
-
-
-def test_read_video_names_what_is_unreadable(tmp_path):
-    (tmp_path / "a.mp4").write_bytes(b"nothing to see")
-    for name, reason in [("a.mp4", "unreadable_video"), ("none.mp4", "missing_file")]:
-        with pytest.raises(SampleError) as caught:
-            video.read_video(tmp_path / name)
-        assert caught.value.reason == reason and name in caught.value.detail
 
 
 def test_open_video_streams_the_frames_of_read_video(tmp_path):
@@ -247,44 +225,24 @@ def test_fit_size_is_a_multiple_and_never_upscales_unasked(h, w, short, upscale)
     assert upscale or (fh <= h and fw <= w)
 
 
-@pytest.mark.parametrize("size, reason", [((1, 10000), "extreme_aspect"), ((15, 40), "too_small")])
-def test_fit_size_refuses_what_cannot_be_used(size, reason):
-    with pytest.raises(SampleError) as caught:
-        video.fit_size(*size, 64)
-    assert caught.value.reason == reason
-
-
 def test_resize_keeps_the_centre_and_the_aspect():
     frame = np.zeros((1, 64, 128, 3), np.uint8)
     frame[:, :, 32:96] = 200  # the centred square
     out = video.resize(frame, 32, 32)
     assert out.shape == (1, 32, 32, 3) and (out[:, :, 2:-2] >= 198).all()
-
-
-def test_resize_to_the_same_size_is_the_identity():
-    clip = gradient()
-    out = video.resize(clip, 48, 64)
-    assert np.array_equal(out, clip) and out is not clip
-
-
-def test_resize_of_a_flat_clip_is_flat():
-    assert (video.resize(np.full((2, 37, 53, 3), 91, np.uint8), 16, 48) == 91).all()
+    assert np.array_equal(video.resize(gradient(), 48, 64), gradient())
 
 
 # ---- showing ------------------------------------------------------------------------------------------------------
 
 
-def test_contact_sheet_shows_every_picture():
-    pictures = [np.full((t, 64, 64, 3), c, np.uint8) for t, c in [(1, 10), (9, 90), (1, 170), (17, 230)]]
-    sheet = video.contact_sheet(pictures, ["a plain caption " * 9, "b", "", "x" * 300], columns=3)
-    assert sheet.dtype == np.uint8 and sheet.ndim == 3
+def test_contact_sheet_shows_every_picture_and_keeps_a_caption_in_its_cell():
+    started = time.monotonic()
+    pictures = [np.full((t, 128, 128, 3), c, np.uint8) for t, c in [(1, 10), (9, 90), (1, 170), (17, 230)]]
+    sheet = video.contact_sheet(pictures, ["W" * 100_000, "", "", ""], columns=4)
+    assert time.monotonic() - started < 5  # over 60 s when each cut measured the whole word
     for c in (10, 90, 170, 230):
-        assert (sheet == c).all(-1).sum() > 64 * 64
-
-
-def test_contact_sheet_keeps_a_caption_in_its_cell():
-    white = [np.full((1, 128, 128, 3), 255, np.uint8)] * 2
-    sheet = video.contact_sheet(white, ["W" * 999, ""])
+        assert (sheet == c).all(-1).sum() > 128 * 120
     cell = video.GAP_PX + 128
     below = (sheet[cell:] == video.INK).all(-1)
     assert below[:, :cell].any() and not below[:, cell:].any()
@@ -310,7 +268,7 @@ def test_inline_html_of_one_frame_is_a_lossless_image():
 
 @pytest.mark.parametrize("shape, dtype", [((4, 4, 3), np.uint8), ((1, 4, 4, 3), np.float64), ((0, 4, 4, 3), np.uint8)])
 def test_write_mp4_refuses_other_arrays(shape, dtype, tmp_path):
-    with pytest.raises(ValueError, match="a video must"):
+    with pytest.raises(ValueError, match="video"):
         video.write_mp4(tmp_path / "a.mp4", np.zeros(shape, dtype), 8)
 
 
@@ -321,11 +279,3 @@ def test_mediapy_compresses_and_reads_as_pyav_does(tmp_path):
     assert kind == "video/mp4" and fps == 12.5 and np.abs(ours.astype(int) - gradient()).mean() < 3
     theirs = video.mediapy().read_video(tmp_path / "a.mp4")
     assert theirs.metadata.fps == 12.5 and np.array_equal(theirs, ours)
-
-
-def test_colours_that_are_shown_do_not_shift(tmp_path):
-    for colour in [(220, 40, 40), (40, 190, 60), (40, 70, 220)]:
-        clip = np.broadcast_to(np.array(colour, np.uint8), (2, 31, 33, 3)).copy()
-        (tmp_path / "a.mp4").write_bytes(video.compressed(clip, 8)[1])
-        shown = video.read_video(tmp_path / "a.mp4")[0][:, :31, :33].astype(int)
-        assert np.abs(shown - clip).max() <= 3
