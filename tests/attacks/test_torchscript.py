@@ -54,25 +54,21 @@ def data(tmp_path, mark):
     return folder
 
 
-def test_inspect_runs_no_program_of_the_data(data, mark, capsys):
-    assert guard(inspect.main, [str(data)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "--tokenizer-path" in error and "cosmos_cv" in error
-    assert not mark.exists()
-
-
-def test_inspect_runs_no_program_when_only_the_name_is_given(data, mark, capsys):
-    (data / "manifest.json").unlink()
-    assert guard(inspect.main, [str(data), "--tokenizer", "cosmos_cv"]) == 2
-    assert "--tokenizer-path" in capsys.readouterr().err and not mark.exists()
-
-
-def test_without_a_file_of_tensors_the_hub_is_asked_and_not_the_folder(data, mark, capsys, monkeypatch):
+@pytest.mark.parametrize("missing", [None, "manifest.json", "tokenizer.safetensors"])
+def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, missing):
+    """Whether the manifest or the user names the tokenizer, and not where a name of the Hub is looked for."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(data)
-    (data / "tokenizer.safetensors").unlink()
-    assert guard(inspect.main, [str(data)]) == 2
-    assert "decoder.jit" in capsys.readouterr().err and not mark.exists()
+    if missing:
+        (data / missing).unlink()
+    named = ["--tokenizer", "cosmos_cv"] if missing == "manifest.json" else []
+    assert guard(inspect.main, [str(data), *named]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error.count("\n") == 1
+        and ("decoder.jit" if missing == "tokenizer.safetensors" else "--tokenizer-path") in error
+    )
+    assert not mark.exists()
 
 
 def test_browser_runs_no_program_of_the_data(data, mark):
@@ -86,8 +82,6 @@ def test_pipeline_runs_no_program_of_the_checkpoint(one_rank, tmp_path, mark):
     reseal(folder)
     pipe = Pipeline.from_checkpoint(tmp_path / "run")
     with pytest.raises(ValueError, match="--tokenizer-path"):
-        pipe.decode(torch.zeros(pipe.channels, 1, 4, 4))
-    with pytest.raises(ValueError, match="--tokenizer-path"):
         pipe(["a"], height=32, width=32, num_video_frames=1, num_steps=2)
     assert not mark.exists()
 
@@ -97,9 +91,3 @@ def test_program_that_the_user_names_runs(data, tmp_path, mark):
     save_program(tmp_path / "mine", mark)
     assert guard(inspect.main, [str(data), "--tokenizer-path", str(tmp_path / "mine"), "--samples", "1"]) == 0
     assert mark.exists()
-
-
-def test_tokenizer_of_tensors_is_taken_from_the_data(tmp_path):
-    folder = shutil.copytree(STORED / "data", tmp_path / "data")
-    manifest = inspect.read_manifest(folder)
-    assert inspect.build_tokenizer(folder, manifest, None, None).name == "pca"
