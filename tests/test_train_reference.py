@@ -24,7 +24,7 @@ def pretrain(folder, *words):
 
 
 @pytest.mark.slow
-def test_yaml_of_the_reference_starts_then_resumes(tmp_path):
+def test_yaml_of_the_reference_starts_anew_then_resumes(tmp_path):
     """`checkpoint.load` is `checkpoint.save`: empty at the first start, full at the second."""
     (tmp_path / "dfm_experiment").mkdir()
     assert "dfm_experiment" in pretrain(tmp_path, "--mock", "train.train_iters=2")

@@ -104,7 +104,7 @@ def test_wandb_run_of_a_folder_goes_on_and_is_not_shared(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_wandb_that_is_missing_or_has_no_key_is_said_and_left_out(tmp_path, monkeypatch, caplog, installed):
+def test_wandb_that_is_missing_is_said_and_left_out(tmp_path, monkeypatch, caplog, installed):
     if installed:
         pytest.importorskip("wandb")
         monkeypatch.delenv("WANDB_API_KEY", raising=False)
