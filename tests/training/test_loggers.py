@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -67,28 +68,56 @@ def test_tensorboard_has_scalars_and_samples(run):
 
 
 def test_wandb_offline_has_scalars_settings_and_media(run, monkeypatch):
-    """Its file is read back with its own reader."""
     pytest.importorskip("wandb")
-    from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
-
     monkeypatch.setenv("WANDB_SILENT", "true")
     log_everything(run, tensorboard=False, wandb_project="butterflies", wandb_mode="offline")
-    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
-    store, merged, settings = DataStore(), {}, set()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = Record.FromString(data)
-        merged |= {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
-        settings |= {i.key for i in record.run.config.update if not i.key.startswith("_")}
+    history, settings = _wandb_records(run)
+    merged = {k: v for row in history for k, v in row.items()}
     for name, value in WANTED.items():
         assert merged[name] == pytest.approx(value), name
     assert merged["_step"] == 3 and "grad_norm" not in merged
     assert merged["samples/0._type"] == "video-file" and merged["samples/0.caption"] == "a blue morpho"
     assert merged["samples/1._type"] == "image-file" and merged["samples/1.caption"] == "a monarch"
-    assert {p.suffix for p in (file.parent / "files" / "media").rglob("*") if p.is_file()} == {".mp4", ".png"}
+    (folder,) = (run.path / "wandb").glob("offline-run-*")
+    files = {p.suffix for p in (folder / "files" / "media").rglob("*") if p.is_file()}
+    assert files == {".mp4", ".png"}
     assert settings == {"config"}
     assert not (run.path / "tensorboard").exists()
+
+
+def _wandb_records(run):
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = (run.path / "wandb").glob("offline-run-*/*.wandb")
+    history, settings = [], set()
+    for data in _leveldb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            history.append({_name(i): json.loads(i.value_json) for i in record.history.item})
+        elif record.WhichOneof("record_type") == "run":
+            settings |= {i.key for i in record.run.config.update if not i.key.startswith("_")}
+    return history, settings
+
+
+def _leveldb_records(data):
+    """Payloads of a LevelDB log: blocks of 32 KiB after 7 bytes of header; pieces are full, first, middle or last."""
+    position, whole = 7, b""
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if left < 7 or kind == 0:
+            position += left
+            continue
+        whole += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            yield whole
+            whole = b""
+
+
+def _name(item):
+    return item.key or ".".join(item.nested_key)
 
 
 def test_wandb_run_of_a_folder_goes_on_and_is_not_shared(tmp_path, monkeypatch):
