@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator
 from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.plots import PALETTE
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import divisors, layout_faults
 from dfm_nb.config.schema import ModelConfig
@@ -425,49 +424,18 @@ class Layouts(list[Candidate]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The table with a bar of each layout's memory; a click on a column's head sorts by it."""
-        frame = self.table().drop(columns=list(PARTS)).rename(columns={"gib_total": "GiB"})
-        heads = "".join(
-            f'<th scope="col" style="text-align:left;cursor:pointer" onclick="{_SORT}">{name.replace("_", " ")}</th>'
-            for name in [*frame.columns, f"memory of {self.gpu_memory_gib:g} GiB"]
-        )
-        rows = ""
-        for at, row in zip(frame.index, frame.itertuples(index=False)):
-            cells = [(v, v) if isinstance(v, str) else (f"{v:.2f}", v) for v in row]
-            cells.append((self._bar(self[at].memory), self[at].memory.total))
-            rows += "<tr>" + "".join(f'<td style="text-align:left" data-v="{v}">{s}</td>' for s, v in cells) + "</tr>"
-        key = "".join(
-            f'<span style="margin-right:1em"><span style="{_BOX};background:{colour}"></span> {name[4:]}</span>'
-            for name, colour in PARTS.items()
-        )
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return f'<div>{self._count()}</div>{table}<div style="font-size:12px">{key}</div>'
-
-    def _bar(self, memory: Memory) -> str:
-        """A GPU's memory, filled by what holds it."""
-        shares = {name: getattr(memory, name[4:]) / GIB / self.gpu_memory_gib for name in PARTS}
-        said = ", ".join(f"{name[4:]} {share * self.gpu_memory_gib:.1f} GiB" for name, share in shares.items())
-        parts = "".join(
-            f'<span style="width:{100 * share:.1f}%;background:{PARTS[name]}"></span>' for name, share in shares.items()
-        )
-        frame = "display:flex;width:160px;height:12px;overflow:hidden;border:1px solid #8888"
-        return f'<div role="img" aria-label="{said}" title="{said}" style="{frame}">{parts}</div>'
+        """The table, with a bar for each share of a GPU's memory."""
+        table = self.table()
+        gib = [name for name in table.columns if name.startswith("gib_")]
+        style = table.style.hide().format(precision=2)
+        bars = style.bar(subset=gib, color="#8888", vmin=0, vmax=self.gpu_memory_gib)
+        return f"<div>{self._count()}</div>{bars.to_html()}"
 
     def _count(self) -> str:
         least = {r: min(c.memory.total for c in self if c.plan.recompute == r) / GIB for r in RECOMPUTE}
         each = ", ".join(f"{r} {gib:.1f}" for r, gib in least.items())
         found = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
         return f"{found}; the smallest takes {min(least.values()):.1f} GiB a GPU (recompute {each})."
-
-
-PARTS = dict(zip(("gib_parameters", "gib_gradients", "gib_optimizer", "gib_activations"), PALETTE))
-"""What holds memory, and its colour."""
-_BOX = "display:inline-block;width:10px;height:10px"
-_SORT = (
-    "const i=this.cellIndex,b=this.closest('table').tBodies[0],s=this.dataset.s=this.dataset.s==='1'?-1:1,"
-    "v=r=>r.cells[i].dataset.v,n=r=>Number(v(r));"
-    "b.append(...[...b.rows].sort((x,y)=>s*(isNaN(n(x))?v(x).localeCompare(v(y)):n(x)-n(y))))"
-)
 
 
 def _row(c: Candidate, best: float) -> dict[str, Any]:
