@@ -69,10 +69,7 @@ def with_decoder(assets: dict[str, bytes], path: str) -> dict[str, bytes]:
         raise ValueError(f"--tokenizer-path is for tokenizers that travel with a checkpoint; this one has {name}")
     other = plugin.build(path)
     if not plugin.same_latents(other, plugin.build(exported.unpacked(assets))):
-        raise ValueError(
-            f"{path} must have the encoder that the checkpoint was trained with, and has another; leave out "
-            "--tokenizer-path"
-        )
+        raise ValueError(f"--tokenizer-path {path} has another encoder than that of the training; leave it out")
     with tempfile.TemporaryDirectory() as folder:
         other.save(Path(folder, TOKENIZER))
         content = Path(folder, TOKENIZER).read_bytes()
@@ -92,10 +89,7 @@ def as_diffusers(
     """Write the folder of a Wan, or its low-rank updates alone."""
     model = config.model
     if (model.variant, model.objective) != ("wan", "flow"):
-        raise ValueError(
-            "--format diffusers is for model.variant=wan with model.objective=flow; this one has "
-            f"{model.variant} and {model.objective}"
-        )
+        raise ValueError(f"--format diffusers needs model.variant=wan and flow; got {model.variant}, {model.objective}")
     if model.lora.rank and lora == "apart":
         output.mkdir(parents=True, exist_ok=True)
         updates = {n: t.to(dtype or t.dtype) for n, t in wan_folder.updates_out(tensors, model).items()}

@@ -135,10 +135,7 @@ def main(argv: list[str] | None = None) -> int:
         work = [(p, r) for p, r in work if not finished_before(p, r, digest, ema, guide)]
     existing = [p for p, _ in work if p.exists()]
     if existing and not args.overwrite:
-        raise FileExistsError(
-            f"{existing[0]} exists; pass --overwrite, --skip-existing (if an earlier run of this command made it), or "
-            "choose another --video-save-path"
-        )
+        raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
     pipe = Pipeline.from_checkpoint(
         weights, ema, layout, args.tokenizer_path, args.text_encoder_path, weaker, args.mixed_precision
     )

@@ -82,9 +82,7 @@ def load(thing: Any) -> Item:
     if getattr(frames, "ndim", 0) == 3:
         frames = frames[None]
     if getattr(frames, "ndim", 0) != 4:
-        raise ValueError(
-            f"a gallery shows paths, generated clips or uint8 [T, H, W, 3] arrays; got {type(thing).__name__}"
-        )
+        raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = asdict(request) if is_dataclass(request) and not isinstance(request, type) else {}
     frames = np.asarray(frames)
     return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))

@@ -72,9 +72,7 @@ class Run:
             raise FileNotFoundError(f"there is no run folder {folder}; dfm pretrain --run-dir {folder} makes one")
         run = cls(folder.resolve())
         if not (run.config_file.exists() or run.metrics_file.exists() or run.checkpoints.is_dir()):
-            raise FileNotFoundError(
-                f"{folder} is not a run folder: it has no config.yaml, metrics.jsonl or checkpoints/"
-            )
+            raise FileNotFoundError(f"{folder} is not a run folder: no config.yaml, metrics.jsonl, checkpoints/")
         return run
 
     @property

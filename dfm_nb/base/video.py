@@ -49,9 +49,7 @@ def parse_colour(text: str) -> RGB:
     try:
         return ImageColor.getrgb(text)[:3]
     except ValueError:
-        raise ValueError(
-            f"a colour must be a CSS name or #rrggbb; got {text!r}; for example white or #102030"
-        ) from None
+        raise ValueError(f"a colour must be a CSS name or #rrggbb, such as white or #102030; got {text!r}") from None
 
 
 def _named(source: Media) -> str:

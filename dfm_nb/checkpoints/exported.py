@@ -146,9 +146,7 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     try:
         content, text = _open(file)
     except Exception as error:  # a damaged file can raise anything
-        raise CheckpointError(
-            f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
-        ) from None
+        raise CheckpointError(f"{file} is damaged or holds more than tensors: {reason(error)}") from None
     if not isinstance(content, dict) or not all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
     ):
@@ -158,9 +156,7 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
         raise CheckpointError(older(what, "export it again"))
     texts, checksum = _parse(file, text)
     if _checksum(texts, content) != checksum:
-        raise CheckpointError(
-            f"{file} is damaged or was changed: its content does not match its checksum; copy it anew"
-        )
+        raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
     packed = [name for name in content if name.startswith(BYTES)]
     files = {name.removeprefix(BYTES): content.pop(name).numpy().tobytes() for name in packed}
     if odd := [name for name in files if not BINARY.fullmatch(name)]:
@@ -213,9 +209,7 @@ def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:
     except (TypeError, ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{file} must have a text {KEY!r} of the format {FORMAT}; it is damaged, or of a later version"
-        )
+        raise CheckpointError(f"{file} has no text {KEY!r} of the format {FORMAT}; it is damaged, or newer")
     files, checksum = about.get("files"), about.get("sha256")
     plain = isinstance(files, dict) and all(TEXT.fullmatch(k) and isinstance(v, str) for k, v in files.items())
     if not isinstance(files, dict) or not plain or len(about) != 3 or not isinstance(checksum, str):

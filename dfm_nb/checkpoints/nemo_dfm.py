@@ -50,9 +50,7 @@ def read_source(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         folders = [path] if (path / ".metadata").is_file() else [p for _, p in iteration_folders(path)]
         if not folders:
-            raise FileNotFoundError(
-                f"{path} must hold a checkpoint in torch_dist (.metadata, or iter_*/); it has neither"
-            )
+            raise FileNotFoundError(f"{path} holds no checkpoint in torch_dist (.metadata, or iter_*/)")
         found: Mapping = load_foreign(folders[-1])
     else:
         try:

@@ -109,9 +109,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     mean, std = statistics = [about.get(f"latents_{k}") or [] for k in ("mean", "std")]
     fits = all(isinstance(v, list) and len(v) == LATENT_CHANNELS for v in statistics)
     if not fits or not all(type(x) in (int, float) and abs(x) < 1e9 for v in statistics for x in v) or min(std) <= 0:
-        raise CheckpointError(
-            f"{path} must have {LATENT_CHANNELS} numbers as latents_mean, and positive ones as latents_std"
-        )
+        raise CheckpointError(f"{path} must have {LATENT_CHANNELS} latents_mean and positive ones as latents_std")
     encoders = {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}}
     return {**encoders, "latent_mean": mean, "latent_std": std}
 
@@ -137,9 +135,7 @@ def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
         theirs |= exported.open_safetensors(folder / file)[0]
     layers = len({name.split(".")[1] for name in theirs if name.startswith("blocks.")})
     if layers != model.num_layers:  # before a network of as many is made
-        raise ValueError(
-            f"{folder} holds {layers} layers (blocks.*), and its config.json says num_layers={model.num_layers}"
-        )
+        raise ValueError(f"{folder} holds {layers} layers (blocks.*); config.json has num_layers={model.num_layers}")
     found = {p.name: p for p in places(model)}
     check_shapes(folder, {name: list(t.shape) for name, t in theirs.items()}, _shapes(model))
     return Lazy(found, lambda name: found[name].ours([theirs[s] for s in found[name].sources]))
@@ -317,9 +313,7 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
         kind = {"down": "A", "up": "B"}.get(match[3], match[3]) if match else ""
         whole = value.numel() == 1 if kind == "alpha" else value.dim() == 2 and value.numel()
         if match is None or match[2] not in _MODULES or not whole:
-            raise ValueError(
-                f"{file} holds {key!r:.120}, which is no low-rank update of a linear layer of Wan's blocks"
-            )
+            raise ValueError(f"{file} holds {key!r:.120}, which is no low-rank update of Wan's blocks")
         part = parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})
         if kind in part:
             raise ValueError(f"{file} holds {key!r:.120} twice, by another name too; keep one")

@@ -155,10 +155,7 @@ def _newest_good(root: Path, say: Callable[[str], object]) -> Path:
             return folder
         except CheckpointError as error:
             say(f"{error}; trying the one before it")
-    raise CheckpointError(
-        f"none of the {len(folders)} checkpoints under {root} can be used (each is named above); "
-        "remove them to start anew"
-    )
+    raise CheckpointError(f"none of the {len(folders)} checkpoints under {root} can be used; remove them to start over")
 
 
 def usable(root: Path, say: Callable[[str], object]) -> Path | None:

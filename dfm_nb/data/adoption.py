@@ -135,9 +135,7 @@ def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device
     carried = getattr(module, "CARRIED", False)
     if kind == "tokenizers" and place.tokenizer.is_file():
         if not carried:
-            raise ValueError(
-                f"{place.tokenizer} is of another tokenizer than {name}, which has its own files; remove it"
-            )
+            raise ValueError(f"{place.tokenizer} is not of the tokenizer {name}, which has its own files; remove it")
         path = path or str(place.tokenizer)
     if path is None and not carried and not getattr(module, "BUNDLED", False):
         return None
@@ -219,9 +217,7 @@ def _measure(tar: Path, name: str, bar: Any) -> dict:
 
 def _check_sides(clip: EncodedClip) -> None:
     if any(side % (SIDE_MULTIPLE // PX_PER_LATENT) for side in clip.latent.shape[3:]):
-        raise SampleError(
-            "odd_size", f"sample {clip.key} has a latent of {list(clip.latent.shape[2:])}; sides are even"
-        )
+        raise SampleError("odd_size", f"sample {clip.key}: latent {list(clip.latent.shape[2:])} has odd sides")
 
 
 def _text_width(records: list[dict]) -> int:
@@ -251,10 +247,7 @@ def _splits(folder: Path, records: list[dict], val_fraction: float) -> dict[str,
             *(folder, len(missing), missing[0]),
         )
     if val_fraction and "val" not in found.values():
-        raise ValueError(
-            f"--val-fraction cannot be met: {folder}/.nv-meta is kept, and has no validation split; "
-            "remove .nv-meta to have it made anew"
-        )
+        raise ValueError(f"--val-fraction: {folder}/.nv-meta has no validation split; remove it to have one made")
     return found
 
 

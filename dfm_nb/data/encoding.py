@@ -236,8 +236,7 @@ class Batcher:
             if len(frames) == 1:
                 _, t, h, w, _ = frames.shape
                 raise ValueError(
-                    f"the tokenizer runs out of memory on one clip of {t} frames of {h}x{w} px; "
-                    "lower --short-side or --clip-frames"
+                    f"memory is short for {t} frames of {h}x{w} px; lower --short-side or --clip-frames"
                 ) from None
         torch.cuda.empty_cache()
         self.batch_pixels = max(1, self.batch_pixels // 2)

@@ -357,9 +357,7 @@ class Preparation:
         full, drops, reasons = merge(self._records())
         if not full:
             first = drops[0]["detail"] if drops else "the source gave no clips"
-            raise ValueError(
-                f"no sample of {self.config.source} could be used ({reasons.total()} dropped); the first: {first}"
-            )
+            raise ValueError(f"{self.config.source} gave no usable sample ({reasons.total()} dropped); first: {first}")
         empty = self.text_encoder.encode([""])[0][None]
         write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
@@ -397,10 +395,7 @@ class Preparation:
             else:
                 yield record
         if missing:
-            raise ValueError(
-                f"{self.folder.path} lacks {missing[0]} and {len(missing) - 1} other shards of other processes; "
-                "all must write to one shared folder"
-            )
+            raise ValueError(f"{self.folder.path} lacks {missing[0]}; all processes must write to one shared folder")
 
     def _counts(self, full: list[dict], reasons: Counter[str]) -> dict[str, Any]:
         return {

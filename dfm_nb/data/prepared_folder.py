@@ -182,9 +182,7 @@ class PreparedFolder:
         if self.manifest.is_file():
             return True
         if not resume:
-            raise FileExistsError(
-                f"{self.path} holds an unfinished preparation; pass --resume to go on or --overwrite to start anew"
-            )
+            raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
         return False
 
     def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool) -> bool:

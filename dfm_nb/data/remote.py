@@ -146,10 +146,7 @@ class RemoteFolder:
 
     def _make_room(self, size: int) -> None:
         if size > self._room:
-            raise ValueError(
-                f"a shard of {self.url} has {size / 2**30:.2f} GiB and dataset.cache_gib is "
-                f"{self._room / 2**30:g}; raise it"
-            )
+            raise ValueError(f"dataset.cache_gib is below {size / 2**30:.2f} GiB, a shard's of {self.url}; raise it")
         with _locked(self._cache / "room.lock"):
             held = [(path.stat(), path) for path in self._cache.rglob("*.tar") if path.is_file()]
             total = sum(stat.st_size for stat, _ in held)
@@ -162,9 +159,7 @@ class RemoteFolder:
     def _keep(self, folder: Path, name: str, size: int, whole: Callable[[Path], bool]) -> None:
         """Fetch a file of at most `size` bytes into the folder; a false one is fetched again."""
         if not lies_inside(name):
-            raise ValueError(
-                f"{self.url}/manifest.json names {name!r}, which is not inside it; copy the data set again"
-            )
+            raise ValueError(f"{self.url}/manifest.json names {name!r}, which is not inside it; copy it again")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         for _ in self._attempts():
             with contextlib.suppress(_False), replacing(folder / name) as temporary:

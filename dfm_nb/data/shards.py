@@ -306,9 +306,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
             why = " ".join(said.getvalue().split())
             raise ValueError(f"Energon refuses the shards in {folder}: {why[:300]}") from None
         except UnicodeEncodeError as error:
-            raise ValueError(
-                f"Energon refuses the shards in {folder}: names in a tar must be UTF-8, and {error.object!r} is not"
-            ) from None
+            raise ValueError(f"names in a tar must be UTF-8; {folder} has {error.object!r}") from None
         finally:
             logger.disabled = False
             for child in multiprocessing.active_children():  # its own, which write on when it has failed
@@ -378,9 +376,7 @@ def shards_of(path: str | Path, split: str) -> list:
         tar = Path(path) / shard.name
         size = tar.stat().st_size if tar.is_file() else 0
         if not 0 <= shard.count <= size // tarfile.BLOCKSIZE:  # a sample has a block at least
-            raise ValueError(
-                f"{tar} must hold {shard.count} samples, as .nv-meta says, and has {size} bytes; restore it"
-            )
+            raise ValueError(f"{tar} has {size} bytes, too few for the {shard.count} samples of .nv-meta; restore it")
     return found
 
 
@@ -417,9 +413,7 @@ def read_parts(entry: SampleEntry) -> dict[str, bytes]:
                     raise tarfile.TarError(f"{header.name} of {header.size} bytes is there")
     except (OSError, tarfile.TarError) as error:
         why = " ".join(str(error).split())[:200]
-        raise SampleError(
-            "damaged_tar", f"sample {entry.key} is not where the index of {entry.shard} has it: {why}"
-        ) from None
+        raise SampleError("damaged_tar", f"sample {entry.key} is not at its place in {entry.shard}: {why}") from None
     return parts
 
 

@@ -60,10 +60,7 @@ class EnergonStore:
     ):
         self.path, self.split, self._remote = str(path), split, remote
         if (Path(path) / ".nv-meta" / "sample_loader.py").is_file():
-            raise ValueError(
-                f"{path}/.nv-meta/sample_loader.py is code, and reading data must run none: remove it "
-                "(its parts are read as .pth, .pickle and .json)"
-            )
+            raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
         self._cache: OrderedDict[int, EncodedClip] = OrderedDict()
         self._cache_room, self._lock = cache_bytes, threading.Lock()
         self._first_bad: str | None = None
@@ -119,10 +116,7 @@ class EnergonStore:
         self.channels, self.text_dim = max(votes, key=lambda v: (v[0] == known[0], v[1] == known[1], votes[v]))
         if manifest:
             if self.channels != known[0]:
-                raise ValueError(
-                    f"{root / 'manifest.json'} has the mean of {known[0]} channels and the latents have "
-                    f"{self.channels}; restore it"
-                )
+                raise ValueError(f"{root}/manifest.json has {known[0]} channels, latents {self.channels}; restore it")
             self.statistics = LatentStatistics.from_manifest(manifest)
         else:  # shards from elsewhere: the first samples speak for all
             clips = list(itertools.islice(self._good(), FIRST_SAMPLES))
@@ -196,9 +190,7 @@ def read_empty_text(root: Path, text_dim: int) -> torch.Tensor:
     if found is None:
         return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
     if found.shape[1] != text_dim:
-        raise ValueError(
-            f"{root / EMPTY_TEXT} must be as wide as the captions, {text_dim}; it is {found.shape[1]}; restore it"
-        )
+        raise ValueError(f"{root / EMPTY_TEXT} is {found.shape[1]} wide, the captions {text_dim}; restore it")
     return found
 
 

@@ -201,9 +201,7 @@ def check_sigmas(sigmas: Tensor | Sequence[float]) -> Tensor:
     if levels.ndim != 1 or len(levels) < 2:
         raise ValueError(f"sigmas must be a list of at least two noise levels; got shape {list(levels.shape)}")
     if not (torch.isfinite(levels).all() and (levels.diff() < 0).all() and levels[-1] >= 0):
-        raise ValueError(
-            f"sigmas must decrease strictly and end at 0 or above; got {[round(v, 6) for v in levels.tolist()]}"
-        )
+        raise ValueError(f"sigmas must decrease strictly to 0 or above; got {[round(v, 6) for v in levels.tolist()]}")
     return levels
 
 

@@ -120,8 +120,5 @@ def compare(samples: Sequence[np.ndarray], asked: Sequence[np.ndarray], others: 
 def _checked(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
-        raise ValueError(
-            "two sets of features must be [n, D] and [m, D] with two or more rows; "
-            f"got {list(x.shape)} and {list(y.shape)}"
-        )
+        raise ValueError(f"features must be [n, D] and [m, D], n and m above 1; got {list(x.shape)}, {list(y.shape)}")
     return x, y

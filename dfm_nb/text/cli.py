@@ -172,9 +172,7 @@ def _blend(argv: list[str]) -> int:
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
     if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
-        raise ValueError(
-            "a blend is WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML; give one of them"
-        )
+        raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... and --config YAML")
     if args.config:
         blend = weights.read_yaml(args.config, args.normalize)
     else:

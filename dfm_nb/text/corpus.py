@@ -97,10 +97,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
             # An input without one document is a mistake; a part that got none is not.
             if progress.documents == 0 and config.partition[1] == 1:
                 skipped = f" ({progress.skipped} lines were skipped)" if progress.skipped else ""
-                raise ValueError(
-                    f"--input must hold at least one document; {', '.join(paths)} holds none{skipped}; "
-                    "nothing is written"
-                )
+                raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none{skipped}")
             meta = {
                 "tokenizer": spec.name,
                 "tokenizer_sha256": spec.sha256,
@@ -207,14 +204,10 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     """
     found = sorted(glob.glob(f"{glob.escape(prefix)}_part*-of-*_{key}_document.idx"))
     if not found:
-        raise FileNotFoundError(
-            f"parts of {prefix} are named {prefix}_part00000-of-0000n_{key}_document; none is there"
-        )
+        raise FileNotFoundError(f"there are no parts {prefix}_part00000-of-0000n_{key}_document")
     counts = {int(p[len(prefix) :].split("-of-")[1][:5]) for p in found}
     if len(counts) > 1:
-        raise ValueError(
-            f"the parts of {prefix} must be of one run; there are runs of {sorted(counts)} parts; delete one"
-        )
+        raise ValueError(f"the parts of {prefix} are of runs of {sorted(counts)} parts; delete all but one run's")
     count = counts.pop()
     wanted = [f"{part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
     missing = [w for w in wanted if not idx_path(w).exists()]

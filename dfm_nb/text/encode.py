@@ -135,10 +135,7 @@ class TextEncoder:
     def _plain(self, texts: list[str]) -> list[bytes]:
         for text in texts:
             if len(text) > MAX_PLAIN_CHARS:
-                raise DocumentTooLong(
-                    f"this tokenizer needs {len(text):,} characters at once; the limit is {MAX_PLAIN_CHARS:,}; "
-                    "split the document into several"
-                )
+                raise DocumentTooLong(f"{len(text):,} characters at once, over {MAX_PLAIN_CHARS:,}; split the document")
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, self.dtype).tobytes() for e in encodings]
 

@@ -129,10 +129,7 @@ class Index:
             raise ValueError(f"{path}: the dtype code must be one of {sorted(DTYPES)}; got {code}")
         want = HEADER_BYTES + 12 * sequences + 8 * documents
         if size != want:
-            raise ValueError(
-                f"{path}: {sequences} sequences and {documents} document bounds take {want} bytes; it has {size}; "
-                "copy it again or run preprocess again"
-            )
+            raise ValueError(f"{path} must have {want} bytes, as its header says; it has {size}; copy it again")
         data = np.memmap(path, mode="r")
         a, b = HEADER_BYTES + 4 * sequences, HEADER_BYTES + 12 * sequences
         return cls(
@@ -160,9 +157,7 @@ class Index:
         """Raise ValueError unless `.bin` has the size that the index says."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
-            raise ValueError(
-                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
-            )
+            raise ValueError(f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}")
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""

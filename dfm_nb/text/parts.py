@@ -98,9 +98,7 @@ class Parts:
                 try:
                     fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise ValueError(
-                        f"another run is writing {self._prefix}; wait for it, or give another --output-prefix"
-                    ) from None
+                    raise ValueError(f"another run is writing {self._prefix}; change --output-prefix") from None
                 if not path.exists() or os.fstat(f.fileno()).st_ino != path.stat().st_ino:
                     continue  # the run before removed the file between our open and our lock
                 try:

@@ -38,9 +38,7 @@ class TokenizerSpec:
         """Raise ValueError unless every id fits in `dtype`, and there is an EOD token where one is asked for."""
         top = np.iinfo(dtype).max
         if self.max_id > top:
-            raise ValueError(
-                f"{dtype} holds token ids up to {top}; {self.name} gives ids up to {self.max_id}; use --dtype int32"
-            )
+            raise ValueError(f"{self.name} gives ids up to {self.max_id}, {dtype} holds {top}; use --dtype int32")
         if append_eod and self.eod_id is None:
             raise ValueError(
                 f"--append-eod needs a tokenizer with an end-of-document (eos) token; {self.name} has none; set "
@@ -64,10 +62,7 @@ def load(model: str | Path) -> TokenizerSpec:
     """
     tokenizer = _from_transformers(str(model))
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ValueError(
-            f"the tokenizer must have a tokenizer.json (a fast tokenizer); {model} has only a Python one; convert it "
-            "with transformers.convert_slow_tokenizer and save it"
-        )
+        raise ValueError(f"{model} has only a Python tokenizer; convert it with transformers.convert_slow_tokenizer")
     aliases: dict[str, str] = {}
     for a, b in (("sep_token", "eos_token"), ("bos_token", "cls_token")):
         for missing, given in ((a, b), (b, a)):

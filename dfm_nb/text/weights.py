@@ -152,9 +152,7 @@ def _sound(sources: tuple[Source, ...], split: str, normalize: bool) -> tuple[So
     total = math.fsum(weights)
     if abs(total - 1) > TOLERANCE and not normalize:
         listed = " + ".join(f"{w:g}" for w in weights)
-        raise ValueError(
-            f"the weights of {split} must sum to 1; {listed} = {total:g}; correct them, or give --normalize"
-        )
+        raise ValueError(f"the weights of {split} must sum to 1, not {listed} = {total:g}; or give --normalize")
     return _weighted(sources, weights)
 
 

@@ -66,9 +66,7 @@ def key_of(name: str) -> str:
 def check_inside(path: Path, folder: Path) -> None:
     """SampleError when a path leaves the folder, by `..`, as an absolute path or through a link."""
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise SampleError(
-            "outside", f"{path} lies outside {folder}; move it there, or pass --allow-outside if you trust who wrote it"
-        )
+        raise SampleError("outside", f"{path} lies outside {folder}; move it, or trust its author with --allow-outside")
 
 
 def read_clips(

@@ -133,9 +133,7 @@ class CosmosCV:
         tokenizer_window: int | None = None,
     ):
         if tile_px is not None and (tile_px % SPATIAL or tile_px < 2 * TILE_OVERLAP * SPATIAL):
-            raise ValueError(
-                f"tile_px must be a multiple of 8 and at least {2 * TILE_OVERLAP * SPATIAL}; got {tile_px}"
-            )
+            raise ValueError(f"tile_px must be a multiple of 8, {2 * TILE_OVERLAP * SPATIAL} or more; got {tile_px}")
         self.path, self.device = path, torch.device(device)
         self.tile = tile_px // SPATIAL if tile_px else None
         self.window = _window_latents(tokenizer_window) if tokenizer_window is not None else None

@@ -165,15 +165,11 @@ fit = PCATokenizer.fit
 def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
     """Load from a file, or from a data set or checkpoint folder that holds `tokenizer.safetensors`."""
     if path is None:
-        raise ValueError(
-            "the pca tokenizer is fitted to data: name the data set (or tokenizer.safetensors) it belongs to"
-        )
+        raise ValueError("the pca tokenizer is fitted to data: name its data set (or its tokenizer.safetensors)")
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(
-            f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one beside the shards"
-        )
+        raise FileNotFoundError(f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one")
     tensors = load_file(file)
     wanted = {f"{k}.{part}" for k in ("image", "video") for part in ("mean", "basis", "scale")}
     if set(tensors) != wanted:

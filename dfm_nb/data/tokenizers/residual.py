@@ -340,18 +340,13 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
         carried = file / FILE_NAME
         file = carried if carried.is_file() else file / ASSET.name
     if not file.is_file():
-        raise FileNotFoundError(
-            f"there is no residual tokenizer at {file}; leave the path out for the shipped one, or train one: "
-            "python scripts/train_tokenizer.py"
-        )
+        raise FileNotFoundError(f"there is no residual tokenizer at {file}; leave the path out for the shipped one")
     try:
         with safe_open(file, "pt") as f:
             about = json.loads((f.metadata() or {}).get("dfm_nb", "{}"))
             tensors = {k: f.get_tensor(k).float() for k in f.keys()}
     except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a safetensors file ({error}); name one that train_tokenizer.py wrote"
-        ) from None
+        raise ValueError(f"{file} is not a safetensors file ({error}); use train_tokenizer.py's") from None
     if about.get("format") != _FORMAT:
         raise ValueError(f"{file} is not a residual tokenizer: its format is {about.get('format')}, not {_FORMAT}")
     pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
