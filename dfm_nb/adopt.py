@@ -13,12 +13,8 @@ __all__ = ["adopt_dataset", "main"]
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm adopt", description="Make a folder of shards of another writer whole.")
     p.add_argument("folder", help="folder with .tar shards; they are not changed")
-    p.add_argument(
-        "--tokenizer", required=True, help="that made the latents: " + ", ".join(plugins.names("tokenizers"))
-    )
-    p.add_argument(
-        "--text-encoder", required=True, help="that made the texts: " + ", ".join(plugins.names("text_encoders"))
-    )
+    p.add_argument("--tokenizer", required=True, help="of the latents: " + ", ".join(plugins.names("tokenizers")))
+    p.add_argument("--text-encoder", required=True, help="of the texts: " + ", ".join(plugins.names("text_encoders")))
     p.add_argument("--tokenizer-cache-dir", "--tokenizer-path", dest="tokenizer_path", help="its file or folder")
     p.add_argument(
         "--t5-cache-dir",

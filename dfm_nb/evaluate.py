@@ -85,43 +85,20 @@ def requests_like(reals: list[Real], args: argparse.Namespace) -> list[Request]:
 def parser() -> ArgumentParser:
     p = ArgumentParser(prog="dfm evaluate", description="Measure a checkpoint against captions and real samples.")
     p.add_argument("--checkpoint-path", "--checkpoint", dest="checkpoint_path", required=True)
-    p.add_argument(
-        "--dataset",
-        "--dataset-path",
-        dest="dataset",
-        help="prepared folder or NAME[:SPEC] of a source, to prompt with its captions and measure distances to",
-    )
+    p.add_argument("--dataset", "--dataset-path", dest="dataset", help="folder or source NAME[:SPEC] to compare to")
     p.add_argument("--split", default="val", help="of a prepared folder: train, val or test")
-    p.add_argument(
-        "--part",
-        choices=synthetic.PARTS,
-        default="development",
-        help="of the unseen combinations and wordings: choose settings on development, report test once",
-    )
-    p.add_argument(
-        "--wordings", type=int, default=0, help="images to generate for each form of wording that training did not use"
-    )
+    p.add_argument("--part", choices=synthetic.PARTS, default="development", help="choose on development, report test")
+    p.add_argument("--wordings", type=int, default=0, help="images for each form of wording that training did not use")
     p.add_argument("--distances", action="store_true", help="kernel distance and recall to real renders")
     p.add_argument("--num-prompts", type=int, default=64, help="images to generate")
-    p.add_argument(
-        "--num-clips", type=int, default=16, help="clips to generate, of 9 frames without --dataset; 0: none"
-    )
+    p.add_argument("--num-clips", type=int, default=16, help="clips to generate, of 9 frames without --dataset")
     p.add_argument("--max-frames", type=int, default=9, help="clips of --dataset are cut to this many frames")
-    p.add_argument(
-        "--size-px",
-        type=int,
-        default=64,
-        help="side in px of samples without --dataset; short side of a source's samples",
-    )
+    p.add_argument("--size-px", type=int, default=64, help="side in px; of a source's samples the short side")
     add_flags(p, SHARED)
     p.add_argument("--autoguidance-checkpoint", help="a weaker model for guidance to lead away from")
     p.add_argument("--seed", type=int, default=1, help="of the starting noise, and of the choice of real samples")
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
-    p.add_argument(
-        "--mixed-precision",
-        choices=("bf16", "fp32"),
-        help="arithmetic; that of the training; fp32 on a CPU without bfloat16",
-    )
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
     p.add_argument("--tokenizer-path", help="tokenizer file or folder")
     p.add_argument("--text-encoder-path", help="text encoder folder")
     p.add_argument("--output", help="JSON file")

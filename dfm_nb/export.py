@@ -41,9 +41,7 @@ def parser() -> ArgumentParser:
         help="diffusers: of a Wan, what WanPipeline opens; with --lora apart the updates alone, as ComfyUI loads too",
     )
     p.add_argument("--parts", help="folder of a Wan of diffusers', to copy vae, text_encoder and tokenizer from")
-    p.add_argument(
-        "--ema-sigma-rel", type=float, help="relative length of the weight average; rebuilt from the stored ones"
-    )
+    p.add_argument("--ema-sigma-rel", type=float, help="relative length of the weight average to rebuild")
     p.add_argument("--raw", action="store_true", help="the weights themselves instead of an average")
     p.add_argument(
         "--lora",
@@ -51,12 +49,8 @@ def parser() -> ArgumentParser:
         default="merged",
         help="low-rank updates: added to their weights, or in a file of their own beside the base's",
     )
-    p.add_argument(
-        "--tokenizer-path", help="carry this tokenizer's decoder instead; its encoder must be the checkpoint's"
-    )
-    p.add_argument(
-        "--dtype", choices=DTYPES, help="of the stored weights; by default fp32, or that of an exported file"
-    )
+    p.add_argument("--tokenizer-path", help="take along this tokenizer's decoder; its encoder must be the same")
+    p.add_argument("--dtype", choices=DTYPES, help="of the stored weights; by default fp32, or an exported file's")
     return p
 
 

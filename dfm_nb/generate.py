@@ -38,14 +38,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add_flags(p)
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
-    p.add_argument(
-        "--ema", default="auto", help="relative length of the EMA of the weights; auto, or none for raw weights"
-    )
-    p.add_argument(
-        "--mixed-precision",
-        choices=("bf16", "fp32"),
-        help="arithmetic; that of the training; fp32 on a CPU without bfloat16",
-    )
+    p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
     p.add_argument("--batch-size", type=int, default=16, help="clips generated together; does not change the result")
     p.add_argument("--cp-size", type=int, default=1, help="processes that share each sequence")
     p.add_argument("--tp-size", type=int, default=1, help="processes that share each weight")
@@ -53,17 +47,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="tokenizer file or folder")
     p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
     p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
-    p.add_argument(
-        "--video-save-path", default="out.mp4", help="of one clip; several get idx=I_rank=R_ before the name"
-    )
+    p.add_argument("--video-save-path", default="out.mp4", help="several clips get idx=I_rank=R_ before the name")
     p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
     p.add_argument("--overwrite", action="store_true", help="replace existing files")
-    p.add_argument(
-        "--skip-existing", action="store_true", help="leave out what an earlier, interrupted run has finished"
-    )
-    p.add_argument(
-        "--no-memory-check", action="store_true", help="go on even if the estimate says that memory is short"
-    )
+    p.add_argument("--skip-existing", action="store_true", help="leave out what an interrupted run has finished")
+    p.add_argument("--no-memory-check", action="store_true", help="generate although memory seems short")
     return p.parse_args(argv)
 
 

@@ -40,12 +40,7 @@ def parser() -> ArgumentParser:
     p.add_argument("--contact-sheet", help="PNG to write; default contact_sheet.png in the folder")
     p.add_argument("--samples", type=int, default=24, help="pictures on the contact sheet; 0 for none")
     p.add_argument("--tokenizer", help="that decodes the latents, for shards without a manifest")
-    p.add_argument(
-        "--tokenizer-path",
-        "--tokenizer-cache-dir",
-        dest="tokenizer_path",
-        help="tokenizer file or folder, when it is not beside the shards",
-    )
+    p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="its file or folder")
     return p
 
 

@@ -621,12 +621,7 @@ def parser() -> ArgumentParser:
     p.add_argument("--model", required=True, help=f"a size: {', '.join(sizes.SIZES)}")
     p.add_argument("--seq-length", type=int, default=usual.dataset.task_encoder_seq_length, help="tokens of a pack")
     p.add_argument("--gpus", type=int, default=8, help="processes, one per GPU")
-    p.add_argument(
-        "--machine",
-        type=str.lower,
-        choices=MACHINES,
-        help="its data sheet; without it an H100's whose memory traffic costs no time",
-    )
+    p.add_argument("--machine", type=str.lower, choices=MACHINES, help="data sheet; default: H100, free memory access")
     p.add_argument("--gpus-per-node", type=int, help="GPUs that NVLink joins; without --machine 8")
     p.add_argument("--gpu-memory-gib", type=float, help="memory of one GPU; without --machine 80")
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default=usual.mixed_precision, help="arithmetic")
@@ -636,15 +631,11 @@ def parser() -> ArgumentParser:
     p.add_argument("--margin", type=float, default=15, help="percent that has to be left beside the estimate")
     p.add_argument("--gpu-tflops", type=float, help="10^12 operations a second of a GPU; without --machine 989")
     p.add_argument("--efficiency", type=float, help="share of them that matrix products reach (1)")
-    p.add_argument(
-        "--link-gb-s", type=float, help="10^9 bytes a second from a GPU to its peers in a node; without --machine 450"
-    )
+    p.add_argument("--link-gb-s", type=float, help="10^9 bytes/s of a GPU to peers in its node; without --machine 450")
     p.add_argument("--node-link-gb-s", type=float, help="the same to other nodes; without --machine 50")
     p.add_argument("--imbalance", type=float, default=1, help="work of the slowest rank's packs over the mean")
     p.add_argument("--json", action="store_true", help="every layout as JSON")
-    p.add_argument(
-        "overrides", nargs="*", metavar="group.key=value", help="as for dfm pretrain, for example model.text_dim=1024"
-    )
+    p.add_argument("overrides", nargs="*", metavar="group.key=value", help="settings, as for dfm pretrain")
     return p
 
 

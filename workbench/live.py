@@ -42,10 +42,9 @@ class Live:
 
     def keep(self) -> None:
         """Bring the copy up to date."""
-        if self._kept is not None:
-            if (bundle := self._bundle()) != self._kept_bundle:
-                self._kept_bundle = bundle
-                self._kept.update(bundle, raw=True)
+        if self._kept is not None and (bundle := self._bundle()) != self._kept_bundle:
+            self._kept_bundle = bundle
+            self._kept.update(bundle, raw=True)
 
     def _bundle(self) -> dict[str, str]:
         page, text = self.kept_html(), repr(self)

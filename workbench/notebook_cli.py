@@ -40,9 +40,7 @@ def parser(command: str) -> ArgumentParser:
     )
     p.add_argument("--no-report", action="store_true", help="leave out the HTML page")
     if command == "run":
-        p.add_argument(
-            "--output", required=True, help="the executed notebook, OUT.ipynb; OUT.html is written beside it"
-        )
+        p.add_argument("--output", required=True, help="the executed notebook, OUT.ipynb; also written: OUT.html")
         p.add_argument("--quiet", action="store_true", help="do not print what the cells print")
     else:
         p.add_argument("--grid", nargs="+", required=True, metavar="NAME=A,B,C", help="values to combine")
@@ -86,10 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
     values = runs.convert(_given(args), runs.parameters(args.notebook), args.notebook)
     done = runs.execute(args.notebook, args.output, values, progress=not args.quiet, report=not args.no_report)
-    print(
-        f"== {done.output}" + (f" and {done.report}" if done.report else "") + f" in {done.duration_s:.0f} s",
-        flush=True,
-    )
+    report = f" and {done.report}" if done.report else ""
+    print(f"== {done.output}{report} in {done.duration_s:.0f} s", flush=True)
     if done.error:
         print(f"error: {done.error}", file=sys.stderr, flush=True)
         return 1
@@ -99,10 +95,8 @@ def run(args: argparse.Namespace) -> int:
 def sweep(args: argparse.Namespace) -> int:
     from workbench import notebook_sweep as grids
 
-    grid = grids.parse_grid(args.grid)
-    rows = grids.sweep(
-        args.notebook, grid, args.output_dir, fixed=_given(args), jobs=args.jobs, report=not args.no_report
-    )
+    grid, report = grids.parse_grid(args.grid), not args.no_report
+    rows = grids.sweep(args.notebook, grid, args.output_dir, fixed=_given(args), jobs=args.jobs, report=report)
     print(grids.table(rows, list(grid)))
     failed = [r for r in rows if r.state != "done"]
     print(f"== {len(rows) - len(failed)} of {len(rows)} done; {Path(args.output_dir) / 'index.html'} and results.csv")

@@ -46,11 +46,8 @@ class RankGrid(Live):
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
         if self.world_size % self.model_size:
             fits = max(1, round(self.world_size / self.model_size)) * self.model_size
-            raise ValueError(
-                f"tp * cp * pp = {self.tp} * {self.cp} * {self.pp} = {self.model_size} must divide the number of "
-                f"processes; got {self.world_size}; take {fits} processes or other degrees"
-            )
-
+            got = f"got {self.world_size}; take {fits} processes or other degrees"
+            raise ValueError(f"tp * cp * pp = {self.model_size} must divide the number of processes; {got}")
         if self.rank is not None and not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be 0 to {self.world_size - 1}; got {self.rank}")
         self._box: Any = None
