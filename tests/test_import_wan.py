@@ -212,11 +212,11 @@ FAULTS = {
     "cut": (cut, "damaged"),
     "outside": (leave_folder, "must name files of its folder"),
     "image to video": (change_config("transformer/config.json", image_dim=1280), "must have image_dim=null"),
-    "layers": (change_config("transformer/config.json", num_layers=100_000), "config.json says num_layers=100000"),
+    "layers": (change_config("transformer/config.json", num_layers=100_000), "num_layers=100000"),
     "no number": (change_config("transformer/config.json", num_layers="x" * 9), "must have a number as num_layers"),
     "novel key": (change_config("transformer/config.json", window=3), "must have window=null"),
     "wan 2.2": (change_config("model_index.json", transformer_2=["diffusers", "X"]), "Wan 2.2"),
-    "no statistics": (change_config("vae/config.json", latents_mean=None), "16 numbers as latents_mean"),
+    "no statistics": (change_config("vae/config.json", latents_mean=None), "16 latents_mean"),
     "no spread": (change_config("vae/config.json", latents_std=[0.0] * 16), "positive ones as latents_std"),
     "shift": (change_config("scheduler/scheduler_config.json", flow_shift="3"), "a positive number as flow_shift"),
 }

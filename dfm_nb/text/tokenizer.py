@@ -38,7 +38,7 @@ class TokenizerSpec:
         """Raise ValueError unless every id fits in `dtype`, and there is an EOD token where one is asked for."""
         top = np.iinfo(dtype).max
         if self.max_id > top:
-            raise ValueError(f"{self.name} gives ids up to {self.max_id}, {dtype} holds {top}; use --dtype int32")
+            raise ValueError(f"{dtype} holds ids up to {top}; {self.name} gives {self.max_id}; use --dtype int32")
         if append_eod and self.eod_id is None:
             raise ValueError(
                 f"--append-eod needs a tokenizer with an end-of-document (eos) token; {self.name} has none; set "
