@@ -1,6 +1,6 @@
 """`make bench`: the CPU benchmarks one after the other, in a reduced form for two quiet cores.
 
-    python benchmarks/bench.py [--only packing,loader] [--list]
+    python benchmarks/bench.py [--only packing,growth] [--list]
 
 Each benchmark makes its own data. Every table goes to standard output and to benchmarks/results/bench.md, with the
 machine, the date, and the command, the seconds and the outcome of each benchmark. bench.json holds the same. The
@@ -56,7 +56,6 @@ class Benchmark:
 
 SET = (
     Benchmark("packing", "--seeds 5 --output-dir {out}", 120, "padding, next-fit, first-fit-decreasing"),
-    Benchmark("loader", "--samples 300 --rounds 5 --output-dir {out}", 180, "tarfile, webdataset, Energon's loader"),
     Benchmark(
         "prepare",
         "--images 120 --baseline-images 12 --rounds 2 --output-dir {out}",
@@ -72,29 +71,16 @@ SET = (
     ),
     Benchmark("samplers", "--num-samples 200 --output-dir {out}", 240, "35 Heun steps"),
     Benchmark("checkpoint_stall", "--size DiT-S --rounds 2 --output-dir {out}", 180, "a blocking save"),
-    Benchmark(
-        "resume_time",
-        "--size DiT-S --samples 300 --steps 100,400 --output-dir {out}",
-        180,
-        "a loader run forward, Energon's; torch.load of one file",
-    ),
-    Benchmark("elastic_resume", "--iterations 20 --output-dir {out}", 240, "the uninterrupted run"),
-    Benchmark("scaling", "--rounds 2 --images 300 --output-dir {out}", 300, "one process; two that work alone"),
     Benchmark("growth", "--quick --rounds 2 --output-dir {out}", 300, "fitted exponents"),
 )
 
 NOT_IN_THE_SET = {
-    "sampler_quality, guidance, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
-    "optimizers, pack_shapes, sigma_per_sample": "they compare settings of this project with one another",
-    "monitor": "it measures the workbench, not training",
+    "sampler_quality, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
     "speedrun, real_pictures": "they train for half an hour, to measure models",
     "thousand_ranks": "it proves the order of the data at scale, not speed",
     "chaos": "it proves recovery, not speed: `make chaos`",
-    "parallel_check, sizes_axes, plan_memory": (
-        "they prove equality and estimates: `make parallel-check`, the scripts by name"
-    ),
+    "parallel_check, plan_memory": "they prove equality and estimates: `make parallel-check`, the script by name",
     "wan_memory": "it proves that memory is bounded, and writes tens of gigabytes",
-    "plan_nodes": "it compares arithmetic with published figures, and measures nothing",
     "bench_gpu": "it needs a CUDA device: `make bench-gpu`",
 }
 

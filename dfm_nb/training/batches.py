@@ -18,7 +18,7 @@ from dfm_nb.parallel.groups import layout_of
 
 TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
 """Packs pad text tokens and conditioning rows to these, so that shapes repeat and oneDNN reuses its kernels
-(`benchmarks/pack_shapes.py`)."""
+(`benchmarks/results/pack_shapes.md`)."""
 
 
 def pack_settings(config: cfg.Config) -> PackSettings:

@@ -111,7 +111,7 @@ def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, 
     used = sum(size for i in range(len(local)) for _, size in local._index.entry(i).parts.values())
     sent = sum(n for name, n in server.sent.items() if name.endswith(".tar"))
     assert sent == remote.fetched_bytes == sum((place / s.name).stat().st_size for s in local._index.shards)
-    assert sent < 1.3 * used  # a tar's own headers; benchmarks/remote_reads.py has real sizes
+    assert sent < 1.3 * used  # a tar's own headers; benchmarks/results/remote_reads.md has real sizes
 
 
 def test_a_second_process_fetches_nothing_but_the_manifest(server, tmp_path):
