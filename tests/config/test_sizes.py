@@ -31,3 +31,8 @@ def test_every_size_is_a_legal_model_with_a_source(name):
 @pytest.mark.parametrize("text", ["DiT-XL", "dit-xl", "DiT-XL/2", " dit-xl/2 "])
 def test_find_size_forgives_case_and_patch_suffix(text):
     assert sizes.find_size(text).name == "DiT-XL"
+
+
+def test_peaks_are_found_by_the_gpus_name():
+    assert sizes.peak_flops("NVIDIA H100 80GB HBM3") == 989e12 > sizes.peak_flops("NVIDIA H100 PCIe")
+    assert sizes.peak_flops("NVIDIA GeForce RTX 4090") is None
