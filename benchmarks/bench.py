@@ -14,7 +14,6 @@ interrupted run leaves what it had. The run takes about 10 minutes; `--budget-s`
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -27,14 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
 from benchmarks import report
 
-ROOT = Path(__file__).resolve().parent.parent
-BUDGET_S = 1200
+BUDGET_S = 1200.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ SET = (
 )
 
 NOT_IN_THE_SET = {
-    "sampler_quality, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
+    "samplers with a checkpoint, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
     "speedrun, real_pictures": "they train for half an hour, to measure models",
     "thousand_ranks": "it proves the order of the data at scale, not speed",
     "chaos": "it proves recovery, not speed: `make chaos`",
@@ -95,7 +93,7 @@ def run(argv: list[str], limit_s: float, log: Path) -> dict[str, Any]:
     with log.open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, *argv],
-            cwd=ROOT,
+            cwd=report.ROOT,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -147,11 +145,10 @@ def index(rows: list[dict], about: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="names, with commas between them")
+    parser = report.arguments(
+        __doc__, only=("", "names, with commas between them"), budget_s=(BUDGET_S, "of the whole run")
+    )
     parser.add_argument("--list", action="store_true", help="print the commands and stop")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="of the whole run")
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
     names = [b.name for b in SET]
     wanted = args.only.split(",") if args.only else names
@@ -176,16 +173,11 @@ def main(argv: list[str] | None = None) -> int:
             flags = benchmark.argv(str(out), str(corpus))
             shown = shlex.join(benchmark.argv("benchmarks/results/bench", "TEXT.jsonl"))
             row: dict[str, Any] = {"name": benchmark.name, "against": benchmark.against, "command": f"python {shown}"}
+            row |= {"seconds": 0.0, "outcome": f"not started: {args.budget_s:.0f} s are spent", "printed": ""}
             if limit_s > 0:
                 row |= run(flags, limit_s, Path(place) / f"{benchmark.name}.log")
-                if row["outcome"] == "ok":  # its table, without what it said on the way
-                    row["printed"] = (out / f"{benchmark.name}.md").read_text().strip()
-            else:
-                row |= {
-                    "seconds": 0.0,
-                    "outcome": f"not started: the run's {args.budget_s:.0f} s are spent",
-                    "printed": "",
-                }
+            if row["outcome"] == "ok":  # its table, without what it said on the way
+                row["printed"] = (out / f"{benchmark.name}.md").read_text().strip()
             rows.append(row)
             print(f"\n== {benchmark.name}: {row['outcome']}, {row['seconds']:.0f} s\n{row['printed']}", flush=True)
             report.write("bench", {"machine": about, "rows": rows}, index(rows, about), args.output_dir)

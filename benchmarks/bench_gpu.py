@@ -35,7 +35,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from dfm_nb.config.sizes import PEAK_FLOPS, peak_flops
@@ -268,81 +268,50 @@ def run_case(case: dict[str, Any], limit_s: float) -> dict[str, Any]:
 def text(rows: list[dict], about: dict) -> str:
     cells = []
     for r in rows:
-        size = r["size"] + (f" ({r['num_layers']} layers)" if r["size"] == "DiT-7B" and "num_layers" in r else "")
-        backend = (
-            f"{r['backend']} = {r['resolved_backend']}"
-            if r["backend"] == "auto" and "resolved_backend" in r
-            else r["backend"]
-        )
-        head = [size, f"{r['tokens']:,}", backend, "compiled" if r["compiled"] else "eager"]
+        size, backend = r["size"], r["backend"]
+        if size == "DiT-7B" and "num_layers" in r:
+            size += f" ({r['num_layers']} layers)"
+        if backend == "auto" and "resolved_backend" in r:
+            backend += f" = {r['resolved_backend']}"
         if "step_s" in r:
+            found = [f"{1e3 * r['step_s']:,.1f}", f"{1e3 * r['unseen_pack_step_s']:,.1f}", f"{r['tokens_per_s']:,.0f}"]
             mfu = f"{r['mfu']:.1%}" if r["mfu"] is not None else ""
-            cells.append(
-                [
-                    *head,
-                    f"{1e3 * r['step_s']:,.1f}",
-                    f"{1e3 * r['unseen_pack_step_s']:,.1f}",
-                    f"{r['tokens_per_s']:,.0f}",
-                    f"{r['tflops_per_s']:,.4g}",
-                    mfu,
-                    f"{r['peak_bytes'] / 2**30:.1f}",
-                ]
-            )
+            found += [f"{r['tflops_per_s']:,.4g}", mfu, f"{r['peak_bytes'] / 2**30:.1f}"]
         else:
-            cells.append([*head, r.get("unavailable") or "failed: " + r["failed"], "", "", "", "", ""])
+            found = [r.get("unavailable") or "failed: " + r["failed"], *[""] * 5]
+        cells.append([size, f"{r['tokens']:,}", backend, "compiled" if r["compiled"] else "eager", *found])
     gpu = next(
         (f"{r['gpu']}, CUDA {r['cuda']}, " for r in rows if "gpu" in r and r["device"] == "cuda"),
         "no GPU: a smoke run on the CPU, ",
     )
+    head = ["size", "tokens", "attention", "layers", "ms a step", "on a new pack", "tokens/s", "TFLOP/s", "MFU"]
     lines = [f"bf16 training steps on one device: {gpu}{report.sentence(about)}.", ""]
-    lines.append(
-        report.table(
-            [
-                "size",
-                "tokens",
-                "attention",
-                "layers",
-                "ms a step",
-                "on a new pack",
-                "tokens/s",
-                "TFLOP/s",
-                "MFU",
-                "peak GiB",
-            ],
-            cells,
-        )
-    )
+    lines.append(report.table([*head, "peak GiB"], cells))
     for r in (r for r in rows if "time_by_kernel" in r):
         p = r["time_by_kernel"]
         lines += [
             "",
             f"A step of {r['size']} at {r['tokens']:,} tokens, {'compiled' if r['compiled'] else 'eager'}: "
-            f"{p['wall_ms']:.1f} ms, of which the device was",
-            f"busy {p['busy_ms']:.1f} ms. Longest:",
+            f"{p['wall_ms']:.1f} ms, of which the device was busy {p['busy_ms']:.1f} ms. Longest:",
             "",
         ]
-        lines.append(
-            report.table(
-                ["kernel", "ms", "calls"],
-                [[e["name"].replace("|", "/"), f"{e['ms']:.2f}", e["calls"]] for e in p["longest"][:12]],
-            )
-        )
+        longest = [[e["name"].replace("|", "/"), f"{e['ms']:.2f}", e["calls"]] for e in p["longest"][:12]]
+        lines.append(report.table(["kernel", "ms", "calls"], longest))
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--tokens", default="8192,16384", help="of a pack")
-    parser.add_argument("--steps", type=int, default=10, help="timed, after three that are not")
+    parser = report.arguments(
+        __doc__,
+        sizes=",".join(SIZES),
+        tokens=("8192,16384", "of a pack"),
+        steps=(10, "timed, after three that are not"),
+        case_limit_s=300.0,
+        budget_s=(3600.0, "no new case after that many seconds"),
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--profile", action="store_true", help="also where the time of a step goes")
-    parser.add_argument("--case-limit-s", type=float, default=300)
-    parser.add_argument("--budget-s", type=float, default=3600, help="no new case after that many seconds")
-    parser.add_argument(
-        "--output-dir", type=Path, help="default: benchmarks/results; of a smoke run: nothing is written"
-    )
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.case:
@@ -362,18 +331,18 @@ def main(argv: list[str] | None = None) -> int:
 
     about, begun, rows = report.machine(), time.monotonic(), []
     todo = cases(args)
-    with tempfile.TemporaryDirectory() as nowhere:
-        folder = args.output_dir or (Path(nowhere) if args.smoke else report.RESULTS)
-        folder.mkdir(parents=True, exist_ok=True)
-        for case in tqdm(todo, desc="cases", disable=None):
-            if "unavailable" in case:
-                rows.append(case)
-                continue
-            if time.monotonic() - begun > args.budget_s:
-                rows.append({**case, "failed": f"not started: the budget of {args.budget_s:.0f} s is spent"})
-                continue
-            rows.append(run_case(case, args.case_limit_s))
-            report.write("bench_gpu", {"machine": about, "peaks": PEAK_FLOPS, "rows": rows}, text(rows, about), folder)
+    for case in tqdm(todo, desc="cases", disable=None):
+        if "unavailable" in case:
+            rows.append(case)
+            continue
+        if time.monotonic() - begun > args.budget_s:
+            rows.append({**case, "failed": f"not started: the budget of {args.budget_s:.0f} s is spent"})
+            continue
+        rows.append(run_case(case, args.case_limit_s))
+        if args.smoke and args.output_dir == report.RESULTS:  # of a smoke run nothing is kept unless asked for
+            continue
+        result = {"machine": about, "peaks": PEAK_FLOPS, "rows": rows}
+        report.write("bench_gpu", result, text(rows, about), args.output_dir)
     print(text(rows, about))
     failed = [r for r in rows if "failed" in r]
     print(f"{len(rows) - len(failed)} of {len(rows)} cases ran or are not available here, {len(failed)} failed")

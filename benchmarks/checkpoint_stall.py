@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-OUT = Path(__file__).parent / "results" / "checkpoint_stall"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report
+from benchmarks.report import timed
+
 SETTINGS = [
     "mixed_precision=fp32",
     "dataset.mock=true",
@@ -37,12 +37,6 @@ SETTINGS = [
     "ema.sigma_rels=[0.1]",
     "optimizer.use_distributed_optimizer=true",
 ]
-
-
-def timed(function) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
 
 
 def measure(size: str, rounds: int, folder: Path) -> dict | None:
@@ -105,8 +99,6 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
             "steps_while_writing": len(busy),
             "until_whole_s": time.perf_counter() - begun,
         }
-        if parallel.rank() == 0:
-            print(json.dumps({k: round(v, 3) for k, v in row.items()}), flush=True)
         if r:
             rows.append(row)
     for writer in writers.values():
@@ -138,30 +130,26 @@ def summary(result: dict) -> dict:
 
 
 def table(result: dict, s: dict) -> str:
-    return "\n".join(
+    rows = [
+        ["training held up, s", f"{s['blocking_s']:.2f}", f"{s['stall_s']:.3f}"],
+        ["share of the blocking save", "100 %", f"{s['stall_share']:.1%}"],
+        ["until the checkpoint is whole, s", f"{s['blocking_s']:.2f}", f"{s['until_whole_s']:.2f}"],
         [
-            f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), "
-            f"a checkpoint of {result['checkpoint_gb']:.2f} GB, {result['machine']}; "
-            f"medians of {len(result['rounds'])} interleaved rounds.",
-            "",
-            "| | blocking | asynchronous |",
-            "|---|---|---|",
-            f"| training held up, s | {s['blocking_s']:.2f} | {s['stall_s']:.3f} |",
-            f"| share of the blocking save | 100 % | {s['stall_share']:.1%} |",
-            f"| until the checkpoint is whole, s | {s['blocking_s']:.2f} | {s['until_whole_s']:.2f} |",
-            f"| a training step, alone / while writing, s | {s['step_s']:.2f} / - "
-            f"| {s['step_s']:.2f} / {s['step_while_writing_s']:.2f} |",
-        ]
+            "a training step, alone / while writing, s",
+            f"{s['step_s']:.2f} / -",
+            f"{s['step_s']:.2f} / {s['step_while_writing_s']:.2f}",
+        ],
+    ]
+    return (
+        f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), "
+        f"a checkpoint of {result['checkpoint_gb']:.2f} GB; medians of {len(result['rounds'])} interleaved rounds. "
+        f"{report.sentence(result['machine'])}.\n\n{report.table(['', 'blocking', 'asynchronous'], rows)}"
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--size", default="DiT-B")
-    parser.add_argument("--processes", type=int, default=1)
+    parser = report.arguments(__doc__, rounds=3, size="DiT-B", processes=1)
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
     if args.child:
         from dfm_nb import parallel
@@ -171,21 +159,14 @@ def main() -> int:
         if result is not None:
             (Path(args.child) / "result.json").write_text(json.dumps(result))
         return 0
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="checkpoint_stall_")
-    try:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.processes}"]
+    about = report.machine()
+    with tempfile.TemporaryDirectory(prefix="checkpoint_stall_") as folder:
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.processes}"]
         mine = [__file__, "--child", folder, "--size", args.size, "--rounds", str(args.rounds)]
-        subprocess.run([*launch, *mine], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        report.of_process([*launch, *mine])
         result = json.loads((Path(folder) / "result.json").read_text())
-    finally:
-        shutil.rmtree(folder)
-    result["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-    result["summary"] = summary(result)
-    text = table(result, result["summary"])
-    print(text)
-    (args.output_dir / "checkpoint_stall.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.output_dir / "checkpoint_stall.md").write_text(text + "\n")
+    result |= {"machine": about, "summary": summary(result)}
+    report.save("checkpoint_stall", result, table(result, result["summary"]), args.output_dir)
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Growth: how cost grows with data set size, sequence length and corpus size; log-log plots with fitted exponents.
+"""Growth: how cost grows with data set size, sequence length and corpus size; fitted exponents.
 
     python benchmarks/growth.py [--only data|index|sequence|corpus] [--quick] [--largest]
 
 It makes its own pictures and packs, and takes text from Python's own library and installed packages. It prints a table
-and writes benchmarks/results/growth.{json,md,png}. Everything runs on one thread, one process at a time, and imports
+and writes benchmarks/results/growth.{json,md}. Everything runs on one thread, one process at a time, and imports
 are not counted. Figures are medians of `--rounds` interleaved rounds; preparation runs once.
 
 - data set size: seconds to prepare N synthetic pictures of 32 px, to open the folder, and to plan one epoch of packs;
@@ -21,7 +21,6 @@ and a half.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -29,16 +28,15 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from tqdm import tqdm
 
 from benchmarks import report
+from benchmarks.report import timed
 from tests.conftest import run_ranks
 
 SIZES = {
@@ -61,10 +59,9 @@ PICTURE = 64
 # ---- data set size -----------------------------------------------------------------------------------------------
 
 
-def _timed(function: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    function()
-    return time.perf_counter() - begun
+def medians(functions: list, rounds: int) -> list[float]:
+    """Seconds of each call, over interleaved rounds."""
+    return [statistics.median(times) for times in zip(*([timed(f) for f in functions] for _ in range(rounds)))]
 
 
 def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
@@ -78,41 +75,23 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     from dfm_nb.prepare import main
 
     torch.set_num_threads(1)
-    out: dict[str, list[float]] = {"prepare": [], "open": [], "open without an index": [], "plan an epoch": []}
+
+    def epoch(store):
+        plan = PackPlan(store, PackSettings.of(Config(), seed=1), 1024, 100)
+        while plan.epoch == 0:
+            plan.next()
+
     with tempfile.TemporaryDirectory(prefix="growth_") as place:
-        folders = []
-        for n in (sizes[0] // 2, *sizes):  # the first does not count: it loads the encoders' files
-            folders.append(Path(place) / str(n))
-            argv = [
-                "--source",
-                "synthetic",
-                "--num-images",
-                str(n),
-                "--num-clips",
-                "0",
-                "--short-side",
-                "32",
-                "--output-dir",
-                str(folders[-1]),
-            ]
-            out["prepare"].append(_timed(lambda argv=argv: main(argv)))
-        del out["prepare"][0]
-        opened = [[_timed(lambda f=f: EnergonStore(f)) for f in folders] for _ in range(rounds)]
-        out["open"] = [statistics.median(times) for times in zip(*opened)][1:]
+        folders = [Path(place, str(n)) for n in (sizes[0] // 2, *sizes)]  # the first loads the encoders' files
+        flags = "--source synthetic --num-clips 0 --short-side 32 --num-images".split()
+        prepares = [lambda f=f: main([*flags, f.name, "--output-dir", str(f)]) for f in folders]
+        opens = [lambda f=f: EnergonStore(f) for f in folders]
+        out = {"prepare": medians(prepares, 1)[1:], "open": medians(opens, rounds)[1:]}
         stores = [EnergonStore(f) for f in folders[1:]]
-
-        def epoch(store):
-            plan = PackPlan(store, PackSettings.of(Config(), seed=1), 1024, 100)
-            while plan.epoch == 0:
-                plan.next()
-
         for index in Path(place).glob("*/*.index.arrow"):
             index.unlink()
-        scanned = [[_timed(lambda f=f: EnergonStore(f)) for f in folders] for _ in range(rounds)]
-        out["open without an index"] = [statistics.median(times) for times in zip(*scanned)][1:]
-
-        planned = [[_timed(lambda s=s: epoch(s)) for s in stores] for _ in range(rounds)]
-        out["plan an epoch"] = [statistics.median(times) for times in zip(*planned)]
+        out["open without an index"] = medians(opens, rounds)[1:]
+        out["plan an epoch"] = medians([lambda s=s: epoch(s) for s in stores], rounds)
     return out
 
 
@@ -145,9 +124,8 @@ def write_generated(folder: Path, samples: int) -> int:
     for name in tqdm(names, "shards", disable=None):
         (folder / name).touch()
         os.truncate(folder / name, SHARD_SAMPLES * SAMPLE_BYTES)
-        shards.append(
-            Shard(name, SHARD_SAMPLES, SHARD_SAMPLES * SAMPLE_BYTES, hashlib.sha256(name.encode()).hexdigest())
-        )
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        shards.append(Shard(name, SHARD_SAMPLES, SHARD_SAMPLES * SAMPLE_BYTES, digest))
     listed = [{"name": s.name, "bytes": s.bytes, "sha256": s.sha256} for s in shards]
     write_manifest(folder, {"latent_mean": [0.0] * 16, "latent_std": [1.0] * 16, "shards": listed})
     writer = IndexWriter(str(index_path(folder, "train")), "train", shards, {})
@@ -172,12 +150,6 @@ def write_generated(folder: Path, samples: int) -> int:
     return index_path(folder, "train").stat().st_size
 
 
-def _resident_mib() -> float:
-    import psutil
-
-    return psutil.Process().memory_info().rss / 2**20
-
-
 def open_rank(folder: str) -> dict[str, float]:
     """On one rank, a fresh process: seconds, and MiB by which its resident memory grows."""
     from dfm_nb.config import Config
@@ -185,20 +157,20 @@ def open_rank(folder: str) -> dict[str, float]:
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
 
-    settings, before = PackSettings.of(Config(), seed=1), _resident_mib()
+    settings, before = PackSettings.of(Config(), seed=1), report.resident_mib()
     found: dict[str, float] = {}
     plans = []
-    found["open"] = _timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100, lanes=0)))
-    found["memory of open"] = _resident_mib() - before
+    found["open"] = timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100, lanes=0)))
+    found["memory of open"] = report.resident_mib() - before
     (plan,) = plans
-    found["first pack"] = _timed(plan.next)
+    found["first pack"] = timed(plan.next)
     rounds = 2 * len(plan.lanes)
     for _ in range(rounds):  # so that every lane has a window and a full buffer
         plan.next()
-    found["memory with packs"] = _resident_mib() - before
-    found["a pack"] = _timed(lambda: [plan.next() for _ in range(rounds + 200)]) / (rounds + 200)
+    found["memory with packs"] = report.resident_mib() - before
+    found["a pack"] = timed(lambda: [plan.next() for _ in range(rounds + 200)]) / (rounds + 200)
     state = json.loads(json.dumps(plan.state()))
-    found["restore, and a pack"] = _timed(lambda: (plan.restore(state), plan.next()))
+    found["restore, and a pack"] = timed(lambda: (plan.restore(state), plan.next()))
     return found
 
 
@@ -210,8 +182,8 @@ def measure_index(sizes: list[int], rounds: int) -> list[dict]:
             folder = Path(place) / "data"
             ((index_bytes),) = run_ranks(1, write_generated, folder, size, timeout_s=3600)
             runs = [run_ranks(1, open_rank, str(folder), timeout_s=3600)[0] for _ in range(rounds)]
-            medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-            for name, value in (medians | {"index": index_bytes}).items():
+            middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            for name, value in (middle | {"index": index_bytes}).items():
                 found.setdefault(name, []).append(value)
             shutil.rmtree(folder)
     units = {name: "MiB" if "memory" in name else "bytes" if name == "index" else "s" for name in found}
@@ -219,11 +191,6 @@ def measure_index(sizes: list[int], rounds: int) -> list[dict]:
 
 
 # ---- sequence length ---------------------------------------------------------------------------------------------
-
-
-def _latents(tokens: int, single: bool) -> list[int]:
-    """Latent (T, H, W) of the samples: one clip of `tokens` tokens, or pictures of 64."""
-    return [tokens // PICTURE if single else 1, 16, 16]
 
 
 def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[float], list[float]]:
@@ -243,20 +210,11 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
     parallel.init()
     steps, flops = [], []
     for tokens in sizes:
-        overrides = [
-            "model.size=demo",
-            "model.in_channels=16",
-            "model.text_dim=384",
-            "model.sigma_data=0.5",
-            "mixed_precision=fp32",
-            "dataset.mock=true",
-            f"dataset.mock_latent_sizes=[{json.dumps(_latents(tokens, single))}]",
-            f"dataset.task_encoder_seq_length={tokens}",
-            "dataset.packing_buffer_size=1",
-            "dataset.num_workers=0",
-            "train.global_batch_size=1",
-            "ema.sigma_rels=[]",
-        ]
+        given = "model.size=demo model.in_channels=16 model.text_dim=384 model.sigma_data=0.5 mixed_precision=fp32 "
+        given += "dataset.mock=true dataset.packing_buffer_size=1 dataset.num_workers=0 train.global_batch_size=1 "
+        sized = f"dataset.mock_latent_sizes=[[{tokens // PICTURE if single else 1},16,16]] "
+        sized += f"dataset.task_encoder_seq_length={tokens} ema.sigma_rels=[]"
+        overrides = (given + sized).split()
         config = cfg.resolve(None, overrides=overrides).config
         loader = packed_loader(config, open_store(config), 0, 1)
         steps.append((Trainer(config), loader.next_step()))
@@ -264,8 +222,9 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
         lengths = [[b - a for a, b in zip(cu, cu[1:])][: len(pack.keys)] for cu in (pack.cu_q, pack.cu_kv)]
         assert sum(lengths[0]) == tokens and len(lengths[0]) == (1 if single else tokens // PICTURE)
         flops.append(float(counts.model_flops(config.model, *lengths)))
-    seconds = [[_timed(lambda t=t, p=p: t.step(p)) for t, p in steps] for _ in range(rounds + 1)][1:]
-    return [statistics.median(times) for times in zip(*seconds)], flops
+    each = [lambda t=t, p=p: t.step(p) for t, p in steps]
+    medians(each, 1)
+    return medians(each, rounds), flops
 
 
 # ---- corpus size -------------------------------------------------------------------------------------------------
@@ -287,9 +246,7 @@ def write_corpus(path: Path, megabytes: float) -> int:
                     written += out.write(json.dumps({"text": whole[start : start + 4000]}) + "\n")
                     if written >= megabytes * 1e6:
                         return written
-    raise ValueError(
-        f"the installed Python holds {written / 1e6:.0f} MB of text, fewer than the {megabytes:g} asked for"
-    )
+    raise ValueError(f"the installed Python holds {written / 1e6:.0f} MB of text, not the {megabytes:g} asked for")
 
 
 def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
@@ -305,24 +262,14 @@ def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
             write_corpus(folder / f"{size}.jsonl", size)
 
         def preprocess(size: int) -> None:
-            argv = [
-                "preprocess",
-                "--input",
-                str(folder / f"{size}.jsonl"),
-                "--output-prefix",
-                str(folder / f"out{size}"),
-                "--tokenizer-model",
-                str(folder / "tokenizer"),
-                "--workers",
-                "1",
-                "--append-eod",
-                "--no-resume",
-            ]
+            ends = f"--input {folder}/{size}.jsonl --output-prefix {folder}/out{size}"
+            argv = (
+                f"preprocess {ends} --tokenizer-model {folder}/tokenizer --workers 1 --append-eod --no-resume".split()
+            )
             assert main(argv) == 0
 
         preprocess(sizes[0])  # imports and the tokenizer's file
-        seconds = [[_timed(lambda s=s: preprocess(s)) for s in sizes] for _ in range(rounds)]
-    return [statistics.median(times) for times in zip(*seconds)]
+        return medians([lambda s=s: preprocess(s) for s in sizes], rounds)
 
 
 # ---- the whole ---------------------------------------------------------------------------------------------------
@@ -332,16 +279,8 @@ def curve(group: str, name: str, sizes: list[int], costs: list[float]) -> dict:
     """A measured curve with its fits."""
     k, c = report.exponent(sizes, costs)
     fixed, rate = report.fixed_and_growing(sizes, costs)
-    return {
-        "group": group,
-        "name": name,
-        "sizes": sizes,
-        "seconds": costs,
-        "exponent": k,
-        "factor": c,
-        "fixed_s": fixed,
-        "s_per_unit": rate,
-    }
+    found = {"group": group, "name": name, "sizes": sizes, "seconds": costs}
+    return found | {"exponent": k, "factor": c, "fixed_s": fixed, "s_per_unit": rate}
 
 
 def measure(group: str, sizes: list[int], rounds: int) -> list[dict]:
@@ -356,9 +295,8 @@ def measure(group: str, sizes: list[int], rounds: int) -> list[dict]:
     curves = []
     for name, single in (("step on one clip", True), ("step on pictures", False)):
         ((costs, flops),) = run_ranks(1, sequence_rank, sizes, rounds, single, timeout_s=1200)
-        curves.append(
-            curve(group, name, sizes, costs) | {"flops": flops, "flops_exponent": report.exponent(sizes, flops)[0]}
-        )
+        more = {"flops": flops, "flops_exponent": report.exponent(sizes, flops)[0]}
+        curves.append(curve(group, name, sizes, costs) | more)
     return curves
 
 
@@ -369,16 +307,9 @@ def text(curves: list[dict], about: dict, rounds: int) -> str:
         rate = f"ms a {what.removesuffix('s')}" if unit == "s" else f"{unit} a thousand {what}"
         span = f"{c['sizes'][0]:,} to {c['sizes'][-1]:,} {UNITS[c['group']]}"
         more = f"{c['flops_exponent']:.2f}" if "flops_exponent" in c else ""
-        rows.append(
-            [
-                c["name"],
-                span,
-                f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}" + (unit != "s") * f" {unit}",
-                f"{c['exponent']:.2f}",
-                more,
-                f"{c['fixed_s']:.2g} {unit} + {1e3 * c['s_per_unit']:.3g} {rate}",
-            ]
-        )
+        costs = f"{c['seconds'][0]:.3g} to {c['seconds'][-1]:.3g}" + (unit != "s") * f" {unit}"
+        line = f"{c['fixed_s']:.2g} {unit} + {1e3 * c['s_per_unit']:.3g} {rate}"
+        rows.append([c["name"], span, costs, f"{c['exponent']:.2f}", more, line])
     head = ["cost", "size", "seconds, or as said", "exponent", "exponent of its FLOPs", "start-up and rate"]
     return (
         f"One thread, medians of {rounds} interleaved rounds (preparation: once).\n{report.sentence(about)}.\n\n"
@@ -386,52 +317,12 @@ def text(curves: list[dict], about: dict, rounds: int) -> str:
     )
 
 
-def plot(curves: list[dict], path: Path) -> None:
-    """A log-log panel a group: the measured points and the fitted power."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator
-
-    from dfm_nb.base.plots import PALETTE
-
-    titles = {
-        "data": "data set size (samples)",
-        "index": "index (samples)",
-        "sequence": "sequence length (tokens)",
-        "corpus": "corpus (MB)",
-    }
-    groups = [g for g in titles if any(c["group"] == g for c in curves)]
-    figure = Figure(figsize=(4.4 * len(groups), 3.9), layout="constrained")
-    for axes, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups):
-        own = [c for c in curves if c["group"] == group and c.get("unit", "s") == "s"]
-        for colour, c in zip(PALETTE, own):
-            axes.plot(c["sizes"], c["seconds"], "o", color=colour)
-            fitted = [c["factor"] * n ** c["exponent"] for n in c["sizes"]]
-            axes.plot(
-                c["sizes"], fitted, "-", linewidth=1, color=colour, label=f"{c['name']}: size^{c['exponent']:.2f}"
-            )
-        axes.set(xscale="log", yscale="log", xlabel=titles[group], ylabel="seconds")
-        axes.set_xticks(own[0]["sizes"], [f"{n:,}" if n < 10**6 else f"{n // 10**6} M" for n in own[0]["sizes"]])
-        spread = max(max(c["seconds"]) for c in own) / min(min(c["seconds"]) for c in own)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1,) if spread > 100 else (1, 2, 5)))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.minorticks_off()
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high * (high / low) ** 0.22)  # room for the legend
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e6e6e6", linewidth=0.6)
-        axes.legend(frameon=False, fontsize=8.5, loc="upper left")
-    figure.savefig(path, dpi=120)
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, rounds=3)
     parser.add_argument("--only", choices=list(SIZES), action="append", help="this group only; may be given again")
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
     parser.add_argument("--largest", action="store_true", help="an index of 100 M samples, too: 8 GB of disk")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     about, sizes = report.machine(), QUICK if args.quick else SIZES
     if args.largest:
         sizes = sizes | {"index": [*SIZES["index"], 10**8]}
@@ -440,7 +331,6 @@ def main(argv: list[str] | None = None) -> int:
         curves += measure(group, sizes[group], args.rounds)
     result = {"machine": about, "rounds": args.rounds, "curves": curves}
     report.save("growth", result, text(curves, about, args.rounds), args.output_dir)
-    plot(curves, args.output_dir / "growth.png")
     return 0
 
 

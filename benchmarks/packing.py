@@ -33,7 +33,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Callable, Iterator
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from dfm_nb import config as cfg
@@ -327,14 +327,8 @@ def text(rows: list[dict], about: dict, args: argparse.Namespace) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=7)
-    parser.add_argument("--packs", type=int, default=200)
-    parser.add_argument("--capacity", type=int, default=15_360)
-    parser.add_argument("--buffer", type=int, default=100)
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    parser = report.arguments(__doc__, seeds=7, packs=200, capacity=15_360, buffer=100)
     args = parser.parse_args(argv)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     about = report.machine()
     rows = run(args.seeds, args.packs, args.capacity, args.buffer)
     settings = {k: getattr(args, k) for k in ("seeds", "packs", "capacity", "buffer")}

@@ -6,16 +6,15 @@ to 0.02 in bf16. Writes benchmarks/results/parallel_check.{json,md}.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import report
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS, largest_relative_difference, losses_and_gradients
 
-OUT = Path(__file__).parent / "results" / "parallel_check"
 TOLERANCE = {"fp32": 1e-5, "bf16": 0.02}
 """Largest gradient difference, relative to the parameter's largest gradient.
 
@@ -31,39 +30,25 @@ def compare(precision: str) -> list[dict]:
         got = run_ranks(world, losses_and_gradients, [*overrides, *extra])[0]
         gradient, where = largest_relative_difference(got["gradients"], want["gradients"])
         loss = max(abs(a - b) / abs(b) for a, b in zip(got["losses"], want["losses"]))
-        rows.append(
-            {
-                "layout": name,
-                "processes": world,
-                "precision": precision,
-                "loss": loss,
-                "gradient": gradient,
-                "worst": where,
-            }
-        )
+        row = {"layout": name, "processes": world, "precision": precision}
+        rows.append(row | {"loss": loss, "gradient": gradient, "worst": where})
         print(f"{precision} {name:28s} loss {loss:.1e}  gradient {gradient:.1e}  ({where})", flush=True)
     return rows
 
 
 def main() -> int:
-    OUT.parent.mkdir(parents=True, exist_ok=True)
+    args, about = report.arguments(__doc__).parse_args(), report.machine()
     rows = compare("fp32") + compare("bf16")
-    lines = [
-        "Largest relative difference to one process "
-        "(loss: over 5 iterations; gradients: over all parameters after step 1).",
-        "",
-        "| layout | processes | fp32 loss | fp32 gradients | bf16 loss | bf16 gradients |",
-        "|---|---|---|---|---|---|",
-    ]
-    half = {r["layout"]: r for r in rows if r["precision"] == "bf16"}
-    for r in (r for r in rows if r["precision"] == "fp32"):
-        b = half[r["layout"]]
-        lines.append(
-            f"| {r['layout']} | {r['processes']} | {r['loss']:.1e} | {r['gradient']:.1e} "
-            f"| {b['loss']:.1e} | {b['gradient']:.1e} |"
-        )
-    OUT.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    OUT.with_suffix(".json").write_text(json.dumps(rows, indent=1))
+    shown: dict[str, list] = {}
+    for r in rows:
+        shown.setdefault(r["layout"], [r["layout"], r["processes"]]).extend(f"{r[k]:.1e}" for k in ("loss", "gradient"))
+    text = (
+        "Largest relative difference to one process (loss: over 5 iterations; gradients: over all parameters after "
+        f"step 1). {report.sentence(about)}."
+    )
+    head = ["layout", "processes", "fp32 loss", "fp32 gradients", "bf16 loss", "bf16 gradients"]
+    text += "\n\n" + report.table(head, list(shown.values()))
+    report.write("parallel_check", {"machine": about, "rows": rows}, text, args.output_dir)
     bad = [r for r in rows if r["gradient"] > TOLERANCE[r["precision"]]]
     for r in bad:
         limit = TOLERANCE[r["precision"]]

@@ -9,22 +9,22 @@ block of 64 KiB or more back to the system (MALLOC_MMAP_THRESHOLD_ and MALLOC_TR
 set is what is held and not what was. As a check on that, a second process reads the peak of torch's CPU allocator
 from the profiler's memory events, which counts tensors alone.
 
-Writes benchmarks/results/plan_memory.{json,md} after each case and goes on from what is there. Fails when an estimate
-is more than 15 % off.
+Writes benchmarks/results/plan_memory.{json,md} after each case, and keeps the cases that are there. Fails when an
+estimate is more than 15 % off.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-OUT = Path(__file__).parent / "results" / "plan_memory"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import report
+
 TOLERANCE = 0.15
 STEPS = 2
 CASES = (
@@ -126,68 +126,46 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
 
 def run_case(size: str, tokens: int, recompute: str, precision: str = "fp32", kind: str = "resident") -> dict:
     """`measure` in a fresh process."""
-    env = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    argv = [sys.executable, __file__, "--case", f"{size},{tokens},{recompute},{precision},{kind}"]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{size} at {tokens} tokens, recompute {recompute}, {precision}:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    argv = [__file__, "--case", f"{size},{tokens},{recompute},{precision},{kind}"]
+    said, _ = report.of_process(argv, MALLOC_MMAP_THRESHOLD_="65536", MALLOC_TRIM_THRESHOLD_="65536")
+    return json.loads(said.splitlines()[-1])
 
 
-def table(rows: list[dict]) -> str:
-    heads = ("model", "tokens", "precision", "recompute", "resident", "tensors alone", "estimate", "of it activations")
-    lines = [
-        f"Peak GiB of {STEPS} training steps, one CPU process ({platform.machine()}), a fresh process per case.",
-        "",
-        f"| {' | '.join(heads)} | estimate / resident - 1 |",
-        "|---" * (len(heads) + 1) + "|",
-    ]
+def table(rows: list[dict], about: dict) -> str:
+    heads = ["model", "tokens", "precision", "recompute", "resident", "tensors alone", "estimate", "of it activations"]
+    cells = []
     for r in rows:
-        case = " | ".join(str(r[k]) for k in ("size", "tokens", "precision", "recompute"))
-        gib = " | ".join(f"{r[k] / (1 << 30):.3f}" for k in ("measured", "allocated", "estimate", "activations"))
-        lines.append(f"| {case} | {gib} | {r['error']:+.1%} |")
-    return "\n".join(lines)
-
-
-def machine() -> dict:
-    import torch
-
-    return {
-        "processor": platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+        gib = [f"{r[k] / (1 << 30):.3f}" for k in ("measured", "allocated", "estimate", "activations")]
+        case = [r[k] for k in ("size", "tokens", "precision", "recompute")]
+        cells.append([*case, *gib, f"{r['error']:+.1%}"])
+    return (
+        f"Peak GiB of {STEPS} training steps, one CPU process, a fresh process per case. {report.sentence(about)}.\n\n"
+        + report.table([*heads, "estimate / resident - 1"], cells)
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=CASES, help="size,tokens,recompute,precision, with spaces between cases")
-    parser.add_argument("--again", action="store_true", help="measure the cases anew; others stay as they are")
+    parser = report.arguments(__doc__, cases=(CASES, "size,tokens,recompute,precision, with spaces between cases"))
+    parser.add_argument("--again", action="store_true", help="measure the cases again; others stay as they are")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
         size, tokens, recompute, precision, kind = args.case.split(",")
         print(json.dumps(measure(size, int(tokens), recompute, precision, kind)))
         return 0
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    path = OUT.with_suffix(".json")
+    path, about = args.output_dir / "plan_memory.json", report.machine()
     rows = json.loads(path.read_text())["cases"] if path.exists() else []
     key = lambda r: f"{r['size']},{r['tokens']},{r['recompute']},{r['precision']}"  # noqa: E731
     asked = args.cases.split()
     if args.again:
         rows = [r for r in rows if key(r) not in asked]
-    done = set(map(key, rows))
-    for text in asked:
+    for text in [case for case in asked if case not in set(map(key, rows))]:
         size, tokens, recompute, precision = text.split(",")
-        if text in done:
-            continue
-        row = run_case(size, int(tokens), recompute, precision)
-        rows.append(row | run_case(size, int(tokens), recompute, precision, "allocated"))
+        case = (size, int(tokens), recompute, precision)
+        rows.append(run_case(*case) | run_case(*case, "allocated"))
         print(text, f"{rows[-1]['error']:+.1%}", file=sys.stderr, flush=True)
-        OUT.with_suffix(".md").write_text(table(rows) + "\n")
-        path.write_text(json.dumps({"machine": machine(), "cases": rows}, indent=1) + "\n")
-    print(table(rows))
+        report.write("plan_memory", {"machine": about, "cases": rows}, table(rows, about), args.output_dir)
+    print(table(rows, about))
     bad = [r for r in rows if abs(r["error"]) > TOLERANCE]
     print(f"{len(rows) - len(bad)} passed, {len(bad)} failed")
     return bool(bad)

@@ -12,24 +12,23 @@ Writes benchmarks/results/prepare.{json,md}.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
-import platform
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
 import webdataset as wds
 from PIL import Image
 
+from benchmarks import report
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, Reading, encode_shards, to_pixels
 from dfm_nb.data.shard_plan import ShardPlans
@@ -38,7 +37,6 @@ from dfm_nb.data.sources import synthetic
 from dfm_nb.data.text_encoders import minilm
 from dfm_nb.data.tokenizers.pca import PCATokenizer
 
-OUT = Path(__file__).parent / "results" / "prepare"
 PAD = 512
 T5_WIDTH = 1024
 
@@ -144,84 +142,46 @@ print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 def peak_memory(images: int) -> dict:
     """Peak resident memory of one whole preparation, in MiB, and its wall time."""
     with tempfile.TemporaryDirectory() as place:
-        argv = [
-            "--source",
-            "synthetic",
-            "--num-images",
-            str(images),
-            "--num-clips",
-            "0",
-            "--short-side",
-            "32",
-            "--output-dir",
-            place + "/d",
-        ]
+        flags = f"--source synthetic --num-images {images} --num-clips 0 --short-side 32 --output-dir {place}/d"
         started = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", MEASURE, *argv], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        peak = int(done.stdout.rsplit("PEAK", 1)[1]) / 1024
+        said, _ = report.of_process(["-c", MEASURE, *flags.split()])
+        peak = int(said.rsplit("PEAK", 1)[1]) / 1024
     return {"images": images, "peak_mib": round(peak, 1), "wall_s": round(time.monotonic() - started, 1)}
 
 
-def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def write_table(result: dict) -> str:
-    lines = [
-        f"{result['machine']}; {result['threads']} torch threads; load average before: {result['load_before']:.1f}.",
-        "",
-        "| short side | ours | one at a time, padded to 512 | faster "
-        "| bytes a sample, MiniLM | ratio | bytes a sample, T5-11B width | ratio |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for r in result["sizes"]:
+def text(result: dict) -> str:
+    head = ["short side", "ours", "one at a time, padded to 512", "faster"]
+    head += ["bytes a sample, MiniLM", "ratio", "bytes a sample, T5-11B width", "ratio"]
+    rows = []
+    for r in result.get("sizes", []):
         s, b = r["images_per_s"], r["bytes_per_sample"]
-        lines.append(
-            f"| {r['short_side_px']} px | {s['ours']:.1f} images/s | {s['baseline']:.1f} images/s | {r['faster']:.1f}x "
-            f"| {b['ours']:,.0f} / {b['baseline']:,.0f} | {r['bytes_ratio_minilm']:.3f} "
-            f"| {b['ours_t5']:,.0f} / {b['baseline_t5']:,.0f} | {r['bytes_ratio_t5']:.3f} |"
-        )
+        rates = [f"{s['ours']:.1f} images/s", f"{s['baseline']:.1f} images/s", f"{r['faster']:.1f}x"]
+        minilm = [f"{b['ours']:,.0f} / {b['baseline']:,.0f}", f"{r['bytes_ratio_minilm']:.3f}"]
+        t5 = [f"{b['ours_t5']:,.0f} / {b['baseline_t5']:,.0f}", f"{r['bytes_ratio_t5']:.3f}"]
+        rows.append([f"{r['short_side_px']} px", *rates, *minilm, *t5])
+    said = f"{report.sentence(result['machine'])}.\n\n{report.table(head, rows)}"
     if result.get("memory"):
-        lines += ["", "| images | peak resident memory | wall time |", "|---|---|---|"]
-        lines += [f"| {m['images']:,} | {m['peak_mib']:,.0f} MiB | {m['wall_s']:.0f} s |" for m in result["memory"]]
-    return "\n".join(lines) + "\n"
+        rows = [[f"{m['images']:,}", f"{m['peak_mib']:,.0f} MiB", f"{m['wall_s']:.0f} s"] for m in result["memory"]]
+        said += "\n\n" + report.table(["images", "peak resident memory", "wall time"], rows)
+    return said
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=240)
-    parser.add_argument("--baseline-images", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="only the memory of 1,000 and 10,000 images, added to the results there are",
-    )
-    parser.add_argument("--output-dir", type=Path, default=OUT.parent)
+    parser = report.arguments(__doc__, images=240, baseline_images=40, rounds=3)
+    words = "only the memory of 1,000 and 10,000 images, added to the results there are"
+    parser.add_argument("--memory", action="store_true", help=words)
     args = parser.parse_args()
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    file = args.output_dir / "prepare.json"
+    file, about = args.output_dir / "prepare.json", report.machine()
     result: dict = json.loads(file.read_text()) if file.exists() else {}
+    result["machine"] = about
     if args.memory:
         result["memory"] = [peak_memory(n) for n in (1_000, 10_000)]
     else:
         encoder = minilm.build()
-        result |= {
-            "machine": f"{len(os.sched_getaffinity(0))} x {cpu_name()}",
-            "threads": torch.get_num_threads(),
-            "load_before": os.getloadavg()[0],
-            "sizes": [compare(px, args, encoder) for px in (64, 256, 512)],
-        }
-        result["peak_mib_of_this_process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    file.write_text(json.dumps(result, indent=1))
-    (args.output_dir / "prepare.md").write_text(write_table(result))
-    print(write_table(result))
+        result["sizes"] = [compare(px, args, encoder) for px in (64, 256, 512)]
+    report.save("prepare", result, text(result), args.output_dir)
     return 0
 
 

@@ -19,7 +19,6 @@ hour on two cores.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from dfm_nb.evaluation.attributes import wilson
@@ -234,14 +233,10 @@ def text(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, steps=4500, guidance=2.0, seed=(0, "of the choice of held-out authors"))
     parser.add_argument("--openclipart", type=Path, required=True, help="what fetch_openclipart.py wrote")
     parser.add_argument("--fluent", type=Path, help="what fetch_fluent.py wrote")
-    parser.add_argument("--steps", type=int, default=4500)
-    parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out authors")
-    parser.add_argument("--work-dir", type=Path, help="keep data and run here, and go on from there")
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    parser.add_argument("--work-dir", type=Path, help="keep data and run here, and continue from there")
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
     args.output_dir.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What every benchmark writes: a table for people, JSON for programs, a sentence about the machine; and fits of growth.
+"""What every benchmark shares: its arguments, its processes, a table for people and JSON for programs, fits of growth.
 
 Results are `NAME.md` and `NAME.json` in a results folder. Each file is written whole or not at all. Every JSON names
 the machine, its load when the benchmark began, and the time.
@@ -6,6 +6,7 @@ the machine, its load when the benchmark began, and the time.
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import math
@@ -13,10 +14,28 @@ import os
 import platform
 import re
 import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def arguments(about: str | None, **options: Any) -> argparse.ArgumentParser:
+    """A parser with `--output-dir` and a flag an option.
+
+    options : a flag's default, whose type its values have, or (default, help).
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, option in options.items():
+        default, words = option if isinstance(option, tuple) else (option, None)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=words)
+    parser.add_argument("--output-dir", type=Path, default=RESULTS)
+    return parser
 
 
 def processor() -> str:
@@ -68,6 +87,53 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
 
+def timed(function: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    begun = time.perf_counter()
+    function()
+    return time.perf_counter() - begun
+
+
+def resident_mib() -> float:
+    import psutil
+
+    return psutil.Process().memory_info().rss / 2**20
+
+
+def of_process(
+    argv: Sequence[str | Path],
+    memory: Callable[[Any], int] = lambda process: 0,
+    every_s: float = 0.25,
+    **environment: str | None,
+) -> tuple[str, int]:
+    """What `python ARGV` prints, and the most that `memory` gives of its `psutil.Process` on the way.
+
+    environment : changes; None takes a variable out.
+
+    Raises
+    ------
+    RuntimeError : it failed.
+    """
+    import psutil
+
+    changed = {"OMP_NUM_THREADS": "1"} | environment
+    env = {k: v for k, v in (os.environ | changed).items() if v is not None}
+    peak = 0
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = psutil.Popen([sys.executable, *argv], env=env, stdout=out, stderr=errors)
+        while process.poll() is None:
+            try:
+                peak = max(peak, memory(process))
+            except (psutil.Error, OSError):  # it or a child has just ended
+                pass
+            time.sleep(every_s)
+        for file in (out, errors):
+            file.seek(0)
+        if process.returncode:
+            raise RuntimeError(f"{' '.join(map(str, argv))} ended with {process.returncode}:\n{errors.read()}")
+        return out.read(), peak
+
+
 def write(name: str, result: dict[str, Any], text: str, folder: Path = RESULTS) -> None:
     """`text` to `NAME.md` and `result` to `NAME.json`."""
     from dfm_nb.base.files import write_atomically
@@ -84,20 +150,8 @@ def save(name: str, result: dict[str, Any], text: str, folder: Path = RESULTS) -
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
-    """Least squares of log cost on log size: (k, c) of cost = c * size^k.
-
-    Raises
-    ------
-    ValueError : fewer than two different sizes, or a number that is not positive.
-    """
-    if len(sizes) != len(costs) or len(set(sizes)) < 2:
-        raise ValueError(
-            f"a fit needs as many costs as sizes, and two different sizes; got {list(sizes)} and {list(costs)}"
-        )
-    if min(*sizes, *costs) <= 0:
-        raise ValueError(f"sizes and costs must be positive; got {list(sizes)} and {list(costs)}")
-    x, y = [math.log(s) for s in sizes], [math.log(c) for c in costs]
-    slope, intercept = statistics.linear_regression(x, y)
+    """Least squares of log cost on log size: (k, c) of cost = c * size^k."""
+    slope, intercept = statistics.linear_regression([math.log(s) for s in sizes], [math.log(c) for c in costs])
     return slope, math.exp(intercept)
 
 
@@ -106,15 +160,10 @@ def fixed_and_growing(sizes: Sequence[float], costs: Sequence[float]) -> tuple[f
 
     Minimises the squared relative error, so that small sizes count as much as large ones; a is at least 0.
     """
-    weights = [1 / c**2 for c in costs]
-    total = sum(weights)
-    mean_x = sum(w * x for w, x in zip(weights, sizes)) / total
-    mean_y = sum(w * y for w, y in zip(weights, costs)) / total
-    above = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, sizes, costs))
-    slope = above / sum(w * (x - mean_x) ** 2 for w, x in zip(weights, sizes))
-    if mean_y - slope * mean_x < 0:
-        slope = sum(w * x * y for w, x, y in zip(weights, sizes, costs)) / sum(
-            w * x * x for w, x in zip(weights, sizes)
-        )
-        return 0.0, slope
-    return mean_y - slope * mean_x, slope
+    import numpy as np
+
+    rows = np.array([[1 / c, s / c] for s, c in zip(sizes, costs)])
+    (fixed, rate), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
+    if fixed < 0:
+        fixed, rate = 0.0, rows[:, 1].sum() / np.square(rows[:, 1]).sum()
+    return float(fixed), float(rate)

@@ -16,7 +16,6 @@ Takes eight minutes a seed on two quiet cores. Records and failed ideas: docs/lo
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -26,7 +25,7 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from benchmarks import report
@@ -117,16 +116,13 @@ def text(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, target=0.43)
     parser.add_argument("--dataset-path", required=True, help="data of `make demo`")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--target", type=float, default=0.43)
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     parser.add_argument("idea", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
     if len(args.seeds) - 1 not in {0, *T_95}:
         parser.error("--seeds takes one to ten seeds")
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     file = args.output_dir / "speedrun.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     arms = known["arms"] if known.get("target") == args.target else {}

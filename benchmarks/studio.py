@@ -11,14 +11,13 @@ runs in the kernel's own thread.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -62,10 +61,8 @@ def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, moves=50)
     parser.add_argument("--checkpoint-path", required=True)
-    parser.add_argument("--moves", type=int, default=50)
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -77,25 +74,16 @@ def main(argv: list[str] | None = None) -> int:
 
     def shown(seconds: list[float]) -> str:
         middle, least, most = (1000 * s for s in report.spread(seconds))
-        return (
-            f"{middle:.0f} ({least:.0f} - {most:.0f})" if middle >= 10 else f"{middle:.1f} ({least:.1f} - {most:.1f})"
-        )
+        digits = 0 if middle >= 10 else 1
+        return f"{middle:.{digits}f} ({least:.{digits}f} - {most:.{digits}f})"
 
-    head = [
-        "64 x 64 px",
-        "redraw",
-        "its CPU time",
-        "of it in the kernel's thread",
-        f"finished ({usual})",
-        "words marked",
-    ]
-    rows = [
-        [name, *(shown(t[k]) for k in ("redraw", "cpu", "handler", "finished", "words"))] for name, t in took.items()
-    ]
+    head = ["64 x 64 px", "redraw", "its CPU time", "of it in the kernel's thread", f"finished ({usual})"]
+    rows = [[name, *map(shown, of_size.values())] for name, of_size in took.items()]
     text = (
         f"# The Studio's redraw while a slider moves\n\nWritten by `benchmarks/studio.py`: a network of "
         f"{parameters / 1e6:.1f} M parameters, {pipe.config.mixed_precision}. Milliseconds, median (least - greatest) "
-        f"of {args.moves} redraws and of 5 finished clips. {report.sentence(about)}.\n\n{report.table(head, rows)}"
+        f"of {args.moves} redraws and of 5 finished clips. {report.sentence(about)}.\n\n"
+        + report.table([*head, "words marked"], rows)
     )
     result = {"machine": about, "parameters": parameters, "seconds": took}
     report.save("studio", result, text, args.output_dir)

@@ -3,8 +3,7 @@
     python scripts/fetch_text.py data/text
     python benchmarks/text_preprocess.py data/text/*.jsonl [--megabytes 30] [--rounds 3] [--output-dir DIR]
 
-Each JSONL file gives an equal share of the megabytes, as far as it goes. Results go to text_preprocess.json, .md and
-.png.
+Each JSONL file gives an equal share of the megabytes, as far as it goes. Results go to text_preprocess.{json,md}.
 
 The baseline is the design of Megatron-LM's tools/preprocess_data.py: a forked pool, `imap(encode, lines, 32)`, one
 document a call, megatron.core's Hugging Face tokenizer class, IndexedDatasetBuilder. A second comparison is the same
@@ -27,18 +26,17 @@ import argparse
 import hashlib
 import json
 import os
-import platform
-import re
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import psutil
+
+from benchmarks import report
 
 VARIANTS = {  # name: (kind, workers, once)
     "Megatron-LM's design, 2 workers": ("baseline", 2, True),
@@ -57,10 +55,8 @@ def write_corpus(path: Path, sources: list[Path], limit: float) -> list[dict]:
     rows, left = [], limit
     with open(path, "w", encoding="utf-8") as out:
         for number, source in enumerate(sorted(sources, key=lambda p: p.stat().st_size)):
-            share, row = (
-                left / (len(sources) - number),
-                {"source": source.stem, "documents": 0, "characters": 0, "ascii": 0},
-            )
+            share = left / (len(sources) - number)
+            row = {"source": source.stem, "documents": 0, "characters": 0, "ascii": 0}
             with open(source, encoding="utf-8") as f:
                 for line in f:
                     text = json.loads(line)["text"]
@@ -169,43 +165,16 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
     print(json.dumps({"wall_s": wall, "main_cpu_s": own, "worker_cpu_s": children, "cpu_s": own + children}))
 
 
+def shared_out(process: psutil.Process) -> int:
+    """Sum of the proportional set sizes of a process and all below it."""
+    return sum(p.memory_full_info().pss for p in (process, *process.children(recursive=True)))
+
+
 def measure(kind: str, source: Path, prefix: Path, folder: Path, workers: int) -> dict:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        __file__,
-        "--run",
-        kind,
-        str(source),
-        str(prefix),
-        str(folder),
-        str(workers),
-    ]
-    env = dict(os.environ, OMP_NUM_THREADS="1")
-    env.pop("TOKENIZERS_PARALLELISM", None)  # one process lets `tokenizers` use all cores; workers switch that off
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True)
-    peak, done = [0], threading.Event()
-
-    def watch() -> None:
-        root = psutil.Process(process.pid)
-        while not done.wait(0.25):
-            total = 0
-            try:
-                for p in (root, *root.children(recursive=True)):
-                    total += p.memory_full_info().pss
-            except psutil.Error:
-                continue
-            peak[0] = max(peak[0], total)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    out, _ = process.communicate()
-    done.set()
-    thread.join()
-    if process.returncode:
-        raise RuntimeError(f"{kind} with {workers} workers ended with {process.returncode}")
-    return {**json.loads(out.strip().splitlines()[-1]), "peak_mb": peak[0] / 1e6, "load": os.getloadavg()[0]}
+    argv = ["-W", "ignore", __file__, "--run", kind, source, prefix, folder, str(workers)]
+    # one process lets `tokenizers` use all cores; workers switch that off
+    said, peak = report.of_process(argv, shared_out, TOKENIZERS_PARALLELISM=None)
+    return {**json.loads(said.strip().splitlines()[-1]), "peak_mb": peak / 1e6}
 
 
 def digest(prefix: Path) -> str:
@@ -264,93 +233,39 @@ def memory(work: Path, corpus: Path, folder: Path, sizes: list[int]) -> list[dic
     return rows
 
 
-def plot(result: dict, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=[1.5, 1.5, 1])
-    rows = result["speed"][::-1]
-    names = [r["name"] for r in rows]
-    colors = ["#228833" if "dfm" in r["name"] else "#888888" for r in rows]
-    rates = [r["tokens_per_s"] / 1e6 for r in rows]
-    left.bar_label(left.barh(names, rates, color=colors), [f"{v:.2f}" for v in rates], padding=3, fontsize=9)
-    for y, row in enumerate(rows):
-        marks = [result["tokens"] / r["wall_s"] / 1e6 for r in row["runs"]]
-        left.plot(marks, [y] * len(marks), "k|", markersize=9)
-    left.set_xlabel("million tokens a second\n(bar: median; marks: runs)")
-    left.set_xlim(0, max(rates) * 1.22)
-    workers = [r["worker_cpu_s"] for r in rows]
-    middle.barh(names, workers, color=colors, label="workers")
-    middle.barh(names, [r["main_cpu_s"] for r in rows], left=workers, color="#ccbb44", label="main process")
-    for y, row in enumerate(rows):
-        middle.text(row["cpu_s"] + 0.5, y, f"{row['cpu_s']:.1f}", va="center", fontsize=9)
-    middle.set_xlim(0, max(r["cpu_s"] for r in rows) * 1.18)
-    middle.set_yticks([])
-    middle.set_xlabel("CPU seconds\n(yellow: of the main process)")
-    points = [(r["input_mb"], r["peak_mb"]) for r in result["memory"]]
-    if points:
-        right.plot(*zip(*points), "o-", color="#228833")
-        for x, y in points:
-            right.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=9)
-        right.set_ylim(0, max(y for _, y in points) * 1.25)
-    right.set_xscale("log")
-    right.set_xlabel("input (MB), 2 workers")
-    right.set_ylabel("peak memory (MB)")
-    for axes in (left, middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-
-
-def markdown(result: dict) -> str:
-    loads = [run["load"] for row in result["speed"] for run in row["runs"]]
-    lines = [
-        f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
-        f"tenth document. {result['machine']}; other work shared the cores (load average {min(loads):.0f} to "
-        f"{max(loads):.0f}), so the CPU seconds say more than the clock. Medians of {result['rounds']} interleaved "
-        "rounds, one round of Megatron-LM's design. All runs wrote the same .bin and .idx.",
-        "",
-        "| text | documents | M characters | ASCII documents |",
-        "|---|---|---|---|",
-    ]
+def text(result: dict) -> str:
+    rows = []
     for row in result["corpus"]:
         share = 100 * row["ascii"] / max(1, row["documents"])
-        lines.append(f"| {row['source']} | {row['documents']:,} | {row['characters'] / 1e6:.1f} | {share:.1f} % |")
-    lines += [
-        "",
-        "| | M tokens/s | against Megatron-LM's design | CPU s | of these in the main process | CPU ratio | peak MB |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        rows.append([row["source"], f"{row['documents']:,}", f"{row['characters'] / 1e6:.1f}", f"{share:.1f} %"])
+    cells = []
     for r in result["speed"]:
-        lines.append(
-            f"| {r['name']} | {r['tokens_per_s'] / 1e6:.2f} | {r['ratio']:.1f}x | {r['cpu_s']:.1f} | "
-            f"{r['main_cpu_s']:.1f} | {r['cpu_ratio']:.1f}x | {r['peak_mb']:.0f} |"
-        )
-    lines += ["", "Ratios are to the same number of workers; those of 4 workers, on two cores, to 2 workers.", ""]
+        speeds = [r["name"], f"{r['tokens_per_s'] / 1e6:.2f}", f"{r['ratio']:.1f}x", f"{r['cpu_s']:.1f}"]
+        cells.append([*speeds, f"{r['main_cpu_s']:.1f}", f"{r['cpu_ratio']:.1f}x", f"{r['peak_mb']:.0f}"])
+    head = ["", "M tokens/s", "against Megatron-LM's design", "CPU s", "of these in the main process", "CPU ratio"]
     words, plain = ([r for r in result["speed"] if r["name"].startswith(name)] for name in ("dfm", "encode_batch_fast"))
     times = [min(r[key] for r in plain) / min(r[key] for r in words) for key in ("wall_s", "cpu_s")]
-    lines += [
+    parts = [
+        f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
+        f"tenth document. Medians of {result['rounds']} interleaved rounds, one round of Megatron-LM's design. All "
+        f"runs wrote the same .bin and .idx. {report.sentence(result['machine'])}.",
+        report.table(["text", "documents", "M characters", "ASCII documents"], rows),
+        report.table([*head, "peak MB"], cells),
+        "Ratios are to the same number of workers; those of 4 workers, on two cores, to 2 workers.",
         "The words kept in memory (dfm_nb/text/encode.py) against the whole command with encode_batch_fast, the best "
         f"of each: {times[0]:.1f} times as fast by the clock, {times[1]:.1f} times by CPU seconds.",
-        "",
     ]
-    if result["memory"]:
-        lines += ["| input MB | workers | peak MB | s | CPU s |", "|---|---|---|---|---|"]
-    for r in result["memory"]:
-        cells = (r["input_mb"], r["workers"], f"{r['peak_mb']:.0f}", f"{r['wall_s']:.1f}", f"{r['cpu_s']:.1f}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        [r["input_mb"], *(f"{r['peak_mb']:.0f} {r['wall_s']:.1f} {r['cpu_s']:.1f}".split())] for r in result["memory"]
+    ]
+    return "\n\n".join(parts + [report.table(["input MB, 2 workers", "peak MB", "s", "CPU s"], rows)] * bool(rows))
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.arguments(__doc__, megabytes=(30.0, "of text for the speed"), rounds=3, vocab_size=32000)
     parser.add_argument("input", nargs="*", type=Path, help="JSONL files, as scripts/fetch_text.py writes them")
-    parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--megabytes", type=float, default=30, help="of text for the speed")
     parser.add_argument("--memory-megabytes", type=int, nargs="*", default=[10, 100, 1000])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--only", choices=["speed", "memory"], help="keep the other part of the results as it is")
-    parser.add_argument("--name", default="text_preprocess", help="of the result files")
     parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.run:
@@ -359,40 +274,23 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.input:
         parser.error("name JSONL files; python scripts/fetch_text.py data/text makes some")
-    args.output_dir.mkdir(parents=True, exist_ok=True)
-    saved = args.output_dir / f"{args.name}.json"
-    result = json.loads(saved.read_text()) if args.only and saved.exists() else {"speed": [], "memory": []}
-    work = Path(tempfile.mkdtemp())
-    try:
-        corpus, whole = work / "in.jsonl", work / "whole.jsonl"
-        about = write_corpus(corpus, args.input, args.megabytes * 1e6)
-        train_tokenizer(work / "tokenizer", corpus, args.vocab_size)
-        result |= {"vocab_size": args.vocab_size, "machine": _machine()}
+    saved = args.output_dir / "text_preprocess.json"
+    if args.only == "memory" and not saved.exists():
+        parser.error("--only memory needs the speed of an earlier run; there is none")
+    result = json.loads(saved.read_text()) if args.only and saved.exists() else {"memory": []}
+    result |= {"vocab_size": args.vocab_size, "machine": report.machine()}
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        about = write_corpus(work / "in.jsonl", args.input, args.megabytes * 1e6)
+        train_tokenizer(work / "tokenizer", work / "in.jsonl", args.vocab_size)
         if args.only != "memory":
-            rows, tokens = speed(work, corpus, work / "tokenizer", args.rounds)
+            rows, tokens = speed(work, work / "in.jsonl", work / "tokenizer", args.rounds)
             result |= {"corpus": about, "tokens": tokens, "rounds": args.rounds, "speed": rows}
         if args.only != "speed":
-            write_corpus(whole, args.input, float("inf"))
-            result["memory"] = memory(work, whole, work / "tokenizer", args.memory_megabytes)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    saved.write_text(json.dumps(result, indent=1) + "\n")
-    if result["speed"]:
-        saved.with_suffix(".md").write_text(markdown(result))
-        plot(result, saved.with_suffix(".png"))
-        print(markdown(result))
+            write_corpus(work / "whole.jsonl", args.input, float("inf"))
+            result["memory"] = memory(work, work / "whole.jsonl", work / "tokenizer", args.memory_megabytes)
+    report.save("text_preprocess", result, text(result), args.output_dir)
     return 0
-
-
-def _machine() -> str:
-    return f"{os.cpu_count()} cores ({_cpu()}), Python {platform.python_version()}"
-
-
-def _cpu() -> str:
-    try:
-        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())[1]
-    except (OSError, TypeError):
-        return platform.machine()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm import tqdm
 
@@ -175,19 +175,13 @@ def simulate(folder: Path, args: argparse.Namespace, place: Path) -> dict:
     }
 
 
-def resident_mib() -> float:
-    import psutil
-
-    return psutil.Process().memory_info().rss / 2**20
-
-
 def rank_memory(folder: str, lanes: int, packs: int) -> float:
     """On one rank, a fresh process: MiB by which opening and some steps make it grow."""
-    before = resident_mib()
+    before = report.resident_mib()
     loader = open_loader(Path(folder), lanes, packs, 0, packs)
     for _ in range(2 * BALANCE_STEPS):
         loader.next_step()
-    return resident_mib() - before
+    return report.resident_mib() - before
 
 
 def text(result: dict) -> str:
@@ -210,17 +204,17 @@ def text(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=100_000_000)
-    parser.add_argument("--ranks", type=int, default=1024, help="data-parallel ranks, one pack a step each")
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--kills", type=int, default=1000)
-    parser.add_argument("--layouts", type=int, default=20)
-    parser.add_argument("--lanes", type=int, default=0, help="0: as many as suit the data set")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes for the kills")
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
+    parser = report.arguments(
+        __doc__,
+        samples=100_000_000,
+        ranks=(1024, "data-parallel ranks, one pack a step each"),
+        steps=10_000,
+        kills=1000,
+        layouts=20,
+        lanes=(0, "0: as many as suit the data set"),
+        workers=(len(os.sched_getaffinity(0)), "processes for the kills"),
+    )
     args = parser.parse_args(argv)
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     from tests.conftest import run_ranks
 
     about = report.machine()

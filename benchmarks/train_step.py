@@ -10,17 +10,18 @@ benchmarks/results/train_step.{json,md}.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import statistics
-import time
+import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from benchmarks import report
+from benchmarks.report import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.data.loader import PackBuilder
@@ -31,7 +32,6 @@ from dfm_nb.model.positions import factorised_sincos
 from dfm_nb.training.batches import pack_settings
 from dfm_nb.training.trainer import Trainer
 
-OUT = Path(__file__).parent / "results" / "train_step"
 SMALL_MIX = [[1, 8, 8], [1, 8, 12], [3, 8, 8], [1, 12, 8], [5, 8, 8], [1, 6, 6]]
 CASES = {
     # name: (latent sizes, tokens a step, steps a round)
@@ -137,12 +137,6 @@ def plain_step(model, optimizer, batch) -> None:
     optimizer.step()
 
 
-def timed(function) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
 def compare(name: str, rounds: int, size: str) -> dict:
     sizes, capacity, steps = CASES[name]
     overrides = [
@@ -190,30 +184,23 @@ def compare(name: str, rounds: int, size: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--size", default="DiT-S")
+    parser = report.arguments(__doc__, rounds=7, size="DiT-S")
     parser.add_argument("--cases", nargs="*", choices=CASES, metavar="NAME", help=f"of: {'; '.join(CASES)}")
-    parser.add_argument("--output-dir", type=Path, default=OUT.parent)
     args = parser.parse_args()
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    about = report.machine()
     parallel.init()
     rows = [compare(name, args.rounds, args.size) for name in args.cases or CASES]
-    lines = [
-        f"Model {args.size}, fp32, one CPU thread ({platform.machine()}), medians of {args.rounds} interleaved rounds.",
-        "",
-        "| samples | tokens a step | packed, tokens/s | plain padded, tokens/s | ratio | padding in the plain batch |",
-        "|---|---|---|---|---|---|",
-    ]
+    head = ["samples", "tokens a step", "packed, tokens/s", "plain padded, tokens/s", "ratio"]
+    cells = []
     for r in rows:
-        lines.append(
-            f"| {r['case']} | {r['tokens_a_step']:,} | {r['packed_tokens_per_s']:,.0f} "
-            f"| {r['plain_tokens_per_s']:,.0f} | {r['ratio']:.2f} | {r['padding_of_plain']:.0%} |"
-        )
-    print("\n".join(lines))
-    (args.output_dir / "train_step.md").write_text("\n".join(lines) + "\n")
-    (args.output_dir / "train_step.json").write_text(json.dumps(rows, indent=1))
+        rates = [f"{r['packed_tokens_per_s']:,.0f}", f"{r['plain_tokens_per_s']:,.0f}", f"{r['ratio']:.2f}"]
+        cells.append([r["case"], f"{r['tokens_a_step']:,}", *rates, f"{r['padding_of_plain']:.0%}"])
+    text = (
+        f"Model {args.size}, fp32, medians of {args.rounds} interleaved rounds. {report.sentence(about)}.\n\n"
+        + report.table([*head, "padding in the plain batch"], cells)
+    )
+    report.save("train_step", {"machine": about, "rows": rows}, text, args.output_dir)
     parallel.shutdown()
 
 

@@ -16,17 +16,15 @@ when a step needs more than in the first size and `--tensors` times the largest 
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import psutil
 import torch
 from safetensors import safe_open
 
@@ -97,20 +95,16 @@ def check_bits(before: Path, after: Path) -> int:
     return len(one)
 
 
+def anonymous(process: psutil.Process) -> int:
+    """Bytes of a process's anonymous memory."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon")), 0)
+
+
 def measured(step: str, argv: list[str | Path]) -> dict:
     """Seconds of a process, and the bytes of its largest anonymous memory."""
-    peak, begun = 0, time.perf_counter()
-    with tempfile.TemporaryFile("w+") as log:
-        env = os.environ | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([sys.executable, *argv], env=env, stdout=log, stderr=subprocess.STDOUT)
-        status = Path(f"/proc/{process.pid}/status")
-        while process.poll() is None:
-            found = [line for line in status.read_text().splitlines() if line.startswith("RssAnon")]
-            peak = max(peak, *(int(line.split()[1]) * 1024 for line in found), 0)
-            time.sleep(0.005)
-        if process.returncode:
-            log.seek(0)
-            raise RuntimeError(f"{step} failed:\n{log.read()}")
+    begun = time.perf_counter()
+    _, peak = report.of_process(argv, anonymous, 0.005)
     print(f"[INFO] {step}: {peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
     return {"step": step, "seconds": time.perf_counter() - begun, "peak": peak}
 
@@ -167,12 +161,13 @@ def text(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default=SIZES, help="size and settings of the model joined by +, in bfloat16")
-    parser.add_argument("--runs", default=RUNS, help="the same, of runs whose checkpoint is exported")
-    parser.add_argument("--tensors", type=float, default=6.0, help="largest tensors that a step may hold")
+    parser = report.arguments(
+        __doc__,
+        sizes=(SIZES, "size and settings of the model joined by +, in bfloat16"),
+        runs=(RUNS, "the same, of runs whose checkpoint is exported"),
+        tensors=(6.0, "largest tensors that a step may hold"),
+    )
     parser.add_argument("--work", type=Path, help="folder for the files; by default the system's temporary one")
-    parser.add_argument("--output-dir", type=Path, default=report.RESULTS)
     args = parser.parse_args(argv)
     parallel.init()  # of this process, where networks are built without memory
     result: dict = {"machine": report.machine(), "cases": []}
