@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -36,57 +35,29 @@ def test_output_names(tmp_path, monkeypatch):
     assert output_path(base, Request("x"), many=False).name == "clip.png"
 
 
+SETTINGS = (
+    "--negative-prompt night --num-video-frames 5 --fps 8 --guidance-interval 0.1 30 --guidance-rescale 0.5"
+    " --sampler dpmpp_2m_sde --schedule exponential --sigma-max 60 --seed 11"
+)
+
+
 @pytest.mark.slow
-def test_sidecar_draws_the_same_bits_again(each_checkpoint, tmp_path, capsys):
+def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     """Every setting away from its default, in a folder that does not exist yet."""
     out = tmp_path / "deep" / "a.mp4"
-    flags = [
-        "--prompt",
-        "a blue moth",
-        "--negative-prompt",
-        "night",
-        "--num-video-frames",
-        5,
-        "--fps",
-        8,
-        "--guidance-interval",
-        0.1,
-        30,
-        "--guidance-rescale",
-        0.5,
-        "--sampler",
-        "dpmpp_2m_sde",
-        "--schedule",
-        "exponential",
-        "--sigma-max",
-        60,
-        "--seed",
-        11,
-    ]
-    assert generate(each_checkpoint, out, *flags) == 0
-    sidecar = json.loads((tmp_path / "deep" / "a.mp4.json").read_text())
-    assert generate(each_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
+    assert generate(tiny_checkpoint, out, "--prompt", "a blue moth", *SETTINGS.split()) == 0
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
     assert f"b.mp4, bit for bit the clip of {out}.json" in capsys.readouterr().out
     assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
-    again = json.loads((tmp_path / "b.mp4.json").read_text())
-    changing = {"elapsed_s", "made_at"}
-    assert {k: v for k, v in again.items() if k not in changing} == {
-        k: v for k, v in sidecar.items() if k not in changing
-    }
+    sidecar, again = (json.loads(Path(f"{p}.json").read_text()) for p in (out, tmp_path / "b.mp4"))
+    assert {k for k in sidecar | again if sidecar[k] != again[k]} <= {"elapsed_s", "made_at"}
     frames, fps = read_video(out)
     assert frames.shape == (5, 32, 48, 3) and fps == 8
     assert sidecar["checkpoint"]["sha256"] and sidecar["tokenizer"]["name"] == "pca" and sidecar["layout"] == "DP only"
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", sidecar["made_at"])
-    assert generate(each_checkpoint, tmp_path / "c.mp4", "--prompts-file", f"{out}.json", "--ema", "none") == 2
-
-
-@pytest.mark.slow
-def test_sidecar_of_other_weights_is_refused(tiny_checkpoint, tmp_path, capsys):
-    (tmp_path / "a.mp4.json").write_text(
-        json.dumps({"prompt": "x", "checkpoint": {"folder": "iter_1", "sha256": "f00"}})
-    )
-    assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", tmp_path / "a.mp4.json") == 2
-    assert "is of a clip made by other weights" in capsys.readouterr().err
+    sidecar["checkpoint"]["sha256"] = "f00"
+    Path(f"{out}.json").write_text(json.dumps(sidecar))
+    assert generate(tiny_checkpoint, tmp_path / "c.mp4", "--prompts-file", f"{out}.json") == 2, "of other weights"
+    assert f"{out}.json" in said(capsys)
 
 
 def test_a_replay_that_differs_names_what_has_changed(tmp_path):
@@ -116,22 +87,10 @@ def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, 
     assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
     capsys.readouterr()
     assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again) == 2
-    assert "is of a clip made with --autoguidance-checkpoint {'folder': 'iter_" in said(capsys)
-    assert generate(tiny_checkpoint, out, *flags[:4], "--init-video", start, "--skip-existing") == 2, (
-        "without that guide it would be another clip"
-    )
-    assert "--overwrite" in said(capsys)
+    assert "--autoguidance-checkpoint" in said(capsys)
     write_mp4(start, np.full((5, 32, 48, 3), 200, np.uint8), 12)
     assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again, *guided) == 2
-    assert "start.mp4 is not the file that" in said(capsys)
-
-
-@pytest.mark.slow
-def test_flags_replace_what_the_checkpoint_recommends(tiny_checkpoint, tmp_path):
-    flags = ["--height", "32", "--width", "32", "--guidance", "1.5", "--video-save-path", str(tmp_path / "a.png")]
-    assert main(["--checkpoint-path", str(tiny_checkpoint), "--prompt", "a bee", *flags]) == 0
-    said = json.loads((tmp_path / "a.png.json").read_text())
-    assert (said["num_steps"], said["guidance"], said["sampler"]) == (18, 1.5, "heun")
+    assert "start.mp4" in said(capsys), "another start than the clip's"
 
 
 @pytest.mark.slow
@@ -141,10 +100,10 @@ def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint,
     picture = read_image(tmp_path / "a.png")
     assert hashlib.sha256(picture.tobytes()).hexdigest() == record["frames_sha256"]
     latent = load_file(tmp_path / "a.png.safetensors")["latent"]
-    assert (
-        latent.shape == (16, 1, 4, 6)
-        and hashlib.sha256(latent.numpy().tobytes()).hexdigest() == record["latent_sha256"]
-    )
+    assert latent.shape == (16, 1, 4, 6)
+    assert hashlib.sha256(latent.numpy().tobytes()).hexdigest() == record["latent_sha256"]
+    recommended = (record["num_steps"], record["guidance"], record["sampler"])
+    assert recommended == (3, 2, "heun"), "flags go before what the checkpoint recommends"
     other = "bf16" if record["mixed_precision"] == "fp32" else "fp32"
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompt", "a bee", "--mixed-precision", other) == 0
     rounded = json.loads((tmp_path / "b.png.json").read_text())
@@ -156,11 +115,8 @@ def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys)
     out = tmp_path / "a.png"
     out.write_bytes(b"mine")
     assert generate(tiny_checkpoint, out, "--prompt", "x") == 2
-    said = capsys.readouterr().err
-    assert "--overwrite" in said and len(said.splitlines()) == 1 and out.read_bytes() == b"mine"
-    assert generate(tiny_checkpoint, out, "--prompt", "x", "--skip-existing") == 2, (
-        "that file is no clip of this command"
-    )
+    assert "--overwrite" in said(capsys) and out.read_bytes() == b"mine"
+    assert generate(tiny_checkpoint, out, "--prompt", "x", "--skip-existing") == 2, "it is no clip of this command"
     assert out.read_bytes() == b"mine"
     assert generate(tiny_checkpoint, out, "--prompt", "x", "--overwrite") == 0
     assert read_image(out).shape[-3:] == (32, 48, 3)
@@ -181,9 +137,7 @@ def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     assert capsys.readouterr().out.count("wrote") == 1 and not first.exists()
     assert (tmp_path / "idx=2_rank=0_o.png").stat().st_mtime_ns == kept
     assert (tmp_path / "idx=1_rank=0_o.png.json").exists()
-    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2, (
-        "other settings"
-    )
+    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2
 
 
 @pytest.mark.slow
@@ -212,45 +166,30 @@ def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
         argv += ["--prompt", p]
     done = commands().run("torchrun", "--standalone", "--nproc-per-node=2", "-m", "dfm_nb.generate", *argv)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(p.name for p in tmp_path.glob("*.png")) == [
-        "idx=0_rank=0_o.png",
-        "idx=1_rank=1_o.png",
-        "idx=2_rank=0_o.png",
-    ]
+    names = [f"idx={i}_rank={i % 2}_o.png" for i in range(3)]
+    assert sorted(p.name for p in tmp_path.glob("*.png")) == names
 
 
 def drawing(argv, log):
     """In a process of its own: the command with its output in a file."""
     sys.stdout = sys.stderr = log.open("w")
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = guard(main, argv)
     sys.stdout.flush()
     os._exit(code)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
-def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path, number):
-    argv = [
-        "--checkpoint-path",
-        str(tiny_checkpoint),
-        "--video-save-path",
-        str(tmp_path / "o.mp4"),
-        *SMALL,
-        "--num-steps",
-        "40",
-        "--num-video-frames",
-        "5",
-        "--batch-size",
-        "1",
-    ]
+def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path):
+    """By SIGTERM; that Ctrl-C keeps them too is `test_generate`'s."""
+    argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
+    argv += "--num-steps 40 --num-video-frames 5 --batch-size 1".split()
     for i in range(200):
         argv += ["--prompt", f"moth {i}"]
     log = tmp_path / "log.txt"
     process = fork_context().Process(target=drawing, args=(argv, log))
     process.start()
     wait_until(lambda: len(list(tmp_path.glob("*.mp4.json"))) >= 2, "two clips", 120)
-    os.kill(process.pid, number)
+    process.terminate()
     process.join(60)
     said = log.read_text()
     assert process.exitcode == 130 and "Traceback" not in said, said
@@ -265,79 +204,31 @@ def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path, num
 # ---- errors ---------------------------------------------------------------------------------------------------------
 
 
-def copied(checkpoint: Path, to: Path) -> Path:
-    """The newest checkpoint folder, to be spoilt."""
-    newest = sorted((Path(checkpoint) / "checkpoints").glob("iter_*"))[-1]
-    return Path(shutil.copytree(newest, to / newest.name))
-
-
 def said(capsys) -> str:
-    text = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(text) == 1, text
-    return text[0]
+    (text,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error"))
+    return text
 
 
 @pytest.mark.slow
-def test_another_tokenizer_is_refused_before_drawing(tiny_checkpoint, tmp_path, capsys):
-    other = tmp_path / "tokenizer.safetensors"
-    tensors = load_file(copied(tiny_checkpoint, tmp_path) / "tokenizer.safetensors")
+def test_another_or_a_missing_tokenizer_is_refused_before_drawing(tiny_checkpoint, tmp_path, capsys):
+    other, missing = tmp_path / "tokenizer.safetensors", tmp_path / "gone.safetensors"
+    newest = max((tiny_checkpoint / "checkpoints").glob("iter_*"))
+    tensors = load_file(newest / "tokenizer.safetensors")
     save_file({**tensors, "image.mean": tensors["image.mean"] + 1}, other)
-    assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "x", "--tokenizer-path", other) == 2
-    message = said(capsys)
-    assert "another tokenizer (pca, sha256" in message and "--tokenizer-path" in message
-    assert not list(tmp_path.glob("*.png"))
+    for path, name in ((other, "--tokenizer-path"), (missing, str(missing))):
+        assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "x", "--tokenizer-path", path) == 2
+        assert name in said(capsys) and not list(tmp_path.glob("*.png"))
 
 
 @pytest.mark.slow
-def test_missing_tokenizer_file_is_named(tiny_checkpoint, tmp_path, capsys):
-    missing = tmp_path / "gone.safetensors"
-    assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "x", "--tokenizer-path", missing) == 2
-    assert f"there is no pca tokenizer at {missing}" in said(capsys)
-
-
-@pytest.mark.slow
-def test_checkpoint_of_an_unknown_tokenizer_lists_those_there_are(tiny_pipe, monkeypatch):
-    monkeypatch.setitem(tiny_pipe.manifest, "tokenizer", {"name": "cosmoscv", "sha256": "1"})
-    monkeypatch.setattr(tiny_pipe, "_tokenizer", None)
-    with pytest.raises(
-        ValueError, match=r"there is no 'cosmoscv' \(available: cosmos_cv, pca.*did you mean 'cosmos_cv'"
-    ):
-        tiny_pipe(["x"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory"),
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
-    ids=["cuda", "python", "cpu"],
-)
-def test_out_of_memory_says_what_to_change(tiny_pipe, monkeypatch, error):
-    def full(*_args, **_kwargs):
-        raise error
-
-    monkeypatch.setattr(type(tiny_pipe.chunks[0]), "forward", full)
-    with pytest.raises(ValueError) as caught:
-        tiny_pipe(["a", "b"], height=64, width=64, num_video_frames=49, num_steps=2, guidance=3.0)
-    message = str(caught.value)
-    for word in (
-        "out of memory for 2 clip(s) of 49 frames at 64x64 (208 tokens each, cp-size 1)",
-        "GiB per process (weights",
-        "--batch-size",
-        "--num-video-frames",
-    ):
-        assert word in message, message
-
-
-@pytest.mark.slow
-def test_other_faults_of_the_network_are_not_called_out_of_memory(tiny_pipe, monkeypatch):
-    def broken(*_args, **_kwargs):
-        raise RuntimeError("shapes do not match")
-
-    monkeypatch.setattr(type(tiny_pipe.chunks[0]), "forward", broken)
+def test_out_of_memory_says_what_to_change_and_other_faults_stay(tiny_pipe, monkeypatch):
+    network = type(tiny_pipe.chunks[0])
+    full_cpu = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), full_cpu):
+        monkeypatch.setattr(network, "forward", Mock(side_effect=error))
+        with pytest.raises(ValueError, match="--batch-size"):
+            tiny_pipe(["a", "b"], height=64, width=64, num_video_frames=49, num_steps=2, guidance=3.0)
+    monkeypatch.setattr(network, "forward", Mock(side_effect=RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         tiny_pipe(["a"], num_steps=2)
 
@@ -347,9 +238,7 @@ def test_too_little_memory_is_said_before_drawing(tiny_pipe, monkeypatch):
     monkeypatch.setattr("dfm_nb.generation.memory.available_bytes", lambda device: 30 << 20)
     drawn = []
     request = dict(height=256, width=256, num_video_frames=49, num_steps=1, callback=lambda *a: drawn.append(1))
-    with pytest.raises(
-        ValueError, match=r"too little memory for 4 clip\(s\) of 49 frames at 256x256.*--no-memory-check"
-    ):
+    with pytest.raises(ValueError, match="--no-memory-check"):
         tiny_pipe(["a", "b", "c", "d"], **request)
     assert not drawn
     assert tiny_pipe(["a"], height=32, width=32, num_steps=1).array().shape == (1, 1, 32, 32, 3), "small ones still fit"
