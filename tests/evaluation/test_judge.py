@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -35,23 +33,25 @@ def packed(video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.n
     return x.clamp(0, 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
-@pytest.mark.parametrize("unseen", [False, True])
-def test_classifier_names_fresh_renders(judge, unseen):
-    score = judge.accuracy(*draw(unseen=unseen))
-    assert score["colour"] >= 0.98 and score["background"] >= 0.98 and score["pattern"] >= 0.85, score
+def worn(video: np.ndarray) -> np.ndarray:
+    noise = np.random.default_rng(0).normal(0, 10, video.shape)
+    return (video * 0.92 + noise).clip(0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("size_px", [128, 256])
-def test_classifier_names_larger_renders(judge, size_px):
-    score = judge.accuracy(*draw(size_px, 80, 4))
-    assert score["colour"] >= 0.98 and score["background"] >= 0.98 and score["pattern"] >= 0.85, score
-
-
-@pytest.mark.parametrize("keep", [3, 4])
-def test_classifier_survives_block_compression(judge, keep):
-    videos, truth = draw()
-    score = judge.accuracy([packed(v, keep) for v in videos], truth)
-    assert score["colour"] >= 0.97 and score["background"] >= 0.98 and score["pattern"] >= 0.75, score
+@pytest.mark.parametrize(
+    "drawing, change, pattern",
+    [
+        ({"unseen": True}, lambda v: v, 0.85),
+        ({"size_px": 256, "num_images": 60, "num_clips": 2}, lambda v: v, 0.85),
+        ({}, lambda v: packed(v, 3), 0.75),
+        ({}, worn, 0.0),
+    ],
+    ids=["unseen", "256 px", "packed", "worn"],
+)
+def test_classifier_names_fresh_renders(judge, drawing, change, pattern):
+    videos, truth = draw(**drawing)
+    score = judge.accuracy([change(v) for v in videos], truth)
+    assert score["colour"] >= 0.96 and score["background"] >= 0.98 and score["pattern"] >= pattern, score
 
 
 def test_frames_that_say_nothing_are_outvoted_by_one_that_does(judge):
@@ -60,14 +60,6 @@ def test_frames_that_say_nothing_are_outvoted_by_one_that_does(judge):
     coded = [np.concatenate([v[:1], packed(v[:9], 2, 2)[1:]]) for v in clips]
     whole, closed = (judge.accuracy(v, truth)["pattern"] for v in (coded, [v[4:5] for v in coded]))
     assert closed < 0.85 and whole >= 0.95, (closed, whole)
-
-
-def test_classifier_survives_noise_and_shade(judge):
-    videos, truth = draw()
-    rng = np.random.default_rng(0)
-    worn = [(v * 0.92 + rng.normal(0, 10, v.shape)).clip(0, 255).astype(np.uint8) for v in videos]
-    score = judge.accuracy(worn, truth)
-    assert score["colour"] >= 0.96 and score["background"] >= 0.98, score
 
 
 def test_classifier_at_chance_on_noise(judge):
@@ -82,55 +74,6 @@ def test_save_and_load_keep_every_answer(judge, tmp_path):
     judge.save(tmp_path / "judge.safetensors")
     again = attributes.AttributeClassifier.load(tmp_path / "judge.safetensors")
     assert again.predict(videos) == judge.predict(videos) and again.identity == judge.identity
-
-
-@pytest.mark.slow
-def test_training_is_deterministic_and_reaches_the_file(tmp_path, monkeypatch):
-    def train(name, seed):
-        argv = [
-            "train_classifier.py",
-            "--stills",
-            "32",
-            "--clips",
-            "16",
-            "--epochs",
-            "1",
-            "--seed",
-            seed,
-            "--held-out",
-            "2",
-            "--output",
-            str(tmp_path / name),
-            "--result",
-            str(tmp_path / f"{name}.json"),
-        ]
-        monkeypatch.setattr("sys.argv", argv)
-        script.main()
-        return attributes.AttributeClassifier.load(tmp_path / name)
-
-    a, b, other = train("a", "1"), train("b", "1"), train("c", "2")
-    for name, value in a.net.state_dict().items():
-        assert torch.equal(value, b.net.state_dict()[name])
-    assert not torch.equal(a.net.head.weight, other.net.head.weight)
-    assert a.identity == {"stills": 32, "clips": 16, "epochs": 1, "seed": 1, "drawing": synthetic.DRAWING}
-    measured = json.loads((tmp_path / "a.json").read_text())["accuracy"]
-    assert list(measured) == ["images as drawn", "images decoded", "clips as drawn", "clips decoded"]
-
-
-def test_the_shipped_classifier_is_the_one_that_was_measured(judge):
-    result = json.loads(script.RESULT.read_text())
-    assert result["settings"] == judge.identity
-    assert min(a["pattern"] for a in result["accuracy"].values()) > 0.95
-
-
-def test_block_compression_is_a_projection():
-    x = torch.randn(2, 3, 16, 24)
-    once = script.compress_blocks(x, 3)
-    assert torch.allclose(script.compress_blocks(once, 3), once, atol=1e-5)
-    assert torch.allclose(script.compress_blocks(x, 8), x, atol=1e-5)
-    assert torch.allclose(script.compress_blocks(x, 8, 1), x.mean(0, keepdim=True).expand_as(x), atol=1e-5)
-    means = script.compress_blocks(x, 1)[:, :, ::8, ::8]
-    assert torch.allclose(means, torch.nn.functional.avg_pool2d(x, 8), atol=1e-5)
 
 
 def test_left_is_right_in_the_mirror(judge):
@@ -168,13 +111,12 @@ def test_wing_motion_separates_clips_from_stills():
 
 
 def test_mistakes_are_named(judge, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="a video must be uint8"):
+    with pytest.raises(ValueError, match="uint8"):
         judge.predict([np.zeros((1, 64, 64, 3), np.float32)])
-    with pytest.raises(FileNotFoundError, match=r"make one with scripts/train_classifier\.py"):
-        attributes.AttributeClassifier.load(tmp_path / "none.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"not weights at all")
-    with pytest.raises(ValueError, match="not a safetensors file"):
-        attributes.AttributeClassifier.load(tmp_path / "bad.safetensors")
+    for name, error in (("none", FileNotFoundError), ("bad", ValueError)):
+        with pytest.raises(error, match=f"{name}.safetensors"):
+            attributes.AttributeClassifier.load(tmp_path / f"{name}.safetensors")
     monkeypatch.setattr(synthetic, "DRAWING", synthetic.DRAWING + 1)
-    with pytest.raises(ValueError, match="trained for other attributes or drawings"):
+    with pytest.raises(ValueError, match="train_classifier"):
         attributes.AttributeClassifier.load()
