@@ -38,7 +38,7 @@ def build(size: str, *overrides: str, device: str = "meta") -> tuple[DiT, ModelC
 
 
 @pytest.mark.parametrize(
-    "size, extra", [*((size, []) for size in sizes.SIZES), *(("tiny", extra) for extra in VARIANTS[1:])], ids=str
+    "size, extra", [*((size, []) for size in sizes.SIZES), *(("tiny", extra) for extra in VARIANTS[3:])], ids=str
 )
 def test_parameters_are_those_of_the_network(size, extra):
     network, model = build(size, *extra)
@@ -129,10 +129,3 @@ def test_flops_of_a_pack_are_the_sum_over_its_samples():
     assert counts.forward_flops(model, [64, 256], [8, 3]) == apart < counts.forward_flops(model, [320], [11])
     with pytest.raises(ValueError):
         counts.forward_flops(model, [64], [])
-
-
-def test_sizes_grow():
-    models = [resolve(None, overrides=[f"model.size={name}", *GIVEN]).config.model for name in sizes.SIZES]
-    for variant in ("dit", "wan"):
-        found = [counts.parameter_count(model) for model in models if model.variant == variant]
-        assert found == sorted(found) and len(found) > 1

@@ -3,11 +3,6 @@
 import pytest
 
 from dfm_nb.config import sizes
-from dfm_nb.config.resolve import resolve
-
-
-def config(*overrides):
-    return resolve(None, overrides=list(overrides)).config
 
 
 @pytest.mark.parametrize("name, millions", [("DiT-S", 33.0), ("DiT-B", 130.5), ("DiT-L", 458.1), ("DiT-XL", 675.1)])
@@ -20,12 +15,6 @@ def test_sizes_without_cross_attention_are_those_of_the_dit_paper(name, millions
     learned_sigma_final = (2 * h * h + 2 * h) + (32 * h + 32)
     count = layers * (attention + mlp + adaln) + embedders + learned_sigma_final
     assert count / 1e6 == pytest.approx(millions, rel=0.005)
-
-
-@pytest.mark.parametrize("name", sizes.SIZES)
-def test_every_size_is_a_legal_model_with_a_source(name):
-    c = config(f"model.size={name}")
-    assert sizes.SIZES[name].source and c.model.hidden_size == sizes.SIZES[name].hidden_size
 
 
 @pytest.mark.parametrize("text", ["DiT-XL", "dit-xl", "DiT-XL/2", " dit-xl/2 "])
