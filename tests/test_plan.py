@@ -64,17 +64,15 @@ def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
 WAN = ["model.variant=wan", "model.ffn_hidden_size=160"]
 LORA = ["model.lora.rank=4"]
 NETWORKS = {
-    "dit": ["model.rope=true"],
-    "dit without norms": ["model.qk_layernorm=false"],
-    "dit lora": LORA,
-    "dfm": ["model.variant=dfm", "model.hidden_size=256"],
-    "wan": WAN,
-    "wan lora": [*WAN, *LORA],
+    "dit": ("fp32", ["model.rope=true"]),
+    "dit lora": ("bf16", LORA),
+    "dfm": ("bf16", ["model.variant=dfm", "model.hidden_size=256"]),
+    "wan": ("bf16", WAN),
+    "wan lora": ("fp32", [*WAN, *LORA]),
 }
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("overrides", NETWORKS.values(), ids=NETWORKS)
+@pytest.mark.parametrize("precision, overrides", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("recompute", plan.RECOMPUTE)
 def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, overrides, recompute):
     monkeypatch.setattr(attention, "FLOAT32_BELOW", 0)  # bfloat16 stays bfloat16, as on a GPU
@@ -83,8 +81,7 @@ def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, o
     assert estimated_layer(layout, overrides, precision) == pytest.approx(counted, rel=0.01)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("lora", [[], LORA], ids=["all weights", "lora"])
+@pytest.mark.parametrize("precision, lora", [("fp32", []), ("bf16", LORA)], ids=["all weights", "lora"])
 def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
     """With low-rank updates the frozen weights have no gradients, no state of the optimizer and no averages."""
     from dfm_nb.checkpoints.saving import _make_optimizer_state
@@ -175,15 +172,6 @@ def test_a_ring_between_nodes_has_the_adapters_of_its_members_in_a_node():
     assert replace(machine, gpus_per_node=72).link(1, 32, 128) == 400  # 8 of ranks 64 to 95 are on the first
 
 
-def test_one_node_costs_what_one_kind_of_link_costs():
-    """Without a named machine, links between nodes and memory have no part in a node's times."""
-    model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
-    flat = plan.Machine(node_bytes_per_s=plan.Machine.bytes_per_s, gpus_per_node=1)
-    for p in plan.layouts(8):
-        time = plan.step_time(model, p, Load(8192), plan.Machine())
-        assert time == plan.step_time(model, p, Load(8192), flat) and time.elementwise == 0
-
-
 def test_time_of_a_step_in_closed_form():
     """Two nodes of two GPUs, CP 4: products, elementwise work, keys and values, gradients."""
     model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
@@ -252,49 +240,20 @@ def test_settings_of_a_layout_are_accepted_by_training():
         assert (m.tensor_model_parallel_size, m.recompute_granularity or "none") == (p.tp, p.recompute)
 
 
-def test_low_rank_updates_are_told_and_take_less(capsys):
-    argv = ("--model", "Wan-1.3B", "--seq-length", "14040", "--gpus", "1", "model.text_dim=4096")
-    whole, updates = (run_plan(capsys, *argv, *more)[1] for more in ([], ["model.lora.rank=16"]))
-    assert "1,419 M parameters, packs" in whole and "1,419 M parameters, 19.7 M of rank 16 trained" in updates
-    least = [float(text.partition("takes ")[2].split()[0]) for text in (whole, updates)]
-    assert least[1] < least[0] / 3
-
-
-def test_text_is_as_long_as_it_is_padded():
-    load = lambda *more: plan.workload(plan.parser().parse_args(["--model", "DiT-S", *more]))[1]  # noqa: E731
-    assert load("--text-tokens", "24").text_tokens == 24
-    assert load("--text-tokens", "24", "model.text_padding=300").text_tokens == 300
-
-
-def test_nothing_fits_says_what_would(capsys):
-    code, text, _ = run_plan(capsys, "--model", "DiT-7B", "--gpus", "1")
-    assert code == 0 and "0 of 3 layouts fit; the smallest takes 220.7 GiB a GPU (recompute none " in text
-
-
 @pytest.mark.parametrize(
-    "argv, words",
+    "argv, name",
     [
-        (["--model", "DiT-XXL"], ["did you mean DiT-XL?"]),
-        (["--model", "DiT-XL", "--gpus", "0"], ["--gpus", "positive"]),
-        (["--model", "DiT-XL", "--gpu-memory-gib", "nan"], ["--gpu-memory-gib", "positive"]),
-        (["--model", "DiT-XL", "--gpus-per-node", "0"], ["--gpus-per-node", "positive"]),
-        (["--model", "DiT-XL", "--efficiency", "40"], ["--efficiency", "at most 1"]),
-        (["--model", "DiT-XL", "--imbalance", "0.9"], ["--imbalance", "1 or more"]),
-        (["--model", "DiT-XL", "--seq-length", "8", "--samples", "9"], ["--samples"]),
-        (["--model", "DiT-XL", "--gpus", "11"], ["no layout of 11 GPUs is legal"]),
+        (["--model", "DiT-XXL"], "DiT-XL"),
+        (["--model", "DiT-XL", "--gpu-memory-gib", "nan"], "--gpu-memory-gib"),
+        (["--model", "DiT-XL", "--efficiency", "40"], "--efficiency"),
+        (["--model", "DiT-XL", "--imbalance", "0.9"], "--imbalance"),
+        (["--model", "DiT-XL", "--seq-length", "8", "--samples", "9"], "--samples"),
+        (["--model", "DiT-XL", "--gpus", "11"], "11 GPUs"),
     ],
 )
-def test_mistakes_end_in_one_sentence(capsys, argv, words):
+def test_mistakes_end_in_one_sentence(capsys, argv, name):
     code, out, err = run_plan(capsys, *argv)
-    assert code == 2 and not out and err.count("\n") == 1 and all(w in err for w in words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_estimate_is_the_measured_peak(recompute):
-    from benchmarks import plan_memory
-
-    assert abs(plan_memory.run_case("demo", 1024, recompute)["error"]) < 0.15
+    assert code == 2 and not out and err.count("\n") == 1 and name in err
 
 
 def test_estimate_of_a_training_adds_up_its_packs():

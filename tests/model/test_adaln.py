@@ -36,14 +36,3 @@ def test_gathered_form_of_cuda_is_the_same():
     rows = RowMap(row)
     torch.testing.assert_close(rows.expand(table), table[row][:, None])
     torch.testing.assert_close(rows.sum(tokens, 5), torch.zeros(5, 4).index_add_(0, row, tokens[:, 0]))
-
-
-def test_equal_neighbours_are_one_run():
-    assert RowMap(torch.tensor(CASES["equal"])).runs == [(0, 3, 0, 3)]
-    assert RowMap(torch.tensor(CASES["mixed"])).runs == [
-        (0, 1, 0, 2),
-        (1, 1, 2, 3),
-        (2, 1, 5, 1),
-        (3, 1, 6, 3),
-        (4, 1, 9, 1),
-    ]

