@@ -146,7 +146,9 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     try:
         content, text = _open(file)
     except Exception as error:  # a damaged file can raise anything
-        raise CheckpointError(f"{file} is damaged or holds more than tensors: {reason(error)}") from None
+        raise CheckpointError(
+            f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
+        ) from None
     if not isinstance(content, dict) or not all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
     ):

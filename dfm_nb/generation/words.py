@@ -95,7 +95,9 @@ def word_attention(
         raise ValueError("attention is shown of a model in one process; load it without a layout")
     cut: Any = getattr(pipe.text_encoder, "tokenizer", None)
     if not getattr(cut, "is_fast", False):
-        raise ValueError(f"the text encoder {pipe.text_encoder.name} does not tell which token is which word")
+        raise ValueError(
+            f"the text encoder {pipe.text_encoder.name} does not tell which token is which word; minilm and t5 do"
+        )
     ends = cut(prompt, return_offsets_mapping=True)["offset_mapping"]
     found: list[torch.Tensor] = []
 

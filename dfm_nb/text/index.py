@@ -157,7 +157,9 @@ class Index:
         """Raise ValueError unless `.bin` has the size that the index says."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
-            raise ValueError(f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}")
+            raise ValueError(
+                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
+            )
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""

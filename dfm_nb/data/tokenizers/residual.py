@@ -346,7 +346,9 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
             about = json.loads((f.metadata() or {}).get("dfm_nb", "{}"))
             tensors = {k: f.get_tensor(k).float() for k in f.keys()}
     except SafetensorError as error:
-        raise ValueError(f"{file} is not a safetensors file ({error}); use train_tokenizer.py's") from None
+        raise ValueError(
+            f"{file} is not a safetensors file ({error}); name one that scripts/train_tokenizer.py wrote"
+        ) from None
     if about.get("format") != _FORMAT:
         raise ValueError(f"{file} is not a residual tokenizer: its format is {about.get('format')}, not {_FORMAT}")
     pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
