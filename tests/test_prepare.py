@@ -1,4 +1,3 @@
-import errno
 import io
 import json
 import shutil
@@ -11,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dfm_nb import prepare, prepare_dataset
+from dfm_nb import prepare
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
 from dfm_nb.data import preparation, shards
@@ -215,40 +214,12 @@ def test_mistakes_are_named(tmp_path, capsys, monkeypatch, argv, named):
     assert error.startswith("error: ") and named in error
 
 
-def test_python_takes_the_flags_as_keywords(tmp_path):
-    manifest = prepare_dataset(output_dir=str(tmp_path / "d"), num_images=3, num_clips=1, short_side=32)
-    assert manifest == json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert manifest["counts"]["samples"] == 4 and manifest["arguments"]["num_images"] == 3
-    with pytest.raises(ValueError, match="'num_images'"):
-        prepare_dataset(output_dir=str(tmp_path / "e"), num_imags=3)
-
-
-def test_full_disk_is_named_and_leaves_no_shard(tmp_path, capsys, monkeypatch):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shards.ShardWriter, "add", full)
-    assert run(tmp_path / "d", "--num-images", "4") == 2
-    assert "no space left" in capsys.readouterr().err
-    assert not list((tmp_path / "d").glob("*.tar*"))
-
-
 def test_foreign_tars_are_never_overwritten(tmp_path, capsys):
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "backup.tar").write_bytes(b"precious")
     assert run(tmp_path / "d", "--overwrite") == 2
     assert f"{tmp_path / 'd'} holds" in capsys.readouterr().err
     assert (tmp_path / "d" / "backup.tar").read_bytes() == b"precious"
-
-
-def test_overwrite_replaces_a_preparation_and_keeps_what_is_not_its_own(tmp_path):
-    assert run(tmp_path / "d") == 0
-    (tmp_path / "d" / "notes.txt").write_text("keep")
-    assert run(tmp_path / "d", "--overwrite", "--seed", "3", "--num-images", "10") == 0
-    m = json.loads((tmp_path / "d" / "manifest.json").read_text())
-    assert m["source"]["seed"] == 3 and m["counts"]["samples"] == 14
-    assert {t.name for t in (tmp_path / "d").glob("*.tar")} == {s["name"] for s in m["shards"]}
-    assert (tmp_path / "d" / "notes.txt").read_text() == "keep"
 
 
 def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """A split's index: equal to the shards, independent of its batches, refused when it does not fit them."""
 
-import io
 import json
 import shutil
 import tarfile
@@ -12,7 +11,6 @@ import torch
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import index as indexing
-from dfm_nb.data import shards
 from dfm_nb.data.index import index_dataset, open_index
 from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import EnergonStore
@@ -131,36 +129,6 @@ def test_index_of_other_shards_is_refused_until_dfm_index_mends_it(indexed, chan
         EnergonStore(indexed)
     if (indexed / "rank0-000000.tar").exists():
         assert guard(main, [str(indexed)]) == 0 and len(EnergonStore(indexed)) == 11
-
-
-@pytest.fixture
-def foreign(data):
-    """A function that writes a folder with one tar of equal samples, with these keys."""
-    parts = shards.read_parts(shards.scan_shard(data / "rank0-000000.tar")[0])
-    folder = data.parent / "foreign"
-    folder.mkdir()
-
-    def write(keys):
-        with tarfile.open(folder / "a.tar", "w", format=tarfile.GNU_FORMAT) as tar:
-            for key in keys:
-                for part, content in parts.items():
-                    member = tarfile.TarInfo(f"{key}.{part}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-        return folder
-
-    return write
-
-
-def test_sample_that_is_not_where_the_index_has_it_is_named(foreign):
-    """A shard of the same length, in which two samples have changed places."""
-    shards.write_energon_metadata(foreign("abcd"), {"train": ["a.tar"]})
-    index_dataset(foreign("abcd"))
-    store = EnergonStore(foreign("abdc"))
-    assert [store.read(i).key for i in range(2)] == ["a", "b"]
-    for i in (2, 3):
-        with pytest.raises(shards.SampleError, match=f"sample {'cd'[i - 2]}"):
-            store.read(i)
 
 
 def test_verify_compares_the_index_with_the_shards(indexed, monkeypatch):

@@ -59,27 +59,6 @@ def test_lanes_share_all_samples_evenly(shards, lanes, missing):
         assert max(heavy) - min(heavy) <= 4 * max(each)  # a sample at each end, and where a shard was cut
 
 
-def test_lanes_of_long_and_of_short_samples_use_each_sample_as_often():
-    """Shards of pictures and shards of clips with five times the tokens, as a preparation writes them."""
-
-    class Sorted(MockStore):
-        shard_sizes = [400] * 6 + [100] * 4
-        shard_voxels = np.array([400 * 16] * 6 + [100 * 80] * 4)
-
-        def voxels(self, samples):
-            return np.where(samples < 2400, 16, 80)
-
-    p = PackPlan(Sorted([(5, 4, 4)], length=2800), SETTINGS, 80, 6, lanes=16)
-    used = np.zeros(2800)
-    for _ in range(16 * 600):
-        for _, index in p.next():
-            used[index] += 1
-    pictures, clips = used[:2400].mean(), used[2400:].mean()
-    assert pictures > 30 and abs(pictures / clips - 1) < 0.02
-    epochs = [lane.epoch for lane in p.lanes]
-    assert max(epochs) - min(epochs) <= 2
-
-
 def test_an_older_state_says_what_reads_it():
     state = saved(plan(lanes=1).state())
     older = state | state.pop("lanes")[0]
@@ -95,16 +74,6 @@ def test_an_epoch_of_a_lane_has_each_sample_once(lengths, window, epoch):
     seen = [order.samples(epoch, w).tolist() for w in range(-(-order.size // window))]
     assert all(len(s) == window for s in seen[:-1])
     assert sorted(chain(*seen)) == [i for a, n in zip(starts, lengths) for i in range(a, a + n)]
-
-
-@pytest.mark.parametrize("lanes", [1, 7])
-def test_every_sample_is_used_once_an_epoch_of_its_lane(lanes):
-    p = plan(lanes)
-    used = [item for _ in range(400) for item in p.next()]
-    used += [item for lane in p.lanes for item, _ in lane.packer.waiting]
-    assert len(set(used)) == len(used) and p.epoch >= 3
-    for epoch in range(p.epoch):
-        assert {i for e, i in used if e == epoch} == set(range(300))
 
 
 @pytest.mark.parametrize(("lanes", "window"), [(1, 1), (6, 5)])

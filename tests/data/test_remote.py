@@ -216,16 +216,6 @@ def test_manifest_names_nothing_outside(server, place, tmp_path, name):
     assert not [p for p in tmp_path.rglob("outside") if p.parent != place.parent]
 
 
-def test_larger_file_than_listed_is_not_taken(server, place, tmp_path):
-    _, store = open_remote(server, tmp_path / "cache")
-    shard = store._index.entry(len(store) - 1).shard
-    with open(place / shard.name, "ab") as f:
-        f.write(bytes(1 << 20))
-    with pytest.raises(ValueError, match=shard.name):
-        store.read(len(store) - 1)
-    assert not shard.exists()
-
-
 # ---- training -----------------------------------------------------------------------------------------------------
 
 

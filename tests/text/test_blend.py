@@ -81,18 +81,6 @@ def test_packed_documents_reset_positions_and_attention(prefixes, tmp_path):
     assert seen > 10
 
 
-def test_sampling_frequencies_meet_the_weights(prefixes, tmp_path):
-    """Closer than chance: megatron's order never drifts; and each corpus's tokens are its own."""
-    weights, n = [0.6, 0.4, 0.0], 1000
-    data = build_datasets(blend_of(prefixes, weights), config(tmp_path, n), TOKENIZER)["train"]
-    picks = [int(data[i]["dataset_id"]) for i in range(n)]
-    for k, weight in enumerate(weights):
-        assert abs(picks.count(k) - n * weight) <= 2 * bool(weight)
-    for i in range(0, n, 13):
-        body = {int(t) // 100 for t in data[i]["tokens"] if t != EOD}
-        assert body == {picks[i] + 1}
-
-
 def test_split_cuts_each_corpus_without_overlap(tmp_path):
     """With unique tokens per document, train, validation and test share none."""
     docs = [[np.append(np.full(20, 10 + i), EOD)] for i in range(100)]

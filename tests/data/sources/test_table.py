@@ -116,17 +116,6 @@ class Handler(BaseHTTPRequestHandler):
     def reset(self):
         self.connection.close()
 
-    def flaky(self):
-        """Fails in three ways, then serves."""
-        turn = self.server.seen["flaky.png"]
-        if turn == 1:
-            return self.answer(status=503, Retry_After="0")
-        if turn == 2:
-            return self.truncated()
-        if turn == 3:
-            return self.reset()
-        return self.good()
-
     def moved(self):
         self.answer(status=302, Location="/good.png")
 
@@ -142,9 +131,6 @@ class Handler(BaseHTTPRequestHandler):
     def ftp(self):
         self.answer(status=302, Location="ftp://127.0.0.1/good.png")
 
-    def clip(self):
-        self.answer(self.server.clip, kind="video/mp4")
-
     def list(self):
         self.answer(b"image,caption\nhttp://127.0.0.1:%d/good.png,green\n" % self.server.server_port, kind="text/csv")
 
@@ -153,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    httpd.seen, httpd.released, httpd.hung_up, httpd.clip = {}, threading.Event(), threading.Event(), b""
+    httpd.seen, httpd.released, httpd.hung_up = {}, threading.Event(), threading.Event()
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     httpd.url = f"http://127.0.0.1:{httpd.server_port}"
@@ -220,11 +206,6 @@ def test_a_fault_of_the_server_is_named_and_retried_when_it_may_pass(name, reaso
     assert time.monotonic() - started < 5
 
 
-def test_passing_faults_are_outlived(tmp_path, server):
-    source = served(tmp_path, server, "flaky.png", limits={"retries": 3})
-    assert colour_of(read(source)[0]) == (0, 255, 0) and server.seen["flaky.png"] == 4
-
-
 def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server):
     assert fault(served(tmp_path, server, "endless.png", limits={"max_bytes": 1 << 20})).reason == "too_large"
     assert server.hung_up.wait(5)
@@ -235,24 +216,6 @@ def test_a_trickle_ends_with_the_attempt(tmp_path, server):
     with pytest.raises(SampleError) as caught:
         _fetch.download(f"{server.url}/trickle", tmp_path / "x", limits)
     assert caught.value.reason == "timed_out" and not (tmp_path / "x").exists()
-
-
-def test_videos_are_fetched_and_cut(tmp_path, server):
-    server.clip = mp4(tmp_path)
-    for name in ("clip.mp4", "clip"):
-        clips = read(served(tmp_path, server, name, clip_frames=5, stride=4))
-        assert [c.video.shape for c in clips] == [(5, 32, 32, 3)] * 2
-    server.clip = b"no video"
-    error = fault(served(tmp_path, server, "clip.mp4"))
-    assert error.reason == "unreadable_video" and f"{server.url}/clip.mp4 is not" in error.detail
-
-
-def test_downloads_leave_nothing_behind(tmp_path, server, monkeypatch):
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(table.tempfile, "tempdir", str(tmp_path / "temporary"))
-    source = served(tmp_path, server, "good.png", "garbage.png", "truncated.png")
-    read(source, 0), fault(source, 1), fault(source, 2)
-    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_the_table_itself_may_be_a_url(server):
