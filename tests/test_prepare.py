@@ -61,18 +61,6 @@ def test_folder_holds_what_the_manifest_says(prepared):
     assert inspect_dataset(prepared, verify=True, samples=0)["faults"] == []
 
 
-def test_energon_reads_the_folder_and_its_splits(prepared):
-    from dfm_nb.data.stores import EnergonStore
-
-    m = json.loads((prepared / "manifest.json").read_text())
-    train, val = EnergonStore(prepared), EnergonStore(prepared, "val")
-    assert (len(train), len(val)) == (m["counts"]["train"], m["counts"]["val"])
-    assert not set(train.keys) & set(val.keys)
-    clip = train.read(3)
-    assert clip.key == train.keys[3] and tuple(clip.latent.shape[-3:]) == train.grid(3)
-    assert train.empty_text.shape == (2, 384)
-
-
 def test_complete_folder_is_left_alone_and_another_data_set_is_refused(prepared, tmp_path, capsys):
     """Also when the folder was copied without its records."""
     before = (prepared / "manifest.json").stat().st_mtime_ns

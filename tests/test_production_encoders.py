@@ -89,27 +89,3 @@ def test_other_weights_are_refused_in_a_sentence(trained, weights, tmp_path, cap
     changed = encoder_files.save_t5(tmp_path / "t5", seed=1)
     assert run(trained, (cosmos, changed), tmp_path / "a.mp4") == 2
     assert "text encoder (t5" in capsys.readouterr().err
-
-
-def test_checkpoint_without_hashes_opens_with_any_weights(trained, weights, tmp_path, one_rank):
-    """Manifests of before hold the encoder's hash alone, under `files`, and none of T5's."""
-    pipe = Pipeline.from_checkpoint(trained, tokenizer_path=str(weights[0]), text_encoder_path=str(weights[1]))
-    pipe.manifest["tokenizer"] = {"name": "cosmos_cv", "version": cosmos_cv.HUB_ID, "files": {"encoder": "0" * 64}}
-    del pipe.manifest["text_encoder"]["sha256"]
-    assert pipe("a moth", height=32, width=32, num_video_frames=5, num_steps=2)[0].frames.shape == (5, 32, 32, 3)
-
-
-def test_tokenizer_window_changes_what_follows_it_and_is_replayed(trained, weights, tmp_path, capsys):
-    long = ["--num-video-frames", "33"]
-    assert run(trained, weights, tmp_path / "whole.mp4", *long) == 0
-    assert run(trained, weights, tmp_path / "windows.mp4", *long, "--tokenizer-window", "17") == 0
-    whole, windows = (json.loads((tmp_path / f"{name}.mp4.json").read_text()) for name in ("whole", "windows"))
-    assert whole["tokenizer_window"] is None and windows["tokenizer_window"] == 17
-    assert whole["latent_sha256"] == windows["latent_sha256"] and whole["frames_sha256"] != windows["frames_sha256"]
-    cosmos, t5 = map(str, weights)
-    argv = ["--checkpoint-path", str(trained), "--prompts-file", str(tmp_path / "windows.mp4.json")]
-    argv += ["--tokenizer-path", cosmos, "--t5-cache-dir", t5, "--video-save-path", str(tmp_path / "again.mp4")]
-    assert guard(generate.main, argv) == 0 and "bit for bit" in capsys.readouterr().out
-    assert json.loads((tmp_path / "again.mp4.json").read_text())["frames_sha256"] == windows["frames_sha256"]
-    assert run(trained, weights, tmp_path / "b.mp4", *long, "--tokenizer-window", "18") == 2
-    assert "--tokenizer-window" in capsys.readouterr().err

@@ -190,19 +190,3 @@ def test_folders_that_cannot_be_adopted_are_named(tiny_data, tmp_path, capsys):
     assert run(tmp_path) == 2 and str(tmp_path) in capsys.readouterr().err
     add_sample(tmp_path / "a.tar", "k", txt=b"a caption")
     assert run(tmp_path) == 2 and "a.tar: sample k" in capsys.readouterr().err
-
-
-def test_small_tokenizer_is_taken_along(tiny_data, tmp_path, capsys):
-    """The tars of a prepared folder alone, adopted, are what the preparation made."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for tar in tiny_data.glob("*.tar"):
-        shutil.copy(tar, folder)
-    made = adopt.adopt_dataset(folder, "pca", "minilm", tokenizer_path=str(tiny_data))
-    before = json.loads((tiny_data / "manifest.json").read_text())
-    assert [made[k] for k in ("tokenizer", "text_encoder")] == [before[k] for k in ("tokenizer", "text_encoder")]
-    assert made["counts"]["text_tokens"] == before["counts"]["text_tokens"]
-    for name in ("tokenizer.safetensors", "text_empty.safetensors"):
-        assert (folder / name).read_bytes() == (tiny_data / name).read_bytes()
-    assert adopt.adopt_dataset(folder, "pca", "minilm") == made
-    assert run(folder) == 2 and "cosmos_cv" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dfm_nb.config import Config
-from dfm_nb.data.loader import PackBuilder, PackedLoader
+from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, draw_sample, pack_draws
@@ -120,19 +120,6 @@ def test_other_data_sets_and_packs_smaller_than_a_sample_are_refused():
         loader(length=40).restore(loader().state())
     with pytest.raises(ValueError, match="task_encoder_seq_length=64"):
         PackPlan(MockStore([(1, 16, 16)], channels=4, text_dim=6), SETTINGS, 63, 4)
-
-
-def test_unreadable_sample_is_left_out_by_name():
-    from dfm_nb.base.records import SampleError
-
-    store = MockStore(SIZES, channels=4, text_dim=6)
-    good = store.read
-    store.read = lambda i: (
-        good(i) if i != 2 else (_ for _ in ()).throw(SampleError("damaged", "sample mock000002: torn"))
-    )
-    pack = PackBuilder(store, SETTINGS).build([(0, 1), (0, 2), (0, 3)], 200)
-    assert pack.dropped == [("damaged", "sample mock000002: torn")]
-    assert len(pack.keys) == 2
 
 
 def test_latent_statistics_invert_and_give_sigma_data():

@@ -114,18 +114,6 @@ def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, 
     assert sent < 1.3 * used  # a tar's own headers; benchmarks/results/remote_reads.md has real sizes
 
 
-def test_a_second_process_fetches_nothing_but_the_manifest(server, tmp_path):
-    _, store = open_remote(server, tmp_path / "cache")
-    for i in range(len(store)):
-        store.read(i)
-    before = dict(server.sent)
-    again = RemoteFolder(server.url, tmp_path / "cache")
-    other = EnergonStore(again.folder, remote=again)
-    assert same(store, other, range(len(store))) and again.fetched_bytes == 0
-    before["manifest.json"] *= 2
-    assert server.sent == before
-
-
 def test_readers_at_once_fetch_a_shard_once(server, tmp_path):
     opened = [open_remote(server, tmp_path / "cache") for _ in range(6)]
     with ThreadPoolExecutor(12) as pool:

@@ -113,33 +113,6 @@ def test_pickle_that_calls_is_refused_and_runs_nothing(tmp_path, hidden):
     assert not mark.exists()
 
 
-def test_pth_that_calls_is_refused_and_runs_nothing(tmp_path):
-    mark, buffer = tmp_path / "ran", io.BytesIO()
-    torch.save({"x": Evil(mark)}, buffer)
-    with pytest.raises(SampleError, match=r"k7: its \.pth"):
-        shards.decode_pth(buffer.getvalue(), "k7")
-    with pytest.raises(SampleError, match="refused"):
-        shards.decode_pth(pickle.dumps(Evil(mark)), "k7")
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        (lambda p: p.pop("pth"), "missing_part"),
-        (lambda p: p.update(json=b"{"), "unreadable_json"),
-        (lambda p: p.update(pickle=pickle.dumps([1, 2])), "not_a_tensor"),
-        (lambda p: p.update(pth=p["pth"][:-40]), "unsafe_or_damaged_part"),
-    ],
-)
-def test_damaged_sample_is_named_with_a_reason(change, reason):
-    parts = shards.encode_parts(clip())
-    change(parts)
-    with pytest.raises(SampleError, match="a-1") as error:
-        shards.decode_sample(parts, "a-1")
-    assert error.value.reason == reason
-
-
 def test_sample_loader_code_in_a_data_set_is_refused(tmp_path):
     from dfm_nb.data.stores import EnergonStore
 

@@ -62,25 +62,6 @@ def test_samples_hold_the_expected_tokens(prefixes, tmp_path):
         assert data[i]["labels"].tolist() == text[at + 1 : at + 17].tolist()
 
 
-def test_packed_documents_reset_positions_and_attention(prefixes, tmp_path):
-    settings = config(tmp_path, 30, reset_position_ids=True, reset_attention_mask=True, eod_mask_loss=True)
-    through = build_datasets(blend_of(prefixes[:1], [1.0]), config(tmp_path, 5), TOKENIZER)["train"][0]
-    assert through["position_ids"].tolist() == list(range(16)) and bool((through["loss_mask"] == 1).all())
-    data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), settings, TOKENIZER)["train"]
-    seen = 0
-    for i in range(30):
-        item = data[i]
-        tokens = item["tokens"].tolist()
-        segment = np.cumsum([0] + [t == EOD for t in tokens[:-1]])
-        start = [int(np.flatnonzero(segment == s)[0]) for s in segment]
-        assert item["position_ids"].tolist() == [k - s for k, s in enumerate(start)]
-        visible = (segment[:, None] == segment[None, :]) & np.tri(16, dtype=bool)
-        assert np.array_equal(~item["attention_mask"][0].numpy(), visible)
-        assert item["loss_mask"].tolist() == [float(t != EOD) for t in tokens]
-        seen += len(set(segment)) > 1
-    assert seen > 10
-
-
 def test_split_cuts_each_corpus_without_overlap(tmp_path):
     """With unique tokens per document, train, validation and test share none."""
     docs = [[np.append(np.full(20, 10 + i), EOD)] for i in range(100)]
