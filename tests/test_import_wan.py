@@ -112,6 +112,9 @@ def test_export_gives_back_the_bits_that_were_imported(wan, ours, tmp_path):
     pipes = [WanPipeline.from_pretrained(f) for f in (wan, back)]
     noise = torch.randn(16, 2, 4, 6)
     assert torch.equal(*(clip_of_diffusers(p, noise) for p in pipes))
+    for part in ("vae", "scheduler"):
+        one, two = ({k: v for k, v in getattr(p, part).config.items() if k[0] != "_"} for p in pipes)
+        assert one == two
     bare = export(ours, tmp_path / "bare", "--dtype", "bf16")
     assert {t.dtype for t in state(bare).values()} == {torch.bfloat16}
 
@@ -130,6 +133,15 @@ def test_several_files_with_an_index(wan, ours, tmp_path, monkeypatch):
     shutil.copytree(back / "transformer", split / "transformer")
     one, again = (exported.read(f / "model.safetensors")[0] for f in (ours, imported(split, split / "ours")))
     assert all(torch.equal(t, again[n]) for n, t in one.items())
+
+
+@pytest.mark.slow
+def test_a_run_on_mock_data_has_no_parts_and_goes_out_without(tmp_path):
+    argv = "--recipe demo model.size=Wan-tiny dataset.mock=true train.train_iters=1 train.eval_interval=0".split()
+    argv += ["dataset.task_encoder_seq_length=160", "scheduler.lr_warmup_iters=0"]
+    assert cli.main(["pretrain", "--run-dir", str(tmp_path / "run"), *argv]) == 0
+    export(tmp_path / "run", tmp_path / "out")
+    assert WanTransformer3DModel.from_pretrained(tmp_path / "out" / "transformer").config.num_layers == 2
 
 
 # ---- every key ------------------------------------------------------------------------------------------------------
