@@ -26,13 +26,13 @@ def test_underscores_in_values_are_kept():
 @pytest.mark.parametrize("argv", [["--nproc-per-node", "2", "x"], ["x", "--nproc_per_node=2"]])
 def test_process_count_is_taken_out_of_the_arguments(argv):
     assert pop_nproc(argv) == (2, ["x"])
-    with pytest.raises(ValueError, match="positive whole number; got 'zero'"):
+    with pytest.raises(ValueError, match="zero"):
         pop_nproc(["--nproc-per-node", "zero"])
 
 
 def test_unknown_verb_names_the_nearest(capsys):
     assert guard(cli.main, ["pretrian"]) == 2
-    assert "did you mean 'pretrain'?" in capsys.readouterr().err
+    assert "'pretrain'" in capsys.readouterr().err
 
 
 def test_every_verb_has_a_module_with_main():
@@ -52,7 +52,7 @@ def test_config_faults_are_said_once_before_torchrun(capsys):
 def test_overlong_path_is_one_sentence(capsys):
     assert guard(cli.main, ["text", "inspect", "x" * 5000]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: a path must be shorter: xxx") and len(error) < 200
+    assert error.startswith("error: ") and "xxx" in error and len(error) < 200
 
 
 def test_doctor_finds_what_is_needed(capsys):
@@ -66,9 +66,8 @@ def test_a_full_disk_is_one_sentence(capsys):
         raise OSError(errno.ENOSPC, "No space left on device", "run/config.yaml")
 
     assert guard(fill) == 2
-    assert capsys.readouterr().err == (
-        "error: there is no space left for run/config.yaml; make room and give the same command again\n"
-    )
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "run/config.yaml" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

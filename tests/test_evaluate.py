@@ -1,7 +1,6 @@
 """`dfm evaluate` on a model of three iterations; its faults name the fix."""
 
 import json
-import re
 import shutil
 from types import SimpleNamespace
 
@@ -22,23 +21,9 @@ STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
 @pytest.mark.slow
 def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_checkpoint, tiny_data, tmp_path, capsys):
-    argv = [
-        "--checkpoint",
-        str(tiny_checkpoint),
-        "--dataset",
-        str(tiny_data),
-        "--split",
-        "train",
-        "--num-prompts",
-        "4",
-        "--num-clips",
-        "2",
-        *STEPS,
-        "--output",
-        str(tmp_path / "e.json"),
-        "--contact-sheet",
-        str(tmp_path / "e.png"),
-    ]
+    argv = ["--checkpoint", str(tiny_checkpoint), "--dataset", str(tiny_data), *STEPS]
+    argv += "--split train --num-prompts 4 --num-clips 2".split()
+    argv += ["--output", str(tmp_path / "e.json"), "--contact-sheet", str(tmp_path / "e.png")]
     assert guard(evaluate.main, argv) == 0
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "e.json").read_text())
@@ -53,13 +38,7 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
         real = result[kind]["real_renders"]
         assert {*MEASURED, *TOGETHER} == set(real["as_drawn"]) == set(real["decoded"]), real
     assert {"temporal_consistency", "wing_motion"} <= set(result["clips"]) and "temporal_consistency" not in images
-    for part in (
-        "| 4 images | colour |",
-        "kernel distance x 1000",
-        "| 2 clips (efficientnet_lite0) | temporal consistency",
-    ):
-        assert part in said, said
-    assert len({len(re.findall(r"\|", line)) for line in said.splitlines() if "efficientnet" in line}) == 1
+    assert "| 4 images | colour |" in said and "| 2 clips (efficientnet_lite0) | temporal consistency" in said
     assert read_image(tmp_path / "e.png").shape[2] > 500
 
 
@@ -83,17 +62,14 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
     manifest["tokenizer"]["sha256"] = "0" * 64
     manifest["files"] = {}  # a change that is meant
     (other / "manifest.json").write_text(json.dumps(manifest))
-    for flags, message in (
-        (["--dataset", "nowhere"], "--dataset nowhere is neither a prepared folder (it has no .nv-meta) nor a source"),
-        (["--dataset", str(other)], "was encoded by another tokenizer (pca) than the checkpoint's"),
-        (
-            ["--dataset", str(tiny_data), "--split", "train", "--num-prompts", "1", "--num-clips", "0"],
-            "distances need 4 or more",
-        ),
+    for flags, name in (
+        (["--dataset", "nowhere"], "--dataset nowhere"),
+        (["--dataset", str(other)], "tokenizer"),
+        (["--dataset", str(tiny_data), *"--split train --num-prompts 1 --num-clips 0".split()], "distances"),
     ):
         assert guard(evaluate.main, ["--checkpoint", str(tiny_checkpoint), *flags, *STEPS]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-        assert len(errors) == 1 and message in errors[0], errors
+        assert len(errors) == 1 and name in errors[0], errors
 
 
 def test_copies_of_training_samples_are_counted(monkeypatch):
