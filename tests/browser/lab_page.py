@@ -156,10 +156,6 @@ class NotebookPage:
         self.page.locator(".jp-Dialog").wait_for(state="detached")
         self.wait_idle()
 
-    def theme(self, name: str) -> None:
-        """Settings > Theme: "JupyterLab Light" or "JupyterLab Dark"."""
-        self.page.evaluate("theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
-
     def save(self) -> None:
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
 

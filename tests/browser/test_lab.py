@@ -16,7 +16,6 @@ from papermill.parameterize import parameterize_notebook
 
 from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 from tests.notebooks.test_notebooks import FOLDER, IN_BROWSER, SMALL
-from tests.processes import wait_until
 from workbench.job import Job
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -48,7 +47,6 @@ from workbench import ConfigForm
 ConfigForm(["train.train_iters"], {"train.train_iters": 77}, recipe="demo")
 """
 PICTURE = ".jp-OutputArea video, .jp-OutputArea img, .jp-OutputArea svg[role=img], .jp-OutputArea table"
-WIDTHS = "es => es.map(e => [e.clientWidth, e.querySelector('svg').viewBox.baseVal.width]).filter(([w]) => w)"
 
 
 @pytest.fixture(scope="module")
@@ -139,55 +137,6 @@ def parts(lab):
     yield notebook
     shot(notebook.page, "parts_end")
     notebook.page.close()
-
-
-def fits(widths: list[list[int]]) -> bool:
-    return len(widths) >= 3 and all(there == drawn > 260 for there, drawn in widths)
-
-
-def test_plots_keep_their_width_through_a_change_of_theme(parts):
-    page, plots = parts.page, parts.page.locator(".dfm-monitor .dfm-plot")
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        parts.theme(theme)
-        page.wait_for_function("t => document.body.dataset.jpThemeName === t", arg=theme)
-        page.wait_for_timeout(500)
-        wait_until(
-            lambda: page.wait_for_timeout(200) or fits(plots.evaluate_all(WIDTHS)), "every plot has its width", 20
-        )
-
-
-def test_nothing_scrolls_sideways_in_a_narrow_window(parts):
-    page = parts.page
-    page.set_viewport_size({"width": 720, "height": 900})
-    page.wait_for_timeout(1000)
-    for name in (".dfm-monitor", ".dfm-studio"):
-        beyond = page.locator(name).evaluate(
-            """top => [...top.querySelectorAll("*")].filter(e => e.clientWidth && e.scrollWidth > e.clientWidth + 1 &&
-                ["auto", "scroll"].includes(getComputedStyle(e).overflowX) || e.getBoundingClientRect().right >
-                top.getBoundingClientRect().right + 2).map(e => e.tagName + "." + e.getAttribute("class"))"""
-        )
-        assert beyond == [], name
-    page.set_viewport_size({"width": 1280, "height": 1000})
-
-
-def test_a_zoom_gets_its_points_from_the_kernel(parts):
-    page = parts.page
-    loss = page.locator(".dfm-monitor .dfm-plot").first
-    loss.scroll_into_view_if_needed()
-    svg = loss.locator("svg")
-    whole = svg.locator("path").first.get_attribute("d")
-    box = svg.bounding_box()
-    page.mouse.move(box["x"] + 200, box["y"] + 100)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 260, box["y"] + 100, steps=4)
-    page.mouse.up()
-    sync_api.expect(svg.locator("path").first).not_to_have_attribute("d", whole)
-    for kind, begins in (("CSV", b"series,"), ("PNG", b"\x89PNG")):
-        with page.expect_download() as download:
-            loss.get_by_role("button", name=kind).click()
-        assert download.value.path().read_bytes().startswith(begins)
-    loss.get_by_role("button", name="Show all").click()
-    sync_api.expect(svg.locator("path").first).to_have_attribute("d", whole)
 
 
 def test_the_keyboard_reaches_plots_sliders_and_prompt(parts):

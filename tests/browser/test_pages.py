@@ -72,16 +72,6 @@ def test_a_plot_that_was_hidden_has_its_width_again(plot):
     plot.wait_for_function("document.querySelectorAll('circle').length > 0")
 
 
-def test_the_pointer_reads_the_value_of_its_own_point(plot):
-    box = plot.locator("svg").bounding_box()
-    at = {}
-    for place, x in (("left", 60), ("right", 880)):
-        plot.mouse.move(box["x"] + x, box["y"] + 100)
-        at[place] = plot.locator(".readout").text_content()
-    assert at["left"] == "iteration 1: training 4, validation 1.25 (at 4)"
-    assert at["right"] == "iteration 4: training 1.5, validation 1.25"
-
-
 def test_a_drag_zooms_in_and_a_double_click_out(plot):
     box = plot.locator("svg").bounding_box()
     left, right = (box["x"] + 52, box["x"] + 882)  # of iterations 1 and 4
