@@ -1,8 +1,7 @@
-"""Forms from the typed settings: the right control for a type, the command line's own rules, faults in their place."""
+"""Forms from the typed settings: the command line's own rules, faults in their place."""
 
 from __future__ import annotations
 
-import ipywidgets as w
 import numpy as np
 import pytest
 
@@ -16,20 +15,6 @@ def test_untouched_form_changes_nothing():
     for recipe in cfg.recipes():
         form = ConfigForm(ALL, recipe=recipe)
         assert form.overrides() == [] and form.valid and len(form.controls) == len(cfg.fields())
-
-
-@pytest.mark.parametrize(
-    "key, kind",
-    [
-        ("train.caption_dropout", w.FloatSlider),
-        ("train.train_iters", w.Text),
-        ("model.size", w.Dropdown),
-        ("model.qk_layernorm", w.Checkbox),
-        ("validation.prompts", w.Text),
-    ],
-)
-def test_control_fits_the_type(key, kind):
-    assert type(ConfigForm([key]).controls[key].widget) is kind
 
 
 def test_overrides_round_trip_through_the_resolver():
@@ -51,17 +36,6 @@ def test_overrides_round_trip_through_the_resolver():
     assert len(form.overrides()) == len(values)
     resolved = cfg.resolve("demo", overrides=form.overrides())
     assert {k: resolved.get(k) for k in values} == values
-
-
-def test_size_shows_its_numbers_and_is_one_override():
-    form = ConfigForm(["model"], recipe="demo")
-    form["model.size"] = "DiT-B"
-    assert form.controls["model.hidden_size"].value == 768
-    assert form.overrides() == ["model.size=DiT-B"]
-    form["model.num_layers"] = 3
-    assert form.overrides() == ["model.size=DiT-B", "model.num_layers=3"]
-    resolved = cfg.resolve("demo", overrides=form.overrides())
-    assert (resolved.config.model.num_layers, resolved.config.model.hidden_size) == (3, 768)
 
 
 def test_fault_stands_beside_its_control_and_goes_away():
@@ -112,21 +86,6 @@ def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
     assert form.valid and limit.fault == "" and form.check() is form
 
 
-@pytest.mark.parametrize(
-    ("settings", "at"),
-    [
-        ({"source": "folder", "source_spec": "/nowhere"}, "source_spec"),
-        ({"short_side": 63}, "short_side"),
-        ({"num_images": -1}, "num_images"),
-    ],
-)
-def test_prepare_says_before_a_launch_what_the_source_would(settings, at):
-    form = PrepareForm("out")
-    for key, value in settings.items():
-        form[key] = value
-    assert [key for key, control in form.controls.items() if control.fault] == [at] and form._message.value == ""
-
-
 def test_choosing_a_source_clears_the_others_flags(tmp_path):
     from dfm_nb.base import video
 
@@ -142,31 +101,6 @@ def test_choosing_a_source_clears_the_others_flags(tmp_path):
     assert form.python() == f"prepare_dataset(source='folder:{tmp_path}', output_dir='out')"
     form["source"] = "synthetic"
     assert form.argv() == ["--output-dir", "out", "--num-images", "20", "--num-clips", "4"]
-
-
-@pytest.mark.parametrize(
-    ("key", "typed", "said"),
-    [
-        ("train.train_iters", "12.7", "12.7"),
-        ("train.train_iters", "", "null"),
-        ("optimizer.lr", "1e99", "1e+99"),
-        ("optimizer.lr", "fast", "'fast'"),
-    ],
-)
-def test_number_that_cannot_be_meant_is_a_fault(key, typed, said):
-    form = ConfigForm(["train", "optimizer"], recipe="demo")
-    form.controls[key].widget.value = typed
-    assert said in form.controls[key].fault
-
-
-def test_closed_section_is_marked_with_its_faults_and_changes():
-    form = ConfigForm(["model", "train", "optimizer"], recipe="demo")
-    form.widget  # noqa: B018
-    titles = lambda: [section.titles[0] for section in form._sections.values()]  # noqa: E731
-    assert titles() == ["model", "train", "optimizer"]
-    form["optimizer.lr"] = -1
-    form["train.train_iters"] = 20
-    assert titles() == ["model", "train · 1 changed", "optimizer · ✖ 1 to correct · 1 changed"]
 
 
 def test_changed_value_offers_the_recipes():

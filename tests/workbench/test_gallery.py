@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dfm_nb import inspect
-from dfm_nb.base.video import read_image, read_video, write_mp4, write_png
+from dfm_nb.base.video import read_image, write_mp4, write_png
 from workbench.browser import DatasetBrowser, histogram_svg
 from workbench.gallery import Gallery
 
@@ -28,15 +28,6 @@ def files(tmp_path):
         (tmp_path / f"{name}.mp4.json").write_text(json.dumps(settings))
     write_png(tmp_path / "c.png", clip(10, 1)[0])
     return tmp_path
-
-
-def test_saved_gallery_carries_playable_clips(files, tmp_path):
-    page = Gallery(files).html()
-    videos = re.findall(r'<video src="data:video/mp4;base64,([^"]+)" autoplay loop muted playsinline ', page)
-    assert len(videos) == 2 and "<source" not in page and page.count("<img src=") == 1
-    (tmp_path / "back.mp4").write_bytes(base64.b64decode(videos[1]))
-    frames, fps = read_video(tmp_path / "back.mp4")
-    assert frames.shape == (5, 32, 48, 3) and fps == 8 and abs(frames.mean() - 160) < 4
 
 
 def test_gallery_shows_prompt_seed_and_settings_escaped(files):
@@ -116,16 +107,6 @@ def test_browser_shows_what_the_tokenizer_decodes_or_the_latent(data):
     for latent, expected in ((False, decoded), (True, inspect.false_colours(sample))):
         shown = re.search(r"data:image/png;base64,([^\"]+)", browser.figure(index, latent=latent))[1]
         np.testing.assert_array_equal(read_image(base64.b64decode(shown)), expected)
-
-
-def test_browser_reads_only_the_page_it_shows(data, monkeypatch):
-    read = []
-    original = inspect.SampleEntry.read
-    monkeypatch.setattr(
-        inspect.SampleEntry, "read", lambda self, *fits: (read.append(self.key), original(self, *fits))[1]
-    )
-    DatasetBrowser(data).html(samples=5)
-    assert len(read) == 5
 
 
 def test_length_histogram_counts_every_sample(data):

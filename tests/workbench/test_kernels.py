@@ -1,15 +1,13 @@
-"""The workbench inside real kernels: headless or not, a run that fails, a kernel restart, a busy cell."""
+"""The workbench inside real kernels: headless or not, a kernel restart."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 import workbench
 from tests.processes import alive, wait_until
@@ -101,19 +99,6 @@ def test_plain_python_is_headless_unless_the_environment_decides(monkeypatch):
         workbench.is_headless()
 
 
-def test_notebook_without_front_end_shows_text_and_keeps_the_picture(place):
-    notebook = run_notebook(
-        place, launcher_cell(place, 12, "well"), "await run.wait()", "print(workbench.is_headless())"
-    )
-    first, second, third = (c["outputs"] for c in notebook.cells)
-    assert third[0]["text"] == "True\n"
-    printed = "".join(o["text"] for o in second if o["output_type"] == "stream")
-    assert "[INFO] Iteration 1/12" in printed and "[INFO] Iteration 12/12" in printed
-    page = first[0]["data"]["text/html"]
-    assert '<img src="data:image/png;base64,' in page and 'alt="finished · iteration 12' in page
-    assert not any("application/vnd.jupyter.widget-view+json" in o.get("data", {}) for o in first)
-
-
 def test_displayed_widgets_are_text_without_a_front_end(place):
     notebook = run_notebook(
         place,
@@ -124,13 +109,6 @@ def test_displayed_widgets_are_text_without_a_front_end(place):
     shown = [c["outputs"][-1]["data"] for c in notebook.cells]
     assert all(list(d) == ["text/plain"] for d in shown)
     assert "train.train_iters" in shown[0]["text/plain"] and "--limit 3" in shown[1]["text/plain"]
-
-
-def test_failing_run_fails_the_notebook_with_its_own_error_last(place):
-    with pytest.raises(CellExecutionError) as failed:
-        run_notebook(place, launcher_cell(place, 2, "raise"), "run.wait()")
-    assert str(failed.value).strip().splitlines()[-1] == "KeyError: 'the sample has no caption'"
-    assert workbench.Launcher.attach(place / "run").state == "failed"
 
 
 def test_kernel_restart_loses_nothing_and_stop_leaves_nothing(place, kernel):
@@ -146,25 +124,3 @@ def test_kernel_restart_loses_nothing_and_stop_leaves_nothing(place, kernel):
     kernel.run("run.stop()")
     assert alive(tree) == []
     assert "stopped" in kernel.run("print(run._panel.status.value)")
-
-
-def test_monitor_paints_while_a_cell_is_busy(place, kernel):
-    kernel.run(launcher_cell(place, 100_000, "well"))
-    wait_until(lambda: (place / "run" / "metrics.jsonl").exists(), "a step")
-    seen = kernel.run(
-        "import time\nseen = []\nfor _ in range(6):\n"
-        "    time.sleep(0.5); seen.append(monitor.reader.count)\nprint(*seen)"
-    )
-    counts = list(map(int, seen.split()))
-    assert all(b > a for a, b in zip(counts, counts[1:])), counts
-    kernel.run("run.stop()")
-
-
-def test_kernel_that_is_shut_down_leaves_no_monitor_thread_behind(place):
-    kernel = Kernel(place)
-    try:
-        pid = int(kernel.run("import os, workbench; workbench.Monitor('run').show(); print(os.getpid())"))
-    finally:
-        kernel.client.shutdown()
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", "the kernel ends", 10)
-    kernel.close()

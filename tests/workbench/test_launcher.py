@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -96,34 +95,6 @@ def steps_done(launcher) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_headless_wait_blocks_and_prints_progress(launch, capsys):
-    launcher = launch(steps=6)
-    launcher.start()
-    assert launcher.state == "running"
-    launcher.wait()
-    assert launcher.state == "finished" and launcher.job.record["exit_code"] == 0
-    printed = capsys.readouterr().out
-    assert [f"[INFO] Iteration {i}/6" in printed for i in range(1, 7)] == [True] * 6
-
-
-def test_wait_in_a_front_end_leaves_the_loop_free(launch, front_end):
-    launcher, ticks = launch(steps=30).start(), []
-
-    async def tick():
-        while True:
-            ticks.append(time.monotonic())
-            await asyncio.sleep(0.02)
-
-    async def cell():
-        ticking = asyncio.create_task(tick())
-        await launcher.wait()
-        ticking.cancel()
-
-    asyncio.run(cell())
-    assert launcher.state == "finished"
-    assert max(b - a for a, b in zip(ticks, ticks[1:])) < 1.0
-
-
 @pytest.mark.parametrize(
     "ending, cause",
     [
@@ -178,19 +149,6 @@ def test_killed_torchrun_or_supervisor_leaves_no_orphans(launch, victim, state, 
     (tree[0], agent)[victim].kill()
     wait_until(lambda: alive(tree) == [], "the rest is gone")
     assert launcher.state == state and cause in launcher.job.cause()
-
-
-def test_resume_runs_the_same_command_and_goes_on(launch):
-    launcher = launch(steps=60).start()
-    wait_until(lambda: steps_done(launcher) >= 3, "three steps")
-    launcher.stop()
-    reached = steps_done(launcher)
-    assert 3 <= reached < 60
-    workbench.Launcher.attach(launcher.run_dir).resume(confirm=True).wait()  # a program of our own, not a driver
-    iterations = [
-        json.loads(line)["iteration"] for line in (launcher.run_dir / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert iterations[-1] == 60 and len(iterations) <= 61 and sorted(set(iterations)) == list(range(1, 61))
 
 
 def test_refusals_name_the_process_or_the_folder(launch, tmp_path):

@@ -205,17 +205,6 @@ def test_a_run_can_be_left_out_and_a_new_one_is_found(tmp_path, monkeypatch):
     assert [s["name"] for s in monitor.loss.data] == ["lr 0.2", "lr 0.3"]
 
 
-def test_a_panel_is_there_when_a_run_has_something_for_it(tmp_path):
-    write(tmp_path, *(record(i) for i in range(1, 5)))
-    monitor = Monitor(tmp_path)
-    monitor.finish()
-    shown = [p.title for p in monitor.plots if p.layout.display != "none"]
-    assert shown == ["Training loss", "Learning rate", "Speed"]
-    write(tmp_path, record(5, grad_norm=0.3, tflops_per_s=0.1))
-    monitor.finish()
-    assert [p.title for p in monitor.plots if p.layout.display != "none"][2:4] == ["Gradient norm", "Speed"]
-
-
 def test_the_axis_can_be_samples_or_time(tmp_path):
     write(tmp_path, *(record(i, samples=4 * i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.5})
     monitor = Monitor(tmp_path)

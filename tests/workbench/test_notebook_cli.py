@@ -206,15 +206,6 @@ def test_checkout_is_worked_on_in_a_copy(tmp_path):
     assert lab.provide(tmp_path / "other") == 0, "a folder of somebody's own"
 
 
-def test_installed_package_brings_the_notebooks(tmp_path, monkeypatch):
-    monkeypatch.setattr(lab, "__file__", str(tmp_path / "site-packages/workbench/lab.py"))
-    monkeypatch.setattr(lab.sysconfig, "get_path", lambda _name: str(tmp_path))
-    assert lab.shipped() is None
-    (tmp_path / lab.SHARE).mkdir(parents=True)
-    (tmp_path / lab.SHARE / "00_tour.ipynb").write_text("{}")
-    assert lab.shipped() == tmp_path / lab.SHARE and lab.provide(tmp_path / "mine") == 1
-
-
 def _status(url: str) -> int:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:

@@ -306,13 +306,3 @@ def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
     program, verb, *words = shlex.split(shell)
     (request,) = generate.requests_of(generate.parse(words), tiny_pipe.recommended)
     assert (program, verb) == ("dfm", "generate") and request == clip.request
-
-
-@pytest.mark.slow
-def test_the_widget_ends_in_the_pipelines_own_clip(tiny_pipe):
-    studio = Studio(tiny_pipe, "a red moth", height=32, width=48, num_steps=3)
-    studio.controls["guidance"].value = 3.0
-    settled(studio)
-    (plain,) = tiny_pipe(["a red moth"], height=32, width=48, num_steps=3, guidance=3.0)
-    assert (studio.clip.frames == plain.frames).all() and studio.message.startswith("done")
-    assert [word for word, _ in studio.words()] == ["a", "red", "moth"]

@@ -75,16 +75,6 @@ def test_stopped_training_has_saved_and_left_nothing_and_resumes(run):
     assert iterations == list(range(1, STEPS + 1)) and 5 <= stopped["iteration"] < STEPS
 
 
-def test_monitor_shows_the_whole_run(run):
-    launcher, _ = run
-    monitor = workbench.Monitor(launcher.run_dir)
-    monitor.widget  # noqa: B018
-    monitor.close()
-    assert f"finished · iteration {STEPS}/{STEPS}" in monitor.status() and monitor.progress == 1.0
-    assert [s["name"] for s in monitor.by_sigma.data] == ["iteration 20", f"iteration {STEPS}"]
-    assert f"Samples at iteration {STEPS}" in monitor._media.value and "a blue moth" in monitor._media.value
-
-
 def test_galleries_of_a_runs_samples_guidances_and_checkpoints(run):
     from dfm_nb import parallel
     from dfm_nb.generation.pipeline import Pipeline
