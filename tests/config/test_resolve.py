@@ -113,11 +113,6 @@ def test_size_sets_shape_below_the_settings_of_its_own_layer(tmp_path):
     assert C.resolve("demo", file, ["model.size=DiT-B"]).config.model.num_layers == 12  # a later layer wins
 
 
-def test_ffn_follows_the_width_unless_it_is_set():
-    assert C.resolve("demo", overrides=["model.hidden_size=240"]).config.model.ffn_hidden_size == 960
-    assert C.resolve("demo", overrides=["model.ffn_hidden_size=100"]).config.model.ffn_hidden_size == 100
-
-
 def test_saved_config_is_a_layer_whose_derived_values_are_derived_again(tmp_path):
     saved = C.resolve("demo", overrides=["train.train_iters=300"])
     assert saved.config.scheduler.lr_decay_iters == 300
@@ -184,28 +179,6 @@ def test_fault_is_reported_with_its_key(overrides, name):
     with pytest.raises(C.ConfigError, match=re.escape(name)) as caught:
         C.resolve("default", overrides=overrides.split())
     assert len(caught.value.faults) == 1 and "command line" in str(caught.value)
-
-
-def test_all_faults_are_reported_at_once():
-    chosen = ["model.hiden_size=3", "train.lr=1", "optimizer.weight_decay=-1", "rng.seed=x"]
-    with pytest.raises(C.ConfigError) as caught:
-        C.resolve("default", overrides=chosen, training=True)
-    names = ["model.hiden_size", "train.lr", "optimizer.weight_decay", "rng.seed", "dataset.path"]
-    assert len(caught.value.faults) == len(names) and all(name in str(caught.value) for name in names)
-
-
-@pytest.mark.parametrize(
-    "overrides, count",
-    [
-        (["model.sequence_parallel=true", "model.virtual_pipeline_model_parallel_size=2"], 2),
-        (["model.tensor_model_parallel_size=5"], 2),  # it divides neither the model nor the processes
-    ],
-)
-def test_a_fault_is_reported_once(overrides, count):
-    """With a number of processes the layout is checked too, and some rules belong to both."""
-    with pytest.raises(C.ConfigError) as caught:
-        C.resolve("default", overrides=["dataset.mock=true", *overrides], training=True, world_size=1)
-    assert len(caught.value.faults) == count, str(caught.value)
 
 
 def test_faults_of_all_layers_carry_their_file(tmp_path):

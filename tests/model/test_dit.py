@@ -70,16 +70,6 @@ def test_conditioning_reaches_its_own_sample_only(one_rank, change):
         torch.testing.assert_close(before[other], after[other], rtol=1e-4, atol=1e-5)
 
 
-def test_padding_content_reaches_nobody(one_rank):
-    chunk = make()
-    pack = pack_draws(draws(), SETTINGS, capacity=200)
-    before = outputs(chunk, pack)
-    start = pack.cu_q[-2]
-    pack.x0[start:], pack.noise[start:], pack.text[pack.cu_kv[-2] :] = 9.0, -9.0, 5.0
-    after = outputs(chunk, pack)
-    assert all(torch.equal(before[k], after[k]) for k in before)
-
-
 def test_cached_text_keys_give_the_same_output(one_rank):
     from dfm_nb.model.denoiser import PackDenoiser
 
