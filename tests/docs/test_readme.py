@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -129,17 +128,6 @@ def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, 
 @pytest.mark.parametrize("name", NAMES)
 def test_links_and_figures_of_the_page_are_there(name):
     assert Page(name).missing_links() == []
-
-
-def test_every_script_and_make_target_that_the_pages_name_exists():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    for name in NAMES:
-        text = Page(name).text
-        assert set(re.findall(r"`(?:[^`]* )?make ([a-z-]+)`", text)) <= targets, name
-        named = re.findall(
-            r"\b(?:benchmarks|scripts|tests|dfm_nb|workbench|notebooks)/[\w/]+\.(?:py|ipynb|md|sh)\b", text
-        )
-        assert [p for p in named if not Path(ROOT, p).is_file()] == [], name
 
 
 @pytest.mark.slow
