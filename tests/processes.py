@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Callable, Iterable
@@ -122,11 +121,6 @@ class Commands:
 def commands() -> Commands:
     """The ones of this process."""
     return Commands()
-
-
-def forks() -> list[psutil.Process]:
-    """Those that run now; nothing but their parent tells them from other processes."""
-    return psutil.Process(forkserver._forkserver._forkserver_pid).children()
 
 
 def _attend(connection: socket.socket) -> None:

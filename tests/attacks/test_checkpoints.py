@@ -149,16 +149,6 @@ def test_index_cannot_set_attributes_of_torchs_classes(run, name):
     assert not any(hasattr(record, "poison") for record in checkpoint_index._RECORDS.values())
 
 
-def test_new_checkpoints_hold_tensors_only(one_rank, tmp_path):
-    trainer, loader = make_trainer(["model.num_layers=2"])
-    trainer.step(loader.next_step())
-    writer = saving.Writer(tmp_path, say=lambda *_: None)
-    writer.save(trainer.pieces(), 1, {"iteration": 1}, "model: {}\n")
-    writer.close()
-    index = pickle.loads((tmp_path / "iter_0000001" / ".metadata").read_bytes())
-    assert {type(v) for v in index.state_dict_metadata.values()} == {TensorStorageMetadata}
-
-
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_exported_file_that_is_a_pickle_runs_nothing(one_rank, tmp_path, suffix):
     file = tmp_path / f"model{suffix}"

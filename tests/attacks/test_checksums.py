@@ -1,7 +1,6 @@
 """Damage to any file of a checkpoint is found in every form of its path, and named; the one before it is used."""
 
 import json
-import random
 import shutil
 
 import pytest
@@ -53,15 +52,6 @@ def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file):
         checkpoint.find(run, lambda _: None)
 
 
-def test_every_flipped_bit_of_the_listing_is_one_sentence(folder):
-    path = folder / CHECKSUMS
-    good = path.read_bytes()
-    places = [(i, bit) for i in range(len(good)) for bit in range(8)]
-    for i, bit in random.Random(0).sample(places, 200):
-        path.write_bytes(good[:i] + bytes([good[i] ^ 1 << bit]) + good[i + 1 :])
-        refused(folder)
-
-
 ODD = ["", "{}", "[]", "null", "1", '"x"', '{"a": 1}', '{"a": {"bytes": 1}}', "[" * 100_000, '{"../x": {}}', "\xff"]
 
 
@@ -77,13 +67,6 @@ def test_entry_cannot_be_taken_out(folder, file):
     del files[CHECKSUMS], files[file]
     (folder / CHECKSUMS).write_text(checkpoint.listing_text(files))
     assert file in refused(folder)
-
-
-def test_listing_without_a_checksum_of_its_own_says_what_reads_it(folder):
-    files = json.loads((folder / CHECKSUMS).read_text())
-    del files[CHECKSUMS]
-    (folder / CHECKSUMS).write_text(json.dumps(files, indent=1))
-    assert "d3d8367" in refused(folder)
 
 
 @pytest.mark.parametrize("file, text", [("state.json", ""), ("metadata.json", "[]"), ("manifest.json", "\x01")])

@@ -108,14 +108,6 @@ def test_manifest_of_wrong_types_is_one_sentence(data, capsys, change):
     assert str(data / "manifest.json") in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_manifest_without_checksums_of_files_says_what_reads_it(data):
-    found = json.loads((data / "manifest.json").read_text())
-    del found["files"]
-    (data / "manifest.json").write_text(json.dumps(found))
-    with pytest.raises(ValueError, match="d3d8367"):
-        EnergonStore(data)
-
-
 def test_damage_in_the_middle_of_a_tar_costs_one_sample(tmp_path):
     """The headers of one sample are overwritten: the others are read where they are."""
     data = shutil.copytree(STORED / "data", tmp_path / "data")

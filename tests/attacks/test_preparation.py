@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
-import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -58,23 +56,6 @@ def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path
     manifest = prepared(f"table:{photos / 't.jsonl'}", tmp_path / "e")
     assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped"] == 2
     assert "row 3 of t.jsonl" in drops(manifest)["caption_not_utf8"]
-
-
-def test_a_file_whose_name_is_not_utf8_is_used_with_a_caption_and_named_without_pixels(photos, tmp_path):
-    root = os.fsencode(photos)
-    picture(os.fsdecode(root + b"/caf\xe9.png"))
-    Path(os.fsdecode(root + b"/caf\xe9.txt")).write_text("a café")
-    Path(os.fsdecode(root + b"/b\xe9.png")).write_bytes(b"no picture")
-    Path(os.fsdecode(root + b"/b\xe9.txt")).write_text("broken")
-    manifest = prepared(f"folder:{photos}", tmp_path / "d")
-    assert manifest["counts"]["samples"] == 3 and "b\\udce9.png" in drops(manifest)["unreadable_image"]
-
-
-def test_a_table_that_json_cannot_read_is_named_with_its_line(tmp_path, capsys):
-    (tmp_path / "t.jsonl").write_text("[" * 100_000)
-    source = ["--source", f"table:{tmp_path / 't.jsonl'}", "--output-dir", str(tmp_path / "d")]
-    assert guard(prepare.main, source) == 2
-    assert "line 1" in capsys.readouterr().err
 
 
 # ---- files that are none, and files elsewhere ---------------------------------------------------------------------
@@ -130,46 +111,6 @@ def test_a_table_that_the_user_names_may_hold_any_path_and_a_fetched_one_may_not
             list(fetched.read(index))
         assert caught.value.reason == "outside"
     assert len(list(table.build("hf://datasets/a/b/t.csv", allow_outside=True).read(0))) == 1
-
-
-# ---- a full disk --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """`small_disk(kib)` is a folder on a file system of that size."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mounted(kib: int) -> Path:
-        if subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", place], capture_output=True
-        ).returncode:
-            pytest.skip("mounting a file system needs root")
-        return place / "d"
-
-    yield mounted
-    subprocess.run(["umount", "-l", place], capture_output=True)
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_no_temporary(small_disk, capfd):
-    out = small_disk(320)
-    small = ["--num-images", "12", "--num-clips", "2", "--short-side", "32", "--shard-size", "8"]
-    assert guard(prepare.main, ["--source", "synthetic", *small, "--output-dir", str(out)]) == 2
-    said = capfd.readouterr().err
-    assert "no space left" in said and "Traceback" not in said
-    there = [p.name for p in out.rglob("*") if p.is_file()]
-    assert not [name for name in there if name.endswith(".tmp")] and any("rank0-000000" in name for name in there)
-
-
-def test_every_file_of_a_prepared_folder_has_the_umasks_mode(photos, tmp_path):
-    old = os.umask(0o027)
-    try:
-        prepared(f"folder:{photos}", tmp_path / "d")
-    finally:
-        os.umask(old)
-    files = [p for p in (tmp_path / "d").rglob("*") if p.is_file()]
-    assert {stat.S_IMODE(p.stat().st_mode) for p in files} - {0o640} == set(), files
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------

@@ -26,12 +26,6 @@ def test_floor_side(px, floored):
     assert geometry.is_side(px) == (px == floored)
 
 
-def test_messages_name_the_values_on_both_sides():
-    assert geometry.nearest_frames(10) == "9 or 13"
-    assert geometry.nearest_frames(-2) == "1 or 5"
-    assert geometry.nearest_sides(70) == "64 or 80"
-
-
 @given(st.integers(1, 50), st.integers(1, 200), st.integers(1, 200))
 def test_latent_and_pixel_sizes_are_inverse(t, h, w):
     frames, height, width = geometry.pixel_size(t, h, w)

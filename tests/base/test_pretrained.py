@@ -68,12 +68,6 @@ def test_a_wrong_name_lists_the_right_ones(folder, load):
         load("moth")
 
 
-def test_training_names_the_packaged_model_that_was_meant(folder):
-    args = train.parse(["--mock", "checkpoint.pretrained=moth"])
-    with pytest.raises(ValueError, match="'moth'.*moths"):
-        train.resolve(args, 1)
-
-
 @pytest.mark.slow
 def test_the_file_alone_generates_from_a_prompt(moths, one_rank):
     pipe = Pipeline.from_pretrained("moths")
@@ -154,13 +148,6 @@ def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, t
     assert before.keys() == after.keys() and any(not torch.equal(before[n], after[n]) for n in before)
     (clip,) = Pipeline.from_checkpoint(file)("a moth", **SIZE)
     assert clip.frames.shape == (1, 32, 32, 3)
-
-
-@pytest.mark.slow
-def test_training_says_when_its_data_are_of_another_tokenizer(moths, tiny_data, tmp_path):
-    settings = ["checkpoint.pretrained=moths", "train.train_iters=1", "train.eval_interval=0", *FAST]
-    run = train_model(dataset_path=tiny_data, run_dir=tmp_path / "run", recipe="demo", overrides=settings)
-    assert "moths was trained on data of another tokenizer" in log(run) and "text encoder" not in log(run)
 
 
 def log(run) -> str:

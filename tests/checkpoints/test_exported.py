@@ -83,12 +83,6 @@ def test_bfloat16_file_holds_rounded_weights_in_half_the_room(run, tmp_path):
     assert all(torch.equal(t, rounded[n]) for n, t in exported.read(again)[0].items())
 
 
-def test_pth_is_a_plain_dict_of_tensors_and_a_text(run, tmp_path):
-    content = torch.load(export_to(run, tmp_path / "model.pth"), weights_only=True)
-    assert type(content) is dict and type(content.pop("dfm_nb")) is str
-    assert {type(v) for v in content.values()} == {torch.Tensor}
-
-
 @pytest.mark.parametrize(
     "change, suffix", [("weight", ".pth"), ("setting", ".safetensors"), ("name", ".safetensors"), ("file", ".pth")]
 )

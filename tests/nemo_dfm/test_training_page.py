@@ -1,7 +1,4 @@
-"""The page "Train DiT Model": its YAML with `-m dfm_nb.train` for the script, overridden, and its checkpoint resumed.
-
-The page's first command, with the defaults that it has, is in tests/test_train_reference.py.
-"""
+"""The page "Train DiT Model": its YAML with `-m dfm_nb.train` for the script, overridden, and its checkpoint resumed."""
 
 from __future__ import annotations
 
