@@ -18,7 +18,6 @@ from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.processes import commands, wait_until
-from tests.tiny_run import VARIANTS
 
 SMALL = [
     "--mock",
@@ -194,16 +193,3 @@ def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_
     assert losses(run) == losses(tiny_checkpoint)
     ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
-
-
-@pytest.mark.slow
-def test_bf16_run_of_wan_goes_on_bit_for_bit(tiny_data, tmp_path):
-    """Packed shards, a loader process, averages, an asynchronous save in the middle."""
-    bf16 = [*VARIANTS["wan"], "mixed_precision=bf16", "train.train_iters=4", "dataset.num_workers=1"]
-    whole = tiny_run.train(
-        tiny_data, tmp_path / "whole", *bf16, "checkpoint.save_interval=2", "checkpoint.async_save=true"
-    )
-    start = whole / "checkpoints" / "iter_0000002"
-    resumed = tiny_run.train(tiny_data, tmp_path / "resumed", *bf16, f"checkpoint.load_checkpoint={start}")
-    assert sorted(losses(resumed)) == [3, 4]
-    assert losses(resumed) == {i: loss for i, loss in losses(whole).items() if i > 2}

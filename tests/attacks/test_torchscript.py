@@ -11,7 +11,6 @@ from dfm_nb import inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import STORED, copy_run, reseal
-from workbench.browser import DatasetBrowser
 
 
 class WritesAFile(torch.nn.Module):
@@ -69,11 +68,6 @@ def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, mi
         and ("decoder.jit" if missing == "tokenizer.safetensors" else "--tokenizer-path") in error
     )
     assert not mark.exists()
-
-
-def test_browser_runs_no_program_of_the_data(data, mark):
-    shown = DatasetBrowser(data).html()
-    assert "in false colours" in shown and "--tokenizer-path" in shown and not mark.exists()
 
 
 def test_pipeline_runs_no_program_of_the_checkpoint(one_rank, tmp_path, mark):

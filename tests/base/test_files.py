@@ -20,16 +20,6 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_old_content_stays_until_the_block_ends(tmp_path):
-    path = tmp_path / "x"
-    files.write_atomically(path, b"old")
-    with files.replacing(path) as temporary:
-        temporary.write_bytes(b"new")
-        assert path.read_bytes() == b"old" and temporary.parent == tmp_path
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_two_writers_of_one_file_do_not_meet(tmp_path):
     with files.replacing(tmp_path / "x") as first, files.replacing(tmp_path / "x") as second:
         assert first != second

@@ -10,11 +10,9 @@ import time
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dfm_nb.base.log import iteration_line, start_logging, stop_logging
 from dfm_nb.base.metrics import Metrics, read_metrics, series, smooth, tail_metrics
-from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run, iteration_name
 
 
@@ -229,16 +227,6 @@ def test_smooth_keeps_constants_and_means():
     assert smooth([2.0] * 9, 5) == [2.0] * 9
     assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
     assert smooth([1.0, 5.0], 1) == [1.0, 5.0]
-
-
-def test_plot_loss_draws_a_png_or_nothing_without_a_loss(tmp_path):
-    plot_loss([record(i, loss=1 / i, val_loss=1 / i) for i in range(1, 200)], tmp_path / "loss.png", "title")
-    with Image.open(tmp_path / "loss.png") as image:
-        assert image.size == (864, 504)
-        assert len(image.convert("RGB").getcolors(10**6)) > 5
-    plot_loss([record(1)], tmp_path / "one.png")
-    plot_loss([{"iteration": 1, "loss": None}], tmp_path / "x.png")
-    assert sorted(os.listdir(tmp_path)) == ["loss.png", "one.png"]
 
 
 LINES = ['{"loss": 1}', '{"iteration": true}', '{"iteration": 1, "elapsed_s": "long"}', "[1, 2]", "nothing"]

@@ -147,14 +147,6 @@ def test_read_video_applies_display_rotation(tmp_path):
     assert np.abs(out[0].astype(int) - np.rot90(clip[0], -1)).mean() < 4
 
 
-def test_open_video_streams_the_frames_of_read_video(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", gradient(9), 8)
-    whole, rate = video.read_video(tmp_path / "a.mp4", fps=4)
-    with video.open_video(tmp_path / "a.mp4", fps=4) as (frames, fps):
-        assert next(frames).shape == (48, 64, 3)
-        assert np.array_equal(np.stack(list(frames)), whole[1:]) and fps == rate == 4
-
-
 def test_what_decodes_to_too_much_is_refused(tmp_path, monkeypatch):
     clip = gradient(9)
     video.write_mp4(tmp_path / "a.mp4", clip, 8)
@@ -175,15 +167,6 @@ def test_a_picture_that_unpacks_to_gigabytes_is_refused():
     with pytest.raises(SampleError) as caught:
         video.read_image(bomb)
     assert caught.value.reason == "too_large"
-
-
-def test_read_still_or_animation_goes_by_the_content(tmp_path):
-    stills = [Image.fromarray(f) for f in gradient(5)]
-    stills[0].save(tmp_path / "a.jpg", "GIF", save_all=True, append_images=stills[1:], duration=50)
-    frames, fps = video.read_still_or_animation(tmp_path / "a.jpg")
-    assert frames.shape == (5, 48, 64, 3) and fps == pytest.approx(20)
-    frames, fps = video.read_still_or_animation(png(stills[0]))
-    assert np.array_equal(frames[0], gradient(1)[0]) and fps == 1
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------
@@ -261,12 +244,3 @@ def test_inline_html_of_one_frame_is_a_lossless_image():
 def test_write_mp4_refuses_other_arrays(shape, dtype, tmp_path):
     with pytest.raises(ValueError, match="video"):
         video.write_mp4(tmp_path / "a.mp4", np.zeros(shape, dtype), 8)
-
-
-def test_mediapy_compresses_and_reads_as_pyav_does(tmp_path):
-    kind, data = video.compressed(gradient(), 12.5)
-    (tmp_path / "a.mp4").write_bytes(data)
-    ours, fps = video.read_video(tmp_path / "a.mp4")
-    assert kind == "video/mp4" and fps == 12.5 and np.abs(ours.astype(int) - gradient()).mean() < 3
-    theirs = video.mediapy().read_video(tmp_path / "a.mp4")
-    assert theirs.metadata.fps == 12.5 and np.array_equal(theirs, ours)

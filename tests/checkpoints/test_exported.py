@@ -127,20 +127,6 @@ def test_average_that_cannot_be_rebuilt_is_refused_with_the_range(run, tmp_path,
     assert not (tmp_path / "model.pth").exists()
 
 
-ODD = ["", "[]", "{}", "[" * 100_000, '{"format": "dfm_nb.weights.2"}', '{"format": "dfm_nb.weights.1"}']
-ODD += [
-    json.dumps({"format": "dfm_nb.weights.1", "files": files, "sha256": "0"})
-    for files in ([], {"../config.yaml": ""}, {"config.yaml": 1}, {"config.yaml": "model: {}"})
-]
-
-
-@pytest.mark.parametrize("text", ODD, ids=lambda t: t[:60] or "empty")
-def test_odd_text_is_one_sentence(tmp_path, text):
-    file = tmp_path / "model.safetensors"
-    write(file, {"final.weight": torch.zeros(2)}, text)
-    refused(file)
-
-
 def test_other_files_are_not_unpacked(tmp_path):
     tensors, texts = {"file.../evil": torch.zeros(2, dtype=torch.uint8)}, {"config.yaml": "model: {}"}
     write(tmp_path / "model.pth", tensors, exported._text(texts, exported._checksum(texts, tensors)))

@@ -1,4 +1,4 @@
-"""The page "Train DiT Model": its YAML with `-m dfm_nb.train` for the script, overridden, and its checkpoint resumed."""
+"""The page "Train DiT Model": its YAML with `-m dfm_nb.train`, overridden, and its checkpoint resumed."""
 
 from __future__ import annotations
 
