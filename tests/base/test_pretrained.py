@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
 import torch
 
-from dfm_nb import Pipeline, export, generate, prepare, prepare_dataset, train, train_model
+from dfm_nb import Pipeline, export, prepare, prepare_dataset, train, train_model
 from dfm_nb.base import pretrained
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
@@ -16,7 +15,6 @@ from tests import tiny_run
 
 SIZE = dict(height=32, width=32, num_steps=2, guidance=2.0)
 FAST = ["train.global_batch_size=1", "dataset.task_encoder_seq_length=160"]
-FLAGS = ["--prompt", "a moth", "--height", "32", "--width", "32", "--num-steps", "2", "--guidance", "2"]
 
 
 @pytest.fixture
@@ -87,19 +85,6 @@ def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank
     source.config.mixed_precision = "bf16"
     assert Pipeline.from_checkpoint(source).config.mixed_precision == ("bf16" if fast else "fp32")
     assert Pipeline.from_checkpoint(source, mixed_precision="bf16").config.mixed_precision == "bf16"
-
-
-@pytest.mark.slow
-def test_generate_takes_the_packaged_model_by_default_and_by_name(moths, tmp_path, capsys):
-    work = tmp_path / "clips"
-    assert generate.main([*FLAGS, "--video-save-path", f"{work}/default.png"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("with moths") == 1 and said.startswith("[INFO] no --checkpoint-path")
-    assert generate.main([*FLAGS, "--checkpoint-path", "moths", "--video-save-path", f"{work}/name.png"]) == 0
-    assert "with moths" not in capsys.readouterr().out
-    default, name = (json.loads((work / f"{n}.png.json").read_text()) for n in ("default", "name"))
-    assert default["frames_sha256"] == name["frames_sha256"]
-    assert default["checkpoint"]["file"] == name["checkpoint"]["file"] == "moths.safetensors"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from dfm_nb.base.log import iteration_line, start_logging, stop_logging
+from dfm_nb.base.log import start_logging, stop_logging
 from dfm_nb.base.metrics import Metrics, read_metrics, series, smooth, tail_metrics
 from dfm_nb.base.run import Run, iteration_name
 
@@ -21,12 +21,6 @@ def record(i, **more):
 
 
 # ---- folder
-
-
-def test_create_makes_the_folder_and_open_finds_it(tmp_path):
-    run = Run.create(tmp_path / "a" / "run")
-    assert run.checkpoints.is_dir() and run.samples.is_dir() and run.name == "run"
-    assert Run.open(tmp_path / "a" / "run") == Run.create(tmp_path / "a" / "run") == run
 
 
 def test_create_refuses_files_and_data_sets(tmp_path):
@@ -200,14 +194,6 @@ def test_series_leaves_out_what_is_no_number():
 def logger(tmp_path):
     yield lambda rank=0: start_logging(Run.create(tmp_path), rank)
     stop_logging()
-
-
-def test_log_goes_to_console_and_file(logger, tmp_path, capsys):
-    logger().info(iteration_line(100, 10000, 0.3123))
-    logger().info("again")  # a second start does not double the lines
-    assert capsys.readouterr().err == "[INFO] Iteration  100/10000, Loss: 0.312\n[INFO] again\n"
-    lines = (tmp_path / "log.txt").read_text().splitlines()
-    assert len(lines) == 2 and lines[0].endswith(" [INFO] Iteration  100/10000, Loss: 0.312")
 
 
 def test_other_ranks_show_warnings_only_and_write_no_file(logger, tmp_path, capsys):

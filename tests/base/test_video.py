@@ -233,13 +233,6 @@ def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
     assert np.array_equal(video.read_image(base64.b64decode(poster)), gradient(5)[:1])
 
 
-def test_inline_html_of_one_frame_is_a_lossless_image():
-    frame = gradient(1)
-    text = video.inline_html(frame, 1, "still")
-    data = re.search(r'<img src="data:image/png;base64,([^"]+)" alt="still"', text).group(1)
-    assert np.array_equal(video.read_image(base64.b64decode(data)), frame)
-
-
 @pytest.mark.parametrize("shape, dtype", [((4, 4, 3), np.uint8), ((1, 4, 4, 3), np.float64), ((0, 4, 4, 3), np.uint8)])
 def test_write_mp4_refuses_other_arrays(shape, dtype, tmp_path):
     with pytest.raises(ValueError, match="video"):
