@@ -69,13 +69,6 @@ def test_entry_cannot_be_taken_out(folder, file):
     assert file in refused(folder)
 
 
-@pytest.mark.parametrize("file, text", [("state.json", ""), ("metadata.json", "[]"), ("manifest.json", "\x01")])
-def test_small_file_is_named(folder, file, text):
-    (folder / file).write_text(text)
-    with pytest.raises(checkpoint.CheckpointError, match=file):
-        checkpoint.read_object(folder / file)
-
-
 def test_unfinished_newest_one_is_named(folder):
     (folder / CHECKSUMS).unlink()
     said = []

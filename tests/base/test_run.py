@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.log import start_logging, stop_logging
-from dfm_nb.base.metrics import Metrics, read_metrics, series, smooth, tail_metrics
+from dfm_nb.base.metrics import Metrics, read_metrics, smooth, tail_metrics
 from dfm_nb.base.run import Run, iteration_name
 
 
@@ -179,12 +179,6 @@ def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
         assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
         metrics.write(record(2))
     assert [r["iteration"] for r in read_metrics(tmp_path)] == [1, 2]
-
-
-def test_series_leaves_out_what_is_no_number():
-    records = [record(1), {"iteration": 2, "loss": None}, {"iteration": 3, "val_loss": 4.0}, record(4, loss=1.0)]
-    assert series(records, "loss") == ([1, 4], [1 / 3 + 1, 1.0])
-    assert series(records, "val_loss") == ([3], [4.0])
 
 
 # ---- log
