@@ -193,3 +193,9 @@ def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_
     assert losses(run) == losses(tiny_checkpoint)
     ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
+
+
+def test_empty_checkpoint_folder_is_a_clear_error(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(FileNotFoundError, match=str(folder)):
+            checkpoint.find(folder)

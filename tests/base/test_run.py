@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.log import start_logging, stop_logging
-from dfm_nb.base.metrics import Metrics, read_metrics, smooth, tail_metrics
+from dfm_nb.base.metrics import Metrics, read_metrics, tail_metrics
 from dfm_nb.base.run import Run, iteration_name
 
 
@@ -198,15 +198,6 @@ def test_other_ranks_show_warnings_only_and_write_no_file(logger, tmp_path, caps
     assert not (tmp_path / "log.txt").exists()
     stop_logging()
     assert logging.getLogger("dfm_nb").handlers == [] and logging.getLogger("dfm_nb").propagate
-
-
-# ---- loss curve
-
-
-def test_smooth_keeps_constants_and_means():
-    assert smooth([2.0] * 9, 5) == [2.0] * 9
-    assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
-    assert smooth([1.0, 5.0], 1) == [1.0, 5.0]
 
 
 LINES = ['{"loss": 1}', '{"iteration": true}', '{"iteration": 1, "elapsed_s": "long"}', "[1, 2]", "nothing"]
