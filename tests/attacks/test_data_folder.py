@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from dfm_nb import inspect
+from dfm_nb.base.argv import guard
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.training.loop import BadSamples
@@ -87,6 +89,31 @@ def test_damaged_file_is_one_sentence_with_a_path(data, file, change):
     assert str(data) in said and "\n" not in said and len(said) < 1000 and not isinstance(error.value, SampleError)
     name = Path(file).name
     assert name in said or "split.yaml" in said or ".nv-meta" in said
+
+
+MANIFESTS = {
+    "counts of texts": manifest(counts={"train": "x"}),
+    "drops of texts": manifest(drops=["x"]),
+    "drops without keys": manifest(drops=[{}]),
+    "tokenizer": manifest(tokenizer=[]),
+    "shards without names": manifest(shards=[{}]),
+    "psnr": manifest(psnr_db=[1]),
+}
+
+
+@pytest.mark.parametrize("change", MANIFESTS.values(), ids=MANIFESTS)
+def test_manifest_of_wrong_types_is_one_sentence(data, capsys, change):
+    change(data / "manifest.json")
+    assert guard(inspect.main, [str(data), "--verify"]) == 2
+    assert str(data / "manifest.json") in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_manifest_without_checksums_of_files_says_what_reads_it(data):
+    found = json.loads((data / "manifest.json").read_text())
+    del found["files"]
+    (data / "manifest.json").write_text(json.dumps(found))
+    with pytest.raises(ValueError, match="d3d8367"):
+        EnergonStore(data)
 
 
 def test_damage_in_the_middle_of_a_tar_costs_one_sample(tmp_path):

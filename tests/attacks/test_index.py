@@ -1,5 +1,7 @@
 """A damaged index is one sentence or makes no difference; one made to lie is one sentence, or names samples."""
 
+import functools
+import json
 import random
 import shutil
 
@@ -112,6 +114,31 @@ def test_lie_about_a_sample_costs_that_sample(data, change):
                 store.read(i)
         else:
             assert np.array_equal(store.read(i).latent.float(), wanted.read(i).latent.float())
+
+
+SEALS = {
+    "a list": [],
+    "deep": "[" * 100_000,
+    "rows as text": {"rows": "x"},
+    "negative rows": {"rows": -5},
+    "shards as texts": {"shards": ["x"]},
+    "batches as texts": {"batches": ["x"]},
+    "other largest": {"batches": [[0, 0]]},
+    "other split": {"split": "val"},
+}
+
+
+@pytest.mark.parametrize("change", SEALS.values(), ids=SEALS)
+def test_seal_of_wrong_form_is_one_sentence(data, monkeypatch, change):
+    def seal(self, true):
+        text = change if isinstance(change, str) else json.dumps(change)
+        text = json.dumps(json.loads(true(self)["seal"]) | change) if isinstance(change, dict) else text
+        return {"seal": text, "sha256": indexing.hashlib.sha256(text.encode()).hexdigest()}
+
+    monkeypatch.setattr(IndexWriter, "_seal", functools.partialmethod(seal, IndexWriter._seal))
+    index_path(data, "train").unlink()
+    index_dataset(data)
+    refused(data)
 
 
 @pytest.mark.parametrize("kind", ["other columns", "nulls", "no batch", "cut"])

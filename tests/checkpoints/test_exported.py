@@ -168,3 +168,17 @@ def test_a_file_larger_than_memory_opens(tmp_path):
     assert tensors["last"].item() == 1 and tensors["large"].nbytes == size - 2
     tensors["last"].zero_()
     assert exported.open_safetensors(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
+
+
+ODD = ["", "[]", "{}", "[" * 100_000, '{"format": "dfm_nb.weights.2"}', '{"format": "dfm_nb.weights.1"}']
+ODD += [
+    json.dumps({"format": "dfm_nb.weights.1", "files": files, "sha256": "0"})
+    for files in ([], {"../config.yaml": ""}, {"config.yaml": 1}, {"config.yaml": "model: {}"})
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda t: t[:60] or "empty")
+def test_odd_text_is_one_sentence(tmp_path, text):
+    file = tmp_path / "model.safetensors"
+    write(file, {"final.weight": torch.zeros(2)}, text)
+    refused(file)
