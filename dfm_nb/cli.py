@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-from dfm_nb.base.argv import guard, pop_nproc, run_under_torchrun
+from dfm_nb.base.argv import guard, pop_nproc
+from dfm_nb.base.torchrun import run_under_torchrun
 
 VERBS: dict[str, tuple[str, str]] = {
     # verb: (module with `main`, one line of help)
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
                 settled = importlib.import_module(module).preflight(rest, nproc)
                 if settled is not None:
                     return settled
-            return run_under_torchrun(module, rest, nproc)
+            return run_under_torchrun([f"--nproc-per-node={nproc}", "-m", module, *rest])
     return importlib.import_module(module).main(rest)
 
 

@@ -11,8 +11,9 @@ import typing
 from pathlib import Path
 
 from dfm_nb.base import plugins
-from dfm_nb.base.argv import ArgumentParser, guard, launch
+from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.log import start_logging
+from dfm_nb.base.torchrun import launch
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
 
 if typing.TYPE_CHECKING:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import ArgumentParser, guard, launch, quietly, world_size_from_env
+from dfm_nb.base.argv import ArgumentParser, guard, quietly, world_size_from_env
 from dfm_nb.base.metrics import read_metrics, read_table
+from dfm_nb.base.torchrun import launch
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dfm_nb.base.argv import torchrun_argv
 from dfm_nb.base.metrics import read_metrics
+from dfm_nb.base.torchrun import torchrun_argv
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Generator, Sequence
 
-from dfm_nb.base.argv import torchrun_argv
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import Run
+from dfm_nb.base.torchrun import torchrun_argv
 from workbench.job import GRACE_S, Job, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
@@ -134,11 +134,7 @@ class Launcher(Live):
     def _command(self, argv: Sequence[str]) -> list[str]:
         if self.program == TRAINER and not any(_is_flag(a, "--run-dir") for a in argv):
             argv = [*argv, "--run-dir", str(self.run_dir)]
-        if not self.program.endswith(".py"):
-            return torchrun_argv(self.program, [*argv], self.nproc)
-        command = torchrun_argv("_", [*argv], self.nproc)
-        at = len(command) - len(argv) - 2
-        return [*command[:at], str(Path(self.program).resolve()), *argv]
+        return torchrun_argv(self.program, argv, self.nproc)
 
     @property
     def state(self) -> State:

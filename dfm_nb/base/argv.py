@@ -1,4 +1,4 @@
-"""What every command line of the project shares: flags in both spellings, short errors, torchrun on request.
+"""What every command line of the project shares: flags in both spellings, short errors.
 
 A parser also reads keywords named as its flags, which is how the Python functions of the verbs get theirs.
 
@@ -13,11 +13,9 @@ import contextlib
 import ctypes
 import errno
 import json
-import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -205,12 +203,6 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def torchrun_argv(module: str, argv: list[str], nproc_per_node: int) -> list[str]:
-    """The command that runs `python -m module argv` on `nproc_per_node` local processes."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc_per_node}"]
-    return [*launch, "-m", module, *argv]
-
-
 def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
     """Take `--nproc-per-node N` (either spelling, with or without `=`) out of argv."""
     p = ArgumentParser(add_help=False)
@@ -220,51 +212,3 @@ def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
     if n is not None and (not n.isdigit() or int(n) < 1):
         raise ValueError(f"--nproc-per-node needs a positive whole number; got {n!r}")
     return None if n is None else int(n), rest
-
-
-def run_under_torchrun(module: str, argv: list[str], nproc_per_node: int) -> int:
-    """Be torchrun for local processes of `python -m module argv`, with one OpenMP thread each unless that is set.
-
-    It runs in this process: whoever kills it kills the launcher itself, and a worker's mistake ends in the worker's
-    own sentence, without torchrun's report below it. Returns the exit code of the worker that failed first.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc_per_node)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    try:
-        run(parse_args(torchrun_argv(module, argv, nproc_per_node)[3:]))
-        return 0
-    except SignalException as stopped:
-        return 128 + stopped.sigval
-    except ChildFailedError as failed:
-        # the others end at once when one is gone, so that torchrun may see them first
-        signalled = {r: f for r, f in failed.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-        rank, failure = next(iter(signalled.items()), None) or failed.get_first_failure()
-        if failure.exitcode >= 0:
-            return failure.exitcode
-        name = signal.Signals(-failure.exitcode).name
-        hint = "; often that means that memory ran out" if name == "SIGKILL" else ""
-        print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
-        return 128 - failure.exitcode
-
-
-def launch(verb: str, argv: list[str], num_processes: int) -> None:
-    """`dfm VERB --nproc-per-node N ...` as a process, for Python; an interrupt stops it as SIGTERM does.
-
-    Raises
-    ------
-    RuntimeError : it failed, after it has said why.
-    """
-    command = [sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv]
-    process = subprocess.Popen(command)
-    try:
-        code = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    if code:
-        raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; it says why above")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dfm_nb.base.argv import USER_ERRORS
+from dfm_nb.base.torchrun import group_of_this_machine
 
 PATIENCE = timedelta(days=30)  # ranks wait for each other: for the fit, and at the end
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         if self.world > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=PATIENCE)
+            dist.init_process_group("gloo", timeout=PATIENCE, **group_of_this_machine(PATIENCE))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import gc
 import os
-import tempfile
 import time
 import uuid
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 from torch.distributed.rendezvous import rendezvous
+
+from dfm_nb.base.torchrun import group_of_this_machine
 
 
 def layout_of(model: Any) -> Layout:
@@ -103,11 +104,9 @@ def _start_process_group(timeout_s: float) -> None:
     if dev.type == "cuda":
         torch.cuda.set_device(dev)
     backend = "nccl" if dev.type == "cuda" else "gloo"
-    if "RANK" not in os.environ:  # without torchrun: one process
-        store = dist.FileStore(os.path.join(tempfile.mkdtemp(), "store"), 1)
-        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-    elif os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
-        dist.init_process_group(backend, timeout=timeout)
+    here = group_of_this_machine(timeout)
+    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        dist.init_process_group(backend, timeout=timeout, **here)
     else:
         shared, rank, world = next(rendezvous("env://", timeout=timeout))
         fresh = _fresh_prefix(shared, rank, world, timeout_s)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dfm_nb.base.argv import torchrun_argv
+from dfm_nb.base.torchrun import torchrun_argv
 from tests.text.text_tokenizers import build, save
 from tests.tiny_run import SIZE
 

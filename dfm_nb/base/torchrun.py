@@ -1,0 +1,127 @@
+"""torchrun for the processes of one machine: nothing listens beyond the loopback.
+
+torchrun's own store and that of its agent listen on all interfaces, and whoever can reach them can write what is
+unpickled there. Here the agent's rendezvous is a file in a folder that only this user can open (`--rdzv-conf
+store_type=file`; torch 2.13 opens a second TCP store for the workers unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is
+set), the workers find each other through a file beside it (`parallel.groups` reads `STORE`), and gloo and NCCL talk
+over the loopback device. Several nodes need a network: `torchrun` itself, see docs/cluster.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+STORE = "DFM_NB_STORE"
+"""Environment variable: the file through which the processes of one machine find each other."""
+
+
+def torchrun_argv(module: str, argv: Sequence[str], nproc_per_node: int) -> list[str]:
+    """The command that runs `python -m module argv`, or a `.py` file, on `nproc_per_node` local processes."""
+    program = [str(Path(module).resolve())] if module.endswith(".py") else ["-m", module]
+    return [sys.executable, "-m", "dfm_nb.base.torchrun", f"--nproc-per-node={nproc_per_node}", *program, *argv]
+
+
+def run_under_torchrun(argv: Sequence[str]) -> int:
+    """Be torchrun, with one machine's rendezvous and one OpenMP thread a process unless that is set.
+
+    It runs in this process: whoever kills it kills the launcher itself, and a worker's mistake ends in the worker's
+    own sentence, without torchrun's report below it. Returns the exit code of the worker that failed first.
+
+    argv : as torchrun takes them, without any about the rendezvous.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with tempfile.TemporaryDirectory(prefix="dfm_nb-") as folder:  # mode 700
+        os.environ[STORE] = f"{folder}/workers"
+        # the agent's heartbeats are appended to the file; one a minute, as no other node waits for them
+        conf = "store_type=file,keep_alive_interval=60"
+        args = parse_args(["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}", *argv])
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(args.nproc_per_node))))
+        try:
+            run(args)
+            return 0
+        except SignalException as stopped:
+            return 128 + stopped.sigval
+        except ChildFailedError as failed:
+            # the others end at once when one is gone, so that torchrun may see them first
+            signalled = {r: f for r, f in failed.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+            rank, failure = next(iter(signalled.items()), None) or failed.get_first_failure()
+            if failure.exitcode >= 0:
+                return failure.exitcode
+            name = signal.Signals(-failure.exitcode).name
+            hint = "; often that means that memory ran out" if name == "SIGKILL" else ""
+            print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
+            return 128 - failure.exitcode
+
+
+def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
+    """What `init_process_group` needs so that processes of one machine talk over the loopback; of several, nothing.
+
+    The ranks' store is TCP, as the watchdog's heartbeats would fill a file; rank 0 binds it to the loopback itself,
+    because torch binds to all interfaces.
+    """
+    import torch.distributed as dist
+
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if world != int(os.environ.get("LOCAL_WORLD_SIZE", world)):
+        return {}
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+    if "RANK" not in os.environ:
+        return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if STORE not in os.environ:  # a torchrun of the user's own
+        return {}
+    shared = dist.FileStore(os.environ[STORE], world)
+    host, port, listener = "127.0.0.1", 0, None
+    if rank == 0:
+        server = socket.create_server((host, 0))
+        port, listener = server.getsockname()[1], server.detach()
+    store = dist.TCPStore(
+        host,
+        port or int(shared.get("port")),
+        world,
+        is_master=rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+    if rank == 0:
+        shared.set("port", str(port))
+    return {"store": store, "rank": rank, "world_size": world}
+
+
+def launch(verb: str, argv: list[str], num_processes: int) -> None:
+    """`dfm VERB --nproc-per-node N ...` as a process, for Python; an interrupt stops it as SIGTERM does.
+
+    Raises
+    ------
+    RuntimeError : it failed, after it has said why.
+    """
+    command = [sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv]
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if code:
+        raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; it says why above")
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_under_torchrun(sys.argv[1:]))
