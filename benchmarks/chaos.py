@@ -50,7 +50,6 @@ import dfm_nb
 from benchmarks import report
 from dfm_nb.base.argv import USER_ERRORS
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.base.torchrun import torchrun_argv
 
 VICTIMS, KINDS = ("every process", "one rank", "launcher"), ("start-up", "work", "writing")
 SHARES = {"prepare": 0.22, "train": 0.3, "text": 0.48}

@@ -1,11 +1,14 @@
 import errno
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from dfm_nb import cli
 from dfm_nb.base.argv import ArgumentParser, guard, pop_nproc
-from tests.processes import commands
 
 
 def test_flags_are_accepted_in_both_spellings():
@@ -72,17 +75,21 @@ def test_a_full_disk_is_one_sentence(capsys):
 
 @pytest.mark.slow
 def test_a_rank_that_loses_another_says_so_in_one_line(tmp_path):
+    """Without torchrun, whose SIGTERM may come before the survivor has said anything."""
     script = tmp_path / "run.py"
     script.write_text(
         "import os, signal, sys, torch, torch.distributed as dist\n"
         "from dfm_nb.base.argv import guard\n"
         "def main(argv):\n"
-        "    dist.init_process_group('gloo')\n"
+        "    rank = int(os.environ['RANK'])\n"
+        f"    dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, world_size=2)\n"
         "    dist.barrier()\n"
-        "    if dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    dist.all_reduce(torch.ones(1))\n"
         "sys.exit(guard(main))\n"
     )
-    done = commands().run("torchrun", "--standalone", "--nproc-per-node=2", script)
+    lost = subprocess.Popen([sys.executable, script], env={**os.environ, "RANK": "1"})
+    done = subprocess.run([sys.executable, script], env={**os.environ, "RANK": "0"}, text=True, capture_output=True)
+    assert lost.wait(60) == -signal.SIGKILL and done.returncode == 1
     assert re.search(r"^rank 0 ends, as it lost another process: .*Connection", done.stderr, re.M)
     assert "RuntimeError" not in done.stderr
