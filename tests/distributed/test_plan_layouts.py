@@ -25,7 +25,7 @@ def on_this_rank(layout: Plan, overrides: list[str]) -> tuple[int, tuple[int, in
 @pytest.mark.parametrize("layout", [Plan(tp=2, sp=True), Plan(cp=2), Plan(pp=2)], ids=str)
 @pytest.mark.parametrize("network", ["dit", "wan", "wan lora"])
 def test_parallel_layers_keep_and_hold_what_is_estimated(layout, network):
-    overrides = NETWORKS[network]
+    _, overrides = NETWORKS[network]
     model = model_of("model.num_layers=2", *overrides)
     for rank, (counted, parameters) in enumerate(run_ranks(2, on_this_rank, layout, overrides)):
         assert parameters == _parameters(model, layout, rank if layout.pp > 1 else 0)
