@@ -68,7 +68,7 @@ def test_temporal_consistency_of_known_clips():
 
 
 def test_sets_that_do_not_match_are_refused():
-    with pytest.raises(ValueError, match=r"\[3, 4\] .*\[3, 5\]"):
+    with pytest.raises(ValueError, match=r"\[3, 4\], \[3, 5\]"):
         kernel_distance(np.ones((3, 4)), np.ones((3, 5)))
 
 
