@@ -5,6 +5,7 @@ Exit code 1 when something needed is missing.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -14,36 +15,36 @@ from collections.abc import Iterator
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.cpu import fast_bf16
 
-NEEDED = (
-    "torch",
-    "megatron-core",
-    "megatron-energon",
-    "webdataset",
-    "transformers",
-    "safetensors",
-    "av",
-    "skia-python",
-    "pydantic",
-)
+NEEDED = {
+    "torch": "torch",
+    "megatron-core": "dfm_nb.parallel",
+    "megatron-energon": "megatron.energon",
+    "webdataset": "webdataset",
+    "transformers": "transformers",
+    "safetensors": "safetensors",
+    "av": "av",
+    "pydantic": "pydantic",
+}
+"""Distributions and what is imported of them, since wheels also fail for want of a system library."""
 OPTIONAL = {
-    "flash-attn": "faster packed attention on CUDA (otherwise torch's varlen attention)",
-    "transformer-engine": "fused optimizer kernels on CUDA",
-    "wandb": "logger.wandb_project",
-    "jupyterlab": "notebooks",
-    "mediapy": "clips.show() and galleries in notebooks",
+    "skia-python": ("skia", "drawing butterflies; it needs libGL and libEGL (apt-get install libgl1 libegl1)"),
+    "flash-attn": ("flash_attn", "faster packed attention on CUDA (otherwise torch's varlen attention)"),
+    "transformer-engine": ("transformer_engine", "fused optimizer kernels on CUDA"),
+    "wandb": ("wandb", "logger.wandb_project"),
+    "jupyterlab": ("jupyterlab", "notebooks"),
+    "mediapy": ("mediapy", "clips.show() and galleries in notebooks"),
 }
 
 
 def packages() -> Iterator[tuple[str, str]]:
     """(ok, note or MISSING, a sentence) of each package."""
-    for name in (*NEEDED, *OPTIONAL):
+    fix = "pip install -c constraints.txt -e ."
+    for name, (module, use) in {**{n: (m, fix) for n, m in NEEDED.items()}, **OPTIONAL}.items():
         try:
+            importlib.import_module(module)
             yield "ok", f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            if name in OPTIONAL:
-                yield "note", f"{name} is not installed: {OPTIONAL[name]}"
-            else:
-                yield "MISSING", f"{name} is not installed; pip install -c constraints.txt -e ."
+        except (ImportError, OSError) as error:
+            yield "note" if name in OPTIONAL else "MISSING", f"{name}: {error}; {use}"
 
 
 def machine() -> Iterator[tuple[str, str]]:
@@ -56,26 +57,17 @@ def machine() -> Iterator[tuple[str, str]]:
         gpu = torch.cuda.get_device_properties(i)
         yield "ok", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB"
     if not torch.cuda.is_available():
-        slow = "bf16 is about ten times slower than fp32 here: use mixed_precision=fp32"
-        bf16 = "bf16 is fast here" if fast_bf16() else slow
-        yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; {bf16}"
+        bf16 = "bf16" if fast_bf16() else "fp32, as bf16 is about ten times slower here"
+        yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; mixed_precision=auto is {bf16}"
     disk, memory = shutil.disk_usage("."), psutil.virtual_memory()
     free = f"{disk.free / 2**30:.0f} GiB of disk free here, {memory.available / 2**30:.0f} GiB of memory available"
     yield "ok" if disk.free > 5 * 2**30 else "note", free
 
 
 def parts() -> Iterator[tuple[str, str]]:
-    """The same of what has to fit together: megatron-core on this device, and the weights of the text encoder."""
-    import torch
-
+    """The same of the text encoder's weights."""
     from dfm_nb.data.text_encoders import minilm
 
-    try:
-        from dfm_nb import parallel  # noqa: F401
-
-        yield "ok", "megatron-core imports" + ("" if torch.cuda.is_available() else " with CPU support")
-    except ImportError as error:
-        yield "MISSING", str(error)
     try:
         minilm.find_weights()
         yield "ok", "text encoder minilm: weights found and checked"

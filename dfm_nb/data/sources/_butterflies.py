@@ -9,9 +9,12 @@ Wings are drawn in wing coordinates: the root at (0, 0), x outward, y towards th
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import skia
+
+if TYPE_CHECKING:
+    import skia
 
 RGB = tuple[int, int, int]
 
@@ -317,7 +320,17 @@ def draw(
     """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a wing beat that begins open.
 
     only : draw this frame alone.
+
+    Raises
+    ------
+    FileNotFoundError : Skia needs libGL and libEGL, which servers and slim containers often lack.
     """
+    global skia
+    try:
+        import skia
+    except ImportError as error:
+        fix = "apt-get install libgl1 libegl1, or conda install -c conda-forge libgl libegl"
+        raise FileNotFoundError(f"drawing butterflies needs Skia, which does not load ({error}); {fix}") from None
     short = min(height_px, width_px)
     w, h = width_px / short, height_px / short
     backdrop, scene_rng = np.zeros((height_px, width_px, 4), np.uint8), np.random.default_rng(rng.integers(2**63))
