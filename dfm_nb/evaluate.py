@@ -34,7 +34,7 @@ import torch
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.argv import ArgumentParser, guard, quietly
+from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation import distance, diversity, features, reference, wordings
@@ -83,7 +83,8 @@ def requests_like(reals: list[Real], args: argparse.Namespace) -> list[Request]:
 
 
 def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="dfm evaluate", description="Measure a checkpoint against captions and real samples.")
+    about = "Measure a checkpoint against captions and real samples."
+    p = ArgumentParser(prog="dfm evaluate", description=about, epilog=NPROC)
     p.add_argument("--checkpoint-path", "--checkpoint", dest="checkpoint_path", required=True)
     p.add_argument("--dataset", "--dataset-path", dest="dataset", help="folder or source NAME[:SPEC] to compare to")
     p.add_argument("--split", default="val", help="of a prepared folder: train, val or test")

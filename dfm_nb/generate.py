@@ -17,7 +17,7 @@ from typing import Any
 
 from dfm_nb import parallel
 from dfm_nb.base import pretrained
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import NPROC, ArgumentParser, guard
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.clip_files import Clips, Generated, check_replay, finished_before, output_path, replay_verdict
 from dfm_nb.generation.pipeline import Pipeline
@@ -26,7 +26,7 @@ from dfm_nb.parallel.groups import Layout, mpu
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    p = ArgumentParser(prog="dfm generate", description="Generate clips with a trained DiT.")
+    p = ArgumentParser(prog="dfm generate", description="Generate clips with a trained DiT.", epilog=NPROC)
     p.add_argument(
         "--checkpoint-path",
         help=f"run folder, iter_* folder, exported file or packaged model; default: the packaged {pretrained.DEFAULT}",

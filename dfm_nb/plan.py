@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator
 from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.cpu import precision
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import divisors, layout_faults
 from dfm_nb.config.schema import ModelConfig
@@ -603,7 +604,7 @@ def estimate(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) 
         config.optimizer.use_distributed_optimizer,
         m.recompute_granularity or "none",
     )
-    number = 4 if config.mixed_precision == "fp32" else 2
+    number = 4 if precision(config.mixed_precision) == "fp32" else 2
     load = Load(tokens, samples, text_tokens, packs, number, len(config.ema.sigma_rels), cpu=True)
     step = packs * counts.model_flops(m, [tokens // samples] * samples, [text_tokens] * samples)
     held = memory(m, layout, load).total
@@ -624,7 +625,7 @@ def parser() -> ArgumentParser:
     p.add_argument("--machine", type=str.lower, choices=MACHINES, help="data sheet; default: H100, free memory access")
     p.add_argument("--gpus-per-node", type=int, help="GPUs that NVLink joins; without --machine 8")
     p.add_argument("--gpu-memory-gib", type=float, help="memory of one GPU; without --machine 80")
-    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default=usual.mixed_precision, help="arithmetic")
+    p.add_argument("--mixed-precision", choices=("bf16", "fp32"), default="bf16", help="arithmetic")
     p.add_argument("--global-batch-size", type=int, default=usual.train.global_batch_size, help="packs of a step")
     p.add_argument("--samples", type=int, default=Load.samples, help="samples in a pack")
     p.add_argument("--text-tokens", type=int, default=Load.text_tokens, help="of a caption, without model.text_padding")

@@ -11,7 +11,7 @@ import typing
 from pathlib import Path
 
 from dfm_nb.base import plugins
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import NPROC, ArgumentParser, guard
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.torchrun import launch
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
@@ -24,7 +24,8 @@ MENUS = {"source": "sources", "tokenizer": "tokenizers", "text_encoder": "text_e
 
 def parser() -> ArgumentParser:
     """A flag for each field of `PrepareConfig`, and those that the plugins bring along."""
-    p = ArgumentParser(prog="dfm prepare", description="Encode captioned images and clips into WebDataset shards.")
+    about = "Encode captioned images and clips into WebDataset shards."
+    p = ArgumentParser(prog="dfm prepare", description=about, epilog=NPROC)
     hints = typing.get_type_hints(PrepareConfig)
     for field in PrepareConfig.own_fields():
         _add(p, field, hints[field.name])

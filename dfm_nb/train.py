@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import ArgumentParser, guard, quietly, world_size_from_env
+from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly, world_size_from_env
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.torchrun import launch
 
@@ -27,6 +27,7 @@ def parser() -> ArgumentParser:
     p = ArgumentParser(
         prog="dfm pretrain",
         description="Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value.",
+        epilog=NPROC,
     )
     p.add_argument("--dataset-path", help="folder written by dfm prepare")
     p.add_argument("--config-file", help="YAML with groups and keys")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from demo import Stages, dfm
 
-from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.evaluation.table import table
 
@@ -41,8 +40,7 @@ class Base(Stages):
             nproc_per_node=2,
         )
         self.stage("prepare", "butterflies in many wordings and sizes -> shards", data / "manifest.json", prepare)
-        precision = [] if fast_bf16() else ["mixed_precision=fp32"]
-        pretrain = dfm("pretrain", *precision, recipe="base", dataset_path=data, run_dir=train, nproc_per_node=2)
+        pretrain = dfm("pretrain", recipe="base", dataset_path=data, run_dir=train, nproc_per_node=2)
         trained = train / "checkpoints" / "done"
         self.stage("train", "two hours", trained, pretrain, ["touch", str(trained)])
         export = [*dfm("export", output=asset, dtype="bf16"), str(train)]

@@ -23,8 +23,7 @@ import psutil
 
 from dfm_nb import config as cfg
 from dfm_nb import plan
-from dfm_nb.base import plugins
-from dfm_nb.base.cpu import cpu_flops
+from dfm_nb.base import cpu, plugins
 from dfm_nb.base.log import duration
 from dfm_nb.config import notation, sizes
 from workbench import controls
@@ -228,7 +227,7 @@ class ConfigForm(Form):
         parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / plan.GIB)} GiB a process"]
         if found.bytes * processes > there:
             parts[-1] += f" (this machine has {_short(there / plan.GIB)})"
-        rate = _RATES.get(resolved.config.mixed_precision)
+        rate = _RATES.get(cpu.precision(resolved.config.mixed_precision))
         if rate:
             parts.append(f"at least {duration(found.flops / rate)} on this machine")
         return ", ".join(parts)
@@ -263,7 +262,7 @@ class ConfigForm(Form):
         """The rate of this machine, which takes a moment, and then the time in the summary."""
         for precision in ("fp32", "bf16"):
             if precision not in _RATES:
-                _RATES[precision] = cpu_flops(precision == "bf16")
+                _RATES[precision] = cpu.cpu_flops(precision == "bf16")
         self.validate()
 
     def __repr__(self) -> str:

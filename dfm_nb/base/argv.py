@@ -203,6 +203,10 @@ def quietly() -> Iterator[None]:
         yield
 
 
+NPROC = "dfm also takes --nproc-per-node N: that many processes on this machine, one for each GPU or CPU core."
+"""Epilog of the help of a verb that runs under torchrun."""
+
+
 def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
     """Take `--nproc-per-node N` (either spelling, with or without `=`) out of argv."""
     p = ArgumentParser(add_help=False)

@@ -16,6 +16,16 @@ def fast_bf16() -> bool:
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 
 
+def precision(asked: str) -> str:
+    """`mixed_precision` as it is computed here: `auto` is bf16 where CPU or GPU multiplies it, else fp32."""
+    import torch
+
+    if asked != "auto":
+        return asked
+    cuda = torch.cuda.is_available()
+    return "bf16" if (torch.cuda.is_bf16_supported(including_emulation=False) if cuda else fast_bf16()) else "fp32"
+
+
 def mlp_flops_per_s(width: int, inner: int, bf16: bool) -> float:
     """FLOP/s of this process: forward and backward of LayerNorm and MLP of these widths."""
     import torch

@@ -101,7 +101,8 @@ class Resolved:
     def keeping(self, stored: Resolved) -> Resolved:
         """A copy with the values of `stored` where a default, recipe or size of the package has changed since.
 
-        A run goes on with what it began with; what the user sets, or set then, does not count.
+        A run goes on with what it began with, also with what `auto` was then; what the user sets, or set then, does
+        not count.
         """
         packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
 
@@ -113,7 +114,8 @@ class Resolved:
         kept = {
             key: stored.get(key)
             for key, origin in self.provenance.items()
-            if source(origin) and source(origin) == source(stored.provenance[key]) and stored.get(key) != self.get(key)
+            if stored.get(key) != self.get(key)
+            and (self.get(key) == "auto" or (source(origin) and source(origin) == source(stored.provenance[key])))
         }
         own = {k: self.get(k) for k, origin in self.provenance.items() if not origin.startswith(DERIVED)}
         config, faults = _typed(own | kept, self.provenance)
@@ -121,13 +123,13 @@ class Resolved:
         return _derive(replace(self, config=config, provenance=dict(self.provenance)))
 
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
-        """A copy in which keys that are null take these values (from the data, for example); set keys stay as they are.
+        """A copy in which keys that are null or `auto` take these values (from the data, for example).
 
         Raises
         ------
         ConfigError : a value breaks the key's type or limits.
         """
-        new = {k: v for k, v in values.items() if v is not None and self.get(k) is None}
+        new = {k: v for k, v in values.items() if v is not None and self.get(k) in (None, "auto")}
         provenance = self.provenance | dict.fromkeys(new, f"{DERIVED}: {why}")
         config, faults = _typed({k: self.get(k) for k in FIELDS} | new, provenance)
         if faults:

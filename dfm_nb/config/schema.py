@@ -56,7 +56,7 @@ Text = Annotated[str, BeforeValidator(_text)]
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
 Precision = Annotated[
-    Literal["fp32", "bf16"], BeforeValidator(lambda value: "bf16" if value == "bf16_mixed" else value)
+    Literal["auto", "fp32", "bf16"], BeforeValidator(lambda value: "bf16" if value == "bf16_mixed" else value)
 ]
 """`bf16_mixed` is Megatron-Bridge's name."""
 
@@ -296,7 +296,9 @@ class DistConfig(Group):
 
 
 class Config(Group):
-    mixed_precision: Precision = option("bf16", "arithmetic of the network; weights and preconditioning stay fp32")
+    mixed_precision: Precision = option(
+        "auto", "arithmetic of the network; auto is bf16 where the machine multiplies it; weights stay fp32"
+    )
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.cpu import mlp_flops_per_s
+from dfm_nb.base.cpu import mlp_flops_per_s, precision
 from dfm_nb.base.log import duration, log, start_logging
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run, written_path
@@ -334,7 +334,7 @@ def _as_begun(resolved: cfg.Resolved, run: Run) -> cfg.Resolved:
         return resolved
     kept = resolved.keeping(cfg.from_yaml(saved))
     for key in cfg.fields():
-        if kept.get(key) != resolved.get(key):
+        if kept.get(key) != resolved.get(key) != "auto":
             log.info("%s stays %s, which %s has; new runs take %s", key, kept.get(key), saved, resolved.get(key))
     return kept
 
@@ -344,6 +344,9 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     store = open_store(resolved.config)
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(derived, "the data set")
+    arithmetic = [precision(resolved.config.mixed_precision)]
+    dist.broadcast_object_list(arithmetic, src=0)  # ranks on other processors compute as rank 0 does
+    resolved = resolved.with_derived({"mixed_precision": arithmetic[0]}, "the processor of rank 0")
     config = resolved.config
     if parallel.rank() == 0:
         run.save_config(cfg.to_yaml(resolved))

@@ -391,3 +391,14 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1000, 2.0)
     other = C.resolve(None, overrides=["model.size=demo"])
     assert other.keeping(C.from_yaml(stored)).config.model == other.config.model
+
+
+def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path):
+    stored = tmp_path / "config.yaml"
+    new = C.resolve("demo")
+    assert new.config.mixed_precision == "auto"
+    stored.write_text(C.to_yaml(new.with_derived({"mixed_precision": "bf16"}, "the processor")))
+    assert new.keeping(C.from_yaml(stored)).config.mixed_precision == "bf16"
+    assert C.resolve("demo", stored).config.mixed_precision == "auto"  # a new run settles it anew
+    given = C.resolve("demo", overrides=["mixed_precision=fp32"])
+    assert given.keeping(C.from_yaml(stored)).config.mixed_precision == "fp32"
