@@ -71,7 +71,7 @@ class PreparedDataset(dict):
 
     def __init__(self, folder: str | os.PathLike, manifest: dict[str, typing.Any]):
         super().__init__(manifest)
-        self.path = Path(folder).expanduser()
+        self.path = Path(folder).expanduser().absolute()  # also after os.chdir
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -1,6 +1,7 @@
 """Says what a butterfly picture shows as people would: synonyms, orders, registers, and captions that leave facts out.
 
-No word of `dfm_nb/evaluation/wordings.toml` that stands there as unseen is used here; a test holds it.
+No phrase of `dfm_nb/evaluation/wordings.toml` that stands there as unseen is used here; single words of it ("dots",
+"clouds") are. A test holds it.
 """
 
 from __future__ import annotations

@@ -31,6 +31,11 @@ def test_states_are_those_of_transformers(folder, layout):
     assert encoder.identity()["sha256"] == umt5.build(folder / "alone").identity()["sha256"]
 
 
+def test_captions_are_cleaned_as_by_wans_pipeline(folder):
+    encoder = umt5.build(folder / "alone")
+    assert torch.equal(*encoder.encode(["a &amp;quot;blue&quot;\n butterfly ", 'a "blue" butterfly']))
+
+
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="google/umt5-xxl"):
         umt5.build(tmp_path)
