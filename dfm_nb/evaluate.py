@@ -38,7 +38,7 @@ from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation import distance, diversity, features, reference, wordings
-from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, unseen_attributes
+from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
 from dfm_nb.evaluation.judge import AttributeClassifier
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.evaluation.table import rows, table
@@ -144,7 +144,7 @@ class Evaluation:
 
     def _worded(self, prompts: list[str], wanted: list[dict[str, str]]) -> dict[str, Any]:
         videos = [g.frames for g in self._generate(requests(prompts, 1, self.args), shown=8)]
-        found = shares(self.classifier, videos, wanted, self._thresholds("images", 1))
+        found = shares(self.classifier, videos, wanted, stored_thresholds("images"))
         return {"samples": len(videos), **found["all three"]}
 
     def _renders_like(self, kind: str, videos: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
@@ -177,7 +177,9 @@ class Evaluation:
             if not found:
                 continue
             if len(found) < 4:
-                raise ValueError(f"{args.dataset} has {len(found)} {kind}; distances need 4 or more; set {flag} 0")
+                raise ValueError(
+                    f"{args.dataset} has {len(found)} {kind}; distances need 4 or more; use --split train, or {flag} 0"
+                )
             asked, others = found[: len(found) // 2], found[len(found) // 2 :]
             generated = self._generate(requests_like(asked, args))
             videos = [g.frames for g in generated]
@@ -219,16 +221,10 @@ class Evaluation:
         return {"memorised": {**found, "training_samples": len(train), "held_out": len(held_out)}}
 
     def _score(self, kind: str, videos: list[np.ndarray], wanted: list[dict[str, str]]) -> dict[str, Any]:
-        frames = max(map(len, videos))
-        sure = self._thresholds(kind, frames)
-        measured = score(videos, wanted, self.classifier, sure)
-        return measured | {"real_renders": self._renders(kind, frames).shares(self.classifier, sure)}
+        real, sure = self._renders(kind, max(map(len, videos))), stored_thresholds(kind)
+        return score(videos, wanted, self.classifier, sure) | {"real_renders": real.shares(self.classifier, sure)}
 
     @functools.cache  # noqa: B019  (one evaluation a process)
-    def _thresholds(self, kind: str, frames: int) -> dict[str, float]:
-        return self._renders(kind, frames).thresholds(self.classifier)
-
-    @functools.cache  # noqa: B019
     def _renders(self, kind: str, frames: int) -> Renders:
         through = lambda v: self.pipe.decode(self.pipe.encode_pixels(v))  # noqa: E731
         return Renders(through, kind, self.args.size_px, frames, self.args.part, REAL_SEED)

@@ -1,6 +1,7 @@
 """Train the classifier that names five attributes of butterflies (`evaluation.judge`), and measure it.
 
-    python scripts/train_classifier.py
+    python scripts/train_classifier.py                 # and its thresholds
+    python scripts/train_classifier.py --thresholds    # these alone, of the one that is there
 
 It sees stills, and random frames of wing beats whose answers are multiplied: a frame that shows nothing, as closed
 wings do, learns to say nothing. Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8
@@ -13,6 +14,7 @@ Deterministic for a number of threads. Takes 19 minutes on one core shared with 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from pathlib import Path
@@ -26,7 +28,7 @@ from tqdm import tqdm
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
-from dfm_nb.evaluation.attributes import Renders
+from dfm_nb.evaluation.attributes import THRESHOLDS, Renders, thresholds
 from dfm_nb.evaluation.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"
@@ -143,14 +145,30 @@ def train(stills: int, clips: int, epochs: int, seed: int, lr: float = 6e-3, bat
     return net
 
 
+_tokenizer = functools.cache(residual.build)
+
+
 @torch.no_grad()
+def round_trip(video: np.ndarray) -> np.ndarray:
+    """uint8 [T, H, W, 3] through the `residual` tokenizer."""
+    tokenizer = _tokenizer()
+    return to_frames(tokenizer.decode(tokenizer.encode(to_pixels(video)[None]))[0])
+
+
+def store_thresholds(classifier: AttributeClassifier, count: int = 2000, seed: int = 12_000_000) -> None:
+    """Write `thresholds.json`: from renders of any combination, through the tokenizer."""
+    found, rng = {}, np.random.default_rng(seed)
+    for kind, frames in (("images", 1), ("clips", CLIP_FRAMES)):
+        wanted = [{name: str(rng.choice(values)) for name, values in HEADS.items()} for _ in range(count)]
+        bar = tqdm(enumerate(wanted), total=count, desc=f"thresholds of {kind}", disable=None)
+        motion = {"motion": "still" if frames == 1 else "flapping"}
+        videos = [round_trip(synthetic.render(w | motion, seed + i, 64, 64, frames)) for i, w in bar]
+        found[kind] = thresholds(classifier, videos, wanted)
+    THRESHOLDS.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def measure(classifier: AttributeClassifier, count: int, seed: int = 31) -> dict[str, dict[str, float]]:
     """Accuracy on fresh stills and clips, as drawn and through the `residual` tokenizer."""
-    tokenizer = residual.build(None)
-
-    def round_trip(video: np.ndarray) -> np.ndarray:
-        return to_frames(tokenizer.decode(tokenizer.encode(to_pixels(video)[None]))[0])
-
     out = {}
     for kind in ("images", "clips"):
         real = Renders(round_trip, kind, 64, CLIP_FRAMES, "development", seed, count)
@@ -168,12 +186,16 @@ def main() -> None:
     p.add_argument("--epochs", type=int, default=9)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--held-out", type=int, default=400, help="stills and clips to measure with")
+    p.add_argument("--thresholds", action="store_true", help="only the thresholds of the classifier that is there")
     args = p.parse_args()
+    if args.thresholds:
+        return store_thresholds(AttributeClassifier.load(args.output))
     settings = {k: getattr(args, k) for k in ("stills", "clips", "epochs", "seed")}
     began = time.monotonic()
     classifier = AttributeClassifier(train(**settings), {**settings, "drawing": synthetic.DRAWING})
     seconds = round(time.monotonic() - began)
     classifier.save(args.output)
+    store_thresholds(classifier)
     result = {
         "settings": classifier.identity,
         "seconds": seconds,

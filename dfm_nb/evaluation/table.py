@@ -18,9 +18,9 @@ DISTANCES = {
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each kind and measure.
 
-    Of an attribute `value` is the share found surely (`argmax`: found at all), `chance` that of guessing, `real` that
-    in real renders and `upper_bound` that in real renders through the tokenizer. Of a distance `real` is that between
-    real samples.
+    Of an attribute `value` is the share found surely (`argmax`: found at all), `chance` that of guessing, `wrong` how
+    often wrong names would count as sure, `real` the share in real renders and `upper_bound` that in real renders
+    through the tokenizer. Of a distance `real` is that between real samples.
     """
     found = []
     for kind in (k for k in KINDS if k in result):
@@ -43,7 +43,8 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _shares(found: Mapping[str, Any]) -> dict[str, float]:
     sure = found["sure"]
-    return {"value": sure["share"], "low": sure["low"], "high": sure["high"], "argmax": found["argmax"]["share"]}
+    value = {"value": sure["share"], "low": sure["low"], "high": sure["high"]}
+    return value | {"argmax": found["argmax"]["share"], "wrong": found["wrong"]}
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -55,18 +56,23 @@ def table(result: Mapping[str, Any]) -> str:
             f"{r['samples']} {r['kind']}",
             r["measure"],
             _interval(r),
-            *_percents(r, "upper_bound", "real", "argmax", "chance"),
+            *_percents(r, "upper_bound", "real", "argmax", "wrong", "chance"),
         )
         for r in found
         if "chance" in r
     ]
-    parts = [_markdown(head + "by argmax, chance", attributes), *(_notes(kind, result[kind]) for kind in kinds)]
+    parts = [
+        _markdown(head + "by argmax, a wrong name passes, chance", attributes),
+        *(_notes(kind, result[kind]) for kind in kinds),
+    ]
     worded = [
-        (r["measure"].replace("_", " "), str(r["samples"]), _interval(r), *_percents(r, "argmax"))
+        (r["measure"].replace("_", " "), str(r["samples"]), _interval(r), *_percents(r, "argmax", "wrong"))
         for r in found
         if r["kind"] == "wordings"
     ]
-    parts.append(_markdown("wording, samples, all three surely as asked (95 % interval), by argmax", worded))
+    parts.append(
+        _markdown("wording, samples, all three surely as asked (95 % interval), by argmax, wrong names pass", worded)
+    )
     head = "samples, network, kernel distance x 1000 (95 % interval), through the tokenizer, real renders, "
     renders = [_renders(kind, name, d) for kind in kinds for name, d in result[kind].get("distances", {}).items()]
     parts.append(_markdown(head + "recall, through the tokenizer", renders))

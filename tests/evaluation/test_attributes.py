@@ -8,10 +8,10 @@ from dfm_nb.evaluation import wordings
 from dfm_nb.evaluation.attributes import (
     MEASURED,
     TOGETHER,
-    Renders,
     is_pair,
     score,
     share,
+    shares,
     thresholds,
     unseen_attributes,
     wilson,
@@ -67,39 +67,60 @@ class Judge:
         return [{name: HEADS[name][best[name][i]] for name in HEADS} for i in range(len(videos))]
 
 
+def exactly(value):
+    """Thresholds without scatter."""
+    return {end: dict.fromkeys(MEASURED, value) for end in ("low", "value", "high")}
+
+
 def test_score_counts_what_is_found_and_what_is_found_surely():
     wanted = unseen_attributes(4, "still")
     judge = Judge(wanted, [{"pattern": 0.9}, {"pattern": 0.6}, {"pattern": 0.2}, {"species": 0.1}])
     videos = [np.zeros((1, 16, 16, 3), np.uint8)] * 4
-    out = score(videos, wanted, judge, dict.fromkeys(MEASURED, 0.8))
+    out = score(videos, wanted, judge, exactly(0.8))
     assert out["pattern"]["argmax"]["share"] == 0.75 and out["pattern"]["sure"]["share"] == 0.5
-    assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == wilson(2, 4)
+    assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == pytest.approx(wilson(2, 4))
     assert out["all three"]["argmax"]["share"] == 0.75 and out["all three"]["sure"]["share"] == 0.5
     assert out["all five"]["argmax"]["share"] == 0.5 and out["all five"]["sure"]["share"] == 0.25
     assert out["all three"]["chance"] == 1 / 128 and out["posture"]["chance"] == 1 / 4
-    assert out["pairs"] == {"samples": 2, **share(np.array([True, False]))}
+    assert out["pairs"] == pytest.approx({"samples": 2, **share(np.array([True, False]))})
     assert out["triples"]["share"] == 0.5 and "wing_motion" not in out
     assert sum(sum(saw.values()) for saw in out["colour"]["found"].values()) == 4
     out["real_renders"] = {
-        name: {m: {"argmax": share(np.ones(9, bool)), "sure": share(np.ones(9, bool))} for m in (*MEASURED, *TOGETHER)}
+        name: {m: {how: share(np.ones(9, bool)) for how in ("argmax", "sure")} for m in (*MEASURED, *TOGETHER)}
         for name in ("as_drawn", "decoded")
     }
     text = table({"images": out})
-    assert "| 4 images | pattern | 50.0% (15.0% - 85.0%) | 100.0% | 100.0% | 75.0% | 25.0% |" in text.splitlines()
+    assert "| 4 images | pattern | 50.0% (15.0% - 85.0%) | 100.0% | 100.0% | 75.0% | 10.0% | 25.0% |" in text
     assert "Images, all three surely right of unseen pairs: 50.0% (9.5% - 90.5%) of 2." in text
 
 
-def test_thresholds_leave_two_percent_of_real_renders_below():
-    wanted = unseen_attributes(400, "still")
-    given = [{"colour": i / 400} for i in range(400)]
-    found = thresholds(Judge(wanted, given), [np.zeros((1, 8, 8, 3), np.uint8)] * 400, wanted)
-    assert found["colour"] == pytest.approx(0.02, abs=0.003) and found["pattern"] == 1
+def test_a_name_that_is_not_the_likeliest_is_not_sure_however_low_the_threshold():
+    wanted = unseen_attributes(4, "still")
+    found = shares(
+        Judge(wanted, [{"species": 0.3}] * 4), [np.zeros((1, 16, 16, 3), np.uint8)] * 4, wanted, exactly(0.2)
+    )
+    assert found["species"]["sure"]["share"] == 0 and found["pattern"]["sure"]["share"] == 1
 
 
-def test_real_renders_are_measured_on_others_than_those_that_set_the_threshold():
-    real = Renders(lambda v: v, "images", 32, 1, "test", seed=5, count=6)
-    first, second = real.as_drawn[:6], real.as_drawn[6:]
-    assert real.wanted[:6] == real.wanted[6:] and not any(np.array_equal(a, b) for a, b in zip(first, second))
+def test_how_often_a_wrong_name_passes_is_counted_over_the_names_asked_of_others():
+    wanted = [w | {"colour": c} for w, c in zip(unseen_attributes(3, "still"), ("red", "red", "orange"))]
+    judge = Judge(wanted, [{"colour": 0.1}, {}, {}])  # the first shows the next colour, orange, instead
+    found = shares(judge, [np.zeros((1, 16, 16, 3), np.uint8)] * 3, wanted, exactly(0.8))
+    assert found["colour"]["wrong"] == 1 / 4  # of red or orange, each asked of samples of the other: one in four
+
+
+def test_the_interval_holds_the_scatter_of_the_thresholds():
+    wanted = unseen_attributes(200, "still")
+    judge = Judge(wanted, [{"colour": 0.5 + i / 400} for i in range(200)])
+    videos = [np.zeros((1, 8, 8, 3), np.uint8)] * 200
+    found = thresholds(judge, videos, wanted)
+    low, value, high = (found[end]["colour"] for end in ("low", "value", "high"))
+    assert low < value < high and value == pytest.approx(0.51, abs=0.003)
+    scatter = exactly(0.75) | {"low": dict.fromkeys(MEASURED, 0.7), "high": dict.fromkeys(MEASURED, 0.8)}
+    plain, wide = (shares(judge, videos, wanted, s)["colour"]["sure"] for s in (exactly(0.75), scatter))
+    assert plain["share"] == wide["share"] == 0.5
+    assert wide["low"] == pytest.approx(0.5 - np.hypot(0.5 - plain["low"], 0.1))
+    assert wide["high"] == pytest.approx(0.5 + np.hypot(plain["high"] - 0.5, 0.1))
 
 
 def test_wordings_are_not_those_of_training():
