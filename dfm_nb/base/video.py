@@ -11,6 +11,7 @@ import base64
 import functools
 import html
 import io
+import itertools
 import math
 import textwrap
 import threading
@@ -33,6 +34,12 @@ MAX_BYTES = 1 << 30
 """Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
 BAND_PIXELS = 1 << 22
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
+PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "BMP", "TIFF")  # Pillow's JPEG opens MPO
+"""The content decides among these, whatever a file is called: Pillow would start Ghostscript for PostScript."""
+VIDEO_FORMATS = {"format_whitelist": "mov,matroska,avi,mpeg,mpegts,mpegvideo,gif", "protocol_whitelist": "file"}
+"""The same for FFmpeg (Matroska is WebM too), whose playlists would open other files."""
+FRAMES_PER_STORED = 240
+"""Most frames that resampling delivers for each stored one, 10 s at 24 fps: a few bytes can say "for a week"."""
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
@@ -83,7 +90,8 @@ def _opened(source: Media) -> Iterator[Image.Image]:
             return
         if isinstance(source, (str, Path)):
             _check_regular(source)
-        with Image.open(io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source) as image:
+        file = io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source
+        with Image.open(file, formats=PICTURE_FORMATS) as image:
             yield image
     except SampleError:
         raise
@@ -210,7 +218,7 @@ def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Ite
         raise ValueError(f"fps must be a positive number; got {fps}")
     _check_regular(path)
     try:
-        with av.open(str(path)) as container:
+        with av.open(str(path), options=VIDEO_FORMATS) as container:
             if not container.streams.video:
                 raise SampleError("unreadable_video", f"{path} has no video stream")
             stream = container.streams.video[0]
@@ -248,7 +256,7 @@ def _decoded(container: Any, stream: Any, rate: float) -> Iterator[tuple[float, 
 def _even(path: str | Path, timed: Iterator, rate: float, fps: float | None) -> Iterator[np.ndarray]:
     """The frames of `timed` (at `fps` when given), checked to be of one size and at least one."""
     shape = None
-    for frame in _held(timed, rate, fps) if fps else (f for _, f in timed):
+    for frame in held(timed, rate, fps, path) if fps else (f for _, f in timed):
         if shape not in (None, frame.shape):
             raise SampleError("unreadable_video", f"{path} changes its frame size midway")
         shape = frame.shape
@@ -257,17 +265,23 @@ def _even(path: str | Path, timed: Iterator, rate: float, fps: float | None) -> 
         raise SampleError("unreadable_video", f"{path} has no frames that can be decoded")
 
 
-def _held(timed: Iterator, rate: float, fps: float) -> Iterator[np.ndarray]:
-    """The frame on screen at 0, 1/fps, 2/fps, ..."""
-    shown, wanted, time = None, 0, 0.0
-    for time, frame in timed:
-        while shown is not None and wanted / fps < time - 1e-4:
+def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.ndarray]:
+    """The frame on screen at 0, 1/fps, 2/fps, ... of (seconds, frame); the last one stays for 1 / `rate`.
+
+    Raises
+    ------
+    SampleError : `too_long`, for more than `FRAMES_PER_STORED` frames for each of those that came so far.
+    """
+    shown, given, end = None, 0, 0.0
+    for stored, (time, frame) in enumerate(itertools.chain(timed, [(math.inf, None)])):
+        until = end + 1 / rate if frame is None else time
+        while shown is not None and given / fps < until - 1e-4:
+            if given >= FRAMES_PER_STORED * stored:
+                said = f"a frame of {name} stays for {until - end:.1f} s, so that {fps:g} fps need more than"
+                raise SampleError("too_long", f"{said} {FRAMES_PER_STORED} for each stored one; lower --fps or cut it")
             yield shown
-            wanted += 1
-        shown = frame
-    while shown is not None and wanted / fps < time + 1 / rate - 1e-4:
-        yield shown
-        wanted += 1
+            given += 1
+        shown, end = frame, time
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def test_read_image_applies_exif_orientation():
 UNREADABLE = [
     (video.read_image, "a.png", b"", "unreadable_image"),
     (video.read_image, "a.png", png(Image.new("RGB", (64, 64), "red"))[:60], "unreadable_image"),
+    (video.read_image, "a.png", b"P5 16 16 255\n" + bytes(256), "unreadable_image"),  # a picture, of no allowed format
     (video.read_image, "a.png", None, "missing_file"),
     (video.read_video, "a.mp4", b"nothing to see", "unreadable_video"),
     (video.read_video, "a.mp4", None, "missing_file"),
@@ -132,6 +133,21 @@ def test_read_video_resamples_in_time(fps, frames, tmp_path):
     assert rate == (fps or 8) and len(out) == frames
     shown = (np.arange(frames) * 8 / rate + 1e-6).astype(int)
     assert np.abs(out[:, 16, 16, 0].astype(int) - levels[shown]).max() <= 3
+
+
+def test_a_playlist_called_a_video_opens_nothing_else(tmp_path):
+    video.write_mp4(tmp_path / "secret.mp4", gradient(), 8)
+    (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile secret.mp4\n")
+    with pytest.raises(SampleError, match="list.mp4") as caught:
+        video.read_video(tmp_path / "list.mp4")
+    assert caught.value.reason == "unreadable_video"
+
+
+def test_a_frame_that_stays_for_a_week_is_not_resampled_without_end():
+    timed = [(0.0, gradient(1)[0]), (7 * 86400.0, gradient(1)[0])]
+    with pytest.raises(SampleError, match="long.mkv") as caught:
+        assert sum(1 for _ in video.held(timed, 24, 24, "long.mkv")) <= video.FRAMES_PER_STORED
+    assert caught.value.reason == "too_long"
 
 
 def test_read_video_applies_display_rotation(tmp_path):

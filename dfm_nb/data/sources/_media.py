@@ -91,10 +91,10 @@ def read_clips(
     if len(stills) == 1:
         yield key, stills, native
         return
+    name = str(source) if isinstance(source, Path) else key
     fps = options.fps or native
-    index = (np.arange(max(1, round(len(stills) / native * fps))) * native / fps).round().astype(int)
-    frames = (stills[i] for i in index.clip(max=len(stills) - 1))
-    yield from _cut(frames, fps, options, key, str(source) if isinstance(source, Path) else key)
+    frames = video.held(((i / native, still) for i, still in enumerate(stills)), native, fps, name)
+    yield from _cut(frames, fps, options, key, name)
 
 
 def _cut(
