@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LONGEST_NAME = 512
 
 
 @contextlib.contextmanager
@@ -48,9 +49,13 @@ def is_url(path: object) -> bool:
 
 
 def lies_inside(name: str) -> bool:
-    """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below."""
+    """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below.
+
+    Names are short, too: pathlib makes a folder in thousands of others by recursion.
+    """
     place = PurePosixPath(name)
-    return bool(place.parts) and not place.is_absolute() and ".." not in place.parts and "\0" not in name
+    plain = len(name) < LONGEST_NAME and "\0" not in name
+    return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
@@ -96,9 +101,9 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None when there is no such file, or something else in it."""
+    """The JSON object in a file; None when there is no such file (a pipe would never end), or something else in it."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.files import DISK_FULL, older, read_json, sha256, write_atomically
+from dfm_nb.base.files import DISK_FULL, lies_inside, older, read_json, sha256, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 
@@ -121,6 +121,8 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str |
         raise ValueError(older(path, "run dfm prepare again"))
     if not isinstance(manifest["files"], dict):
         raise ValueError(f"{path} is damaged (files); restore it")
+    if odd := [name for name in (*manifest["files"], *shard_digests(manifest)) if not lies_inside(name)]:
+        raise ValueError(f"{path} must list files inside its folder; it lists {odd[0]!r:.80}; do not use this data set")
     _check_files(folder, manifest, unread)
     return manifest
 

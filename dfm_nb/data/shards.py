@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dfm_nb.base.files import fsync_replace, read_json, sha256, sync, write_atomically
+from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import tensor_bytes
 
@@ -373,6 +373,8 @@ def shards_of(path: str | Path, split: str) -> list:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{bad} is damaged ({why}); restore it, or remove {meta} and {how_to_adopt(path)}") from None
     for shard in found:
+        if not lies_inside(shard.name):
+            raise ValueError(f"{meta} must list shards inside {path}; it lists {shard.name!r:.80}; remove it")
         tar = Path(path) / shard.name
         size = tar.stat().st_size if tar.is_file() else 0
         if not 0 <= shard.count <= size // tarfile.BLOCKSIZE:  # a sample has a block at least
@@ -471,8 +473,8 @@ def entries_at(path: Path, count: int) -> Iterator[SampleEntry | SampleError]:
     Unlike `scan_shard`, damage to one sample is that sample's: the others are where they were.
     """
     starts = np.empty(0, np.uint64)
-    with contextlib.suppress(OSError):
-        starts = np.fromfile(path.with_name(path.name + ".idx"), "<u8", count + 1)
+    if (offsets := path.with_name(path.name + ".idx")).is_file():
+        starts = np.fromfile(offsets, "<u8", count + 1)
     with path.open("rb") as f:
         size = os.fstat(f.fileno()).st_size
         for n in range(count):

@@ -108,6 +108,24 @@ def test_manifest_of_wrong_types_is_one_sentence(data, capsys, change):
     assert str(data / "manifest.json") in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["/proc/kmsg", "../secret", "a/" * 2000 + "b"])
+@pytest.mark.parametrize("field", ["files", "shards"])
+def test_names_in_a_manifest_that_leave_the_folder_are_not_opened(data, name, field):
+    entry = {name: "0" * 64} if field == "files" else [{"name": name, "bytes": 0, "sha256": "0" * 64}]
+    manifest(**{field: entry})(data / "manifest.json")
+    with pytest.raises(ValueError, match=name[:20]):
+        EnergonStore(data)
+
+
+def test_shards_outside_the_folder_are_not_opened(data):
+    shutil.copy(data / "rank0-000000.tar", data.parent / "secret.tar")
+    (data / "manifest.json").unlink()
+    for file in (data / ".nv-meta" / ".info.json", data / ".nv-meta" / "split.yaml"):
+        file.write_text(file.read_text().replace("rank0-000000.tar", "../secret.tar"))
+    with pytest.raises(ValueError, match="../secret.tar"):
+        EnergonStore(data)
+
+
 def test_manifest_without_checksums_of_files_says_what_reads_it(data):
     found = json.loads((data / "manifest.json").read_text())
     del found["files"]
