@@ -12,7 +12,9 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
 
 import requests
 from urllib3 import Retry
@@ -61,10 +63,45 @@ def _is_public(url: str) -> bool:
     return all((getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses)
 
 
+class _Adapter(requests.adapters.HTTPAdapter):
+    """Looks at the clock before each read of a socket.
+
+    A time-out begins anew with every byte, and the status, the headers and the sizes of chunks are read by byte.
+    """
+
+    def __init__(self, deadline: float):
+        super().__init__()
+        self._deadline = deadline
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
+        pool = super().get_connection_with_tls_context(*args, **kwargs)
+        timed = {"response_class": staticmethod(self._response)}  # what http.client reads an answer with
+        pool.ConnectionCls = type("Timed", (pool.ConnectionCls,), timed)
+        return pool
+
+    def _response(self, *args: Any, **kwargs: Any) -> HTTPResponse:
+        response = HTTPResponse(*args, **kwargs)
+        socket_file: Any = response.fp.raw  # type: ignore[attr-defined]
+        read = socket_file.readinto
+
+        def readinto(buffer: Any) -> int | None:
+            if time.monotonic() > self._deadline:
+                raise TimeoutError
+            return read(buffer)
+
+        socket_file.readinto = readinto
+        return response
+
+
 class _Session(requests.Session):
-    """Follows redirects to http(s), and from a public address to public ones only."""
+    """Follows redirects to http(s), and from a public address to public ones only; all of it before a deadline."""
 
     from_public = False  # the first URL is the table's own
+
+    def __init__(self, deadline: float):
+        super().__init__()
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, _Adapter(deadline))
 
     def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:  # asked at each hop
         adapter, public = super().get_adapter(url), _is_public(url)
@@ -112,7 +149,7 @@ def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
     deadline = time.monotonic() + limits.total_s
     try:
         with (
-            _Session() as session,
+            _Session(deadline) as session,
             session.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response,
         ):
             _check_status(url, response)
@@ -120,10 +157,11 @@ def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
             if not accept_text and (kind.startswith("text/") or kind in PAGES):
                 said = f"{url} gives {kind}, not an image or a video; point to the file itself"
                 raise SampleError("wrong_type", said)
-            _save(url, response, path, limits, deadline)
+            _save(url, response, path, limits)
             return kind
     except (requests.Timeout, ReadTimeoutError):
-        raise _Passing("timed_out", f"the server sent nothing for {limits.timeout_s:g} s") from None
+        late = f"not finished after {limits.total_s:g} s" if time.monotonic() > deadline else ""
+        raise _Passing("timed_out", late or f"the server sent nothing for {limits.timeout_s:g} s") from None
     except (IncompleteRead, ProtocolError):
         raise _Passing("truncated", "the connection ended before the file did") from None
     except requests.ConnectionError as error:
@@ -149,17 +187,15 @@ def _check_status(url: str, response: requests.Response) -> None:
         raise SampleError(reason, f"{url} could not be fetched: {said}; correct the URL or remove the row")
 
 
-def _save(url: str, response: requests.Response, path: Path, limits: Limits, deadline: float) -> None:
+def _save(url: str, response: requests.Response, path: Path, limits: Limits) -> None:
     """The body; urllib3 itself raises when it is shorter than announced."""
-    received, announced = 0, int(response.headers.get("Content-Length", 0))
+    received, announced = 0, response.raw.length_remaining or 0
     with path.open("wb") as file:
-        while chunk := response.raw.read1(1 << 16):  # what has come so far, so that a trickle meets the deadline
+        while chunk := response.raw.read1(1 << 16):
             received += len(chunk)
             if max(received, announced) > limits.max_bytes:
                 bound = f"{limits.max_bytes / 2**20:g} MiB"
                 raise SampleError("too_large", f"{url} is over the bound of {bound}; use a smaller copy")
-            if time.monotonic() > deadline:
-                raise _Passing("timed_out", f"not finished after {limits.total_s:g} s ({received} bytes came)")
             file.write(chunk)
 
 

@@ -105,13 +105,22 @@ class Handler(BaseHTTPRequestHandler):
         self.begin(Content_Length="1000")
         self.server.released.wait(10)
 
-    def trickle(self):
-        self.begin(Content_Length="1000")
+    def trickle(self, sent=b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"):
+        self.wfile.write(sent)
         for _ in range(100):
             self.wfile.write(b"x")
             self.wfile.flush()
             if self.server.released.wait(0.05):
                 break
+
+    def trickling_status(self):
+        self.trickle(b"HTTP/1.1 200 ")
+
+    def trickling_header(self):
+        self.trickle(b"HTTP/1.1 200 OK\r\nX: ")
+
+    def no_number(self):
+        self.answer(png("lime"), length="many")
 
     def reset(self):
         self.connection.close()
@@ -158,9 +167,10 @@ def served(tmp_path, server, *names, limits=None, **options):
 
 
 def test_urls_are_fetched(tmp_path, server):
-    source = served(tmp_path, server, "good.png", "untyped", "moved.png", "good näme.png", "good.png?size=2")
-    clips = [c for i in range(5) for c in read(source, i)]
-    assert [colour_of(c) for c in clips] == [(0, 255, 0), (0, 0, 255), (0, 255, 0), (0, 255, 0), (0, 255, 0)]
+    names = ("good.png", "untyped", "moved.png", "good näme.png", "good.png?size=2", "no_number")
+    source = served(tmp_path, server, *names)
+    clips = [c for i in range(6) for c in read(source, i)]
+    assert [colour_of(c) for c in clips] == [(0, 255, 0), (0, 0, 255)] + 4 * [(0, 255, 0)]
     assert "good%20n%C3%A4me.png" in server.seen
 
 
@@ -211,10 +221,11 @@ def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server):
     assert server.hung_up.wait(5)
 
 
-def test_a_trickle_ends_with_the_attempt(tmp_path, server):
+@pytest.mark.parametrize("name", ["trickle", "trickling_status", "trickling_header"])
+def test_a_trickle_ends_with_the_attempt(name, tmp_path, server):
     limits = _fetch.Limits(timeout_s=1, total_s=0.3, retries=0)
     with pytest.raises(SampleError) as caught:
-        _fetch.download(f"{server.url}/trickle", tmp_path / "x", limits)
+        _fetch.download(f"{server.url}/{name}", tmp_path / "x", limits)
     assert caught.value.reason == "timed_out" and not (tmp_path / "x").exists()
 
 
