@@ -73,10 +73,10 @@ def picture(value: Any) -> Image.Image:
         raise SampleError("unreadable_image", f"an array is not a picture ({error}); give uint8 [H, W, 3]") from None
 
 
-def _check_regular(path: str | Path) -> None:
+def check_regular(path: str | Path) -> None:
     """SampleError unless it is a file: a FIFO waits for a writer that may never come, a device may have no end."""
     if not Path(path).exists():
-        raise SampleError("missing_file", f"{path} does not exist: check the path")
+        raise SampleError("missing_file", f"{path} does not exist, or is a link to what does not: check the path")
     if not Path(path).is_file():
         raise SampleError("not_a_file", f"{path} must be a regular file; it is a folder, a device, a pipe or a socket")
 
@@ -89,7 +89,7 @@ def _opened(source: Media) -> Iterator[Image.Image]:
             yield source
             return
         if isinstance(source, (str, Path)):
-            _check_regular(source)
+            check_regular(source)
         file = io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source
         with Image.open(file, formats=PICTURE_FORMATS) as image:
             yield image
@@ -216,7 +216,7 @@ def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Ite
     """
     if fps is not None and not (fps > 0 and math.isfinite(fps)):
         raise ValueError(f"fps must be a positive number; got {fps}")
-    _check_regular(path)
+    check_regular(path)
     try:
         with av.open(str(path), options=VIDEO_FORMATS) as container:
             if not container.streams.video:

@@ -71,8 +71,9 @@ def test_devices_pipes_and_sockets_are_refused_and_do_not_hang(photos, tmp_path,
     (photos / "t.csv").write_text("image,caption\n" + "".join(f"{n},a caption\n" for n in names))
     manifest = prepared(f"table:{photos / 't.csv'}", tmp_path / "d")
     assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped_by_reason"] == {"not_a_file": 6}
-    (photos / "captions.csv").write_text("file,caption\npipe.png,a\npipe.mp4,b\n")
-    assert prepared(f"folder:{photos}", tmp_path / "e")["counts"]["dropped_by_reason"] == {"not_a_file": 2}
+    (photos / "gone.png").symlink_to("of a disk that is not mounted.png")
+    reasons = {"not_a_file": 3, "missing_file": 1, "outside": 1}
+    assert prepared(f"folder:{photos}", tmp_path / "e")["counts"]["dropped_by_reason"] == reasons
 
 
 def test_paths_that_leave_a_folder_are_refused_unless_asked(photos, tmp_path):

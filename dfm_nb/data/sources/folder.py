@@ -40,6 +40,7 @@ MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
+LARGEST_CAPTION, LARGEST_CAPTIONS = 1 << 20, 1 << 28  # bytes; `captions.csv` takes seven times its own in memory
 
 
 class Folder:
@@ -104,7 +105,7 @@ class Folder:
                 return self.captions[known]
         for suffix in CAPTION_SUFFIXES:
             beside = path.with_suffix(suffix)
-            if beside.is_file():
+            if os.path.lexists(beside):
                 return _caption_file(self._inside(beside))
         words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not words:
@@ -121,7 +122,10 @@ class Folder:
 
 
 def _visible(root: Path) -> Iterator[str]:
-    """Files of the folder and those below by their relative names with /; hidden ones are left out."""
+    """Files of the folder and those below by their relative names with /; hidden ones are left out.
+
+    Also pipes, devices and links that lead nowhere: reading them says what they are.
+    """
     below = [""]
     while below:
         place = below.pop()
@@ -136,14 +140,19 @@ def _visible(root: Path) -> Iterator[str]:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     below.append(f"{place}{entry.name}/")
-                elif entry.is_file():
+                elif entry.is_dir():
+                    log.warning("%s is a link to a folder and is left out", root / place / entry.name)
+                else:
                     yield place + entry.name
 
 
 def _read_captions(path: Path) -> dict[str, str]:
     """{file: caption} of `captions.csv`, {} when there is none; a row without a caption counts as no row."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
+    if path.is_file() and path.stat().st_size > LARGEST_CAPTIONS:
+        most = f"{LARGEST_CAPTIONS >> 20} MiB"
+        raise ValueError(f"{path} must have at most {most}; give what is larger as --source table:FILE.parquet")
     rows = open_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows.columns), None)
     if file_column is None or "caption" not in rows.columns:
@@ -153,6 +162,9 @@ def _read_captions(path: Path) -> dict[str, str]:
 
 
 def _caption_file(path: Path) -> str:
+    video.check_regular(path)
+    if (size := path.stat().st_size) > LARGEST_CAPTION:
+        raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
