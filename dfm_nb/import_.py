@@ -21,7 +21,7 @@ from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, write_weights
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ./DIR and ../DIR are paths
 WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
 """Files of a hub repository that are read."""
 

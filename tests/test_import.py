@@ -106,6 +106,10 @@ FAULTS = {
     "final.bias": lambda s: s.update({"final_layer_linear.bias": torch.ones(32)}),
     "pos_embedder": lambda s: s.pop("pos_embedder.pos_embedding.weight"),
     "'args'": lambda s: s.update({"args": 3}),
+    "decoder.layers.novel": lambda s: s.update({"decoder.layers.novel": torch.empty(10**8, 0)}),  # no byte in the file
+    "decoder.layers.flat": lambda s: s.update({"decoder.layers.flat": torch.tensor(1.0)}),
+    "model.pth": lambda s: s.update({"novel": torch.zeros(1).expand(1 << 40)}),
+    "q_layernorm": lambda s: s.update({"decoder.layers.0.full_self_attention.q_layernorm.weight": torch.empty(0)}),
     "decoder.layers.0": lambda s: s.pop("decoder.layers.0.full_self_attention.q_layernorm.weight"),
 }
 

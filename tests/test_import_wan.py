@@ -1,6 +1,7 @@
 """`dfm import` and `dfm export` of Wan: diffusers' files in and out, and diffusers' own pipeline as the judge."""
 
 import json
+import os
 import re
 import shutil
 
@@ -170,6 +171,12 @@ def cut(folder):
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def make_pipe(folder):
+    file = sorted((folder / "transformer").glob("*.safetensors"))[1]
+    file.unlink()
+    os.mkfifo(file)
+
+
 def leave_folder(folder):
     index = next((folder / "transformer").glob("*.index.json"))
     value = json.loads(index.read_text())
@@ -183,6 +190,7 @@ FAULTS = {
     "must have shape": change_weights(lambda t: t.update({k: v[..., :1].contiguous() for k, v in t.items()})),
     "float16": change_weights(lambda t: t.update({k: v.double() for k, v in t.items()})),
     "damaged": cut,
+    "damaged: a pipe": make_pipe,
     "index.json": leave_folder,
     "image_dim": change_config("transformer/config.json", image_dim=1280),
     "num_layers": change_config("transformer/config.json", num_layers=100_000),
@@ -273,6 +281,8 @@ def test_every_key_of_updates_is_accounted_for(ours, tmp_path, capsys):
         save_file(good | {key: torch.ones(shape)}, file)
         assert guard(cli.main, argv) == 2
         assert re.search(r"blocks\.\d", key)[0] in capsys.readouterr().err
+    save_file({f"{stem}.lora_down.weight": torch.ones(65, 64), f"{stem}.lora_up.weight": torch.ones(96, 65)}, file)
+    assert guard(cli.main, argv) == 2 and "blocks.0.ffn" in capsys.readouterr().err, "a rank above the weight's own"
     for about in ("[" * 100_000, '{"transformer.lora_alpha": 1' + "0" * 400 + "}", '{"transformer.lora_alpha": NaN}'):
         save_file(good, file, {"lora_adapter_metadata": about})
         assert guard(cli.main, argv) == 2 and str(file) in capsys.readouterr().err

@@ -184,6 +184,8 @@ def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        if file.exists() and not file.is_file():
+            raise OSError("it is no regular file")
         with safe_open(file, "np"), file.open("rb") as f:  # checks the header
             whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
     except (OSError, SafetensorError) as error:
@@ -195,7 +197,7 @@ def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         kind = header[odd[0]]["dtype"]
         raise CheckpointError(f"{file}: {odd[0]!r:.120} must be float32, bfloat16 or float16; it is {kind}")
 
-    def part(dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+    def part(dtype: str, shape: list[int], data_offsets: list[int], **_: Any) -> Tensor:
         begin, end = (start + place for place in data_offsets)
         if begin == end:
             return torch.empty(shape, dtype=kinds[dtype])

@@ -8,6 +8,7 @@ never sees the pickle, and an entry of bytes is never read.
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -236,7 +237,7 @@ class _Reader(FileSystemReader):
 
     def __init__(self, folder: Path, foreign: bool = False):
         super().__init__(folder)
-        self.index = _read(folder, foreign)[0]
+        self.index, self.files = _read(folder, foreign)
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         return self.index
@@ -333,6 +334,9 @@ def load_foreign(folder: Path) -> dict[str, torch.Tensor]:
     reader = _Reader(folder, foreign=True)
     entries: dict[str, Any] = reader.index.state_dict_metadata
     names = [name for name in entries if not name.startswith(("optimizer.", "chained_"))]
+    held = sum(os.path.getsize(p) if p.is_file() else -math.inf for p in (folder / f for f in reader.files))
+    if sum(math.prod(e.size) * e.properties.dtype.itemsize for e in entries.values()) > held:
+        raise CheckpointError(f"{folder / INDEX} lists more than is there: a file is missing, short or no regular one")
     state: dict[str, Any] = {n: torch.empty(entries[n].size, dtype=entries[n].properties.dtype) for n in names}
     _load_alone(state, folder, reader, _Planner(shapes_validation_sharded_tensors=[]))
     return state

@@ -41,6 +41,7 @@ SHAPED = (
 )
 """Weights whose shapes tell the settings."""
 
+MOST_LAYERS = 1000  # of any network; the numbers of a tensor of [N, 0] take no bytes
 TABLE, UNUSED = "pos_embedder.pos_embedding.weight", "affline_norm.weight"
 """The table of positions, which is computed here, and a weight that no forward pass of NeMo DFM uses."""
 
@@ -52,6 +53,8 @@ def read_source(path: Path) -> dict[str, Tensor]:
         if not folders:
             raise FileNotFoundError(f"{path} holds no checkpoint in torch_dist (.metadata, or iter_*/)")
         found: Mapping = load_foreign(folders[-1])
+    elif path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} must be a file or a folder; it is a pipe or a device")
     else:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -67,11 +70,18 @@ def read_source(path: Path) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise CheckpointError(f"{path} must hold weights by name; {name!r:.80} is no tensor")
         inner = re.fullmatch(r"decoder\.layers\.(\D.*)", name)
+        if inner and not (value.dim() and len(value) <= MOST_LAYERS):
+            raise CheckpointError(f"{path} must hold up to {MOST_LAYERS} layers; {name!r:.80} is {list(value.shape)}")
         # torch_dist keeps the weights of all layers in one tensor
         out |= {f"decoder.layers.{i}.{inner[1]}": v for i, v in enumerate(value)} if inner else {name: value}
+    # a few bytes can be the view of as many numbers as one likes
+    if not path.is_dir() and sum(value.nbytes for value in out.values()) > path.stat().st_size:
+        raise CheckpointError(f"{path} must hold every number of its weights; its tensors are views of fewer")
     for name in (TABLE, *SHAPED):
         if name not in out:
             raise ValueError(f"{path} must hold all weights of NeMo DFM's DiT; it lacks {name}")
+        if not out[name].numel() or out[name].dim() != (1 if name == SHAPED[-1] else 2):
+            raise ValueError(f"{path}: {name} must be a weight of NeMo DFM's DiT; it is {list(out[name].shape)}")
     return out
 
 
@@ -79,7 +89,7 @@ def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
     """Those of `model` that the weights' shapes tell."""
     (width, numbers), (ffn, _), (_, text), (rank, _), (head,) = (weights[name].shape for name in SHAPED)
     values = {
-        "num_layers": 1 + max(int(n.split(".")[2]) for n in weights if n.startswith("decoder.layers.")),
+        "num_layers": len({n.split(".")[2] for n in weights if n.startswith("decoder.layers.")}),
         "hidden_size": width,
         "num_attention_heads": width // head,
         "ffn_hidden_size": ffn,

@@ -251,7 +251,7 @@ def updates_out(ours: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Ten
     return out
 
 
-def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
+def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor]]:
     """The rank, and updates (float32, alpha = rank) by our names, from a file by diffusers' names or Wan's own.
 
     Where queries, keys and values have an A each, one A has the rows of all, and B is block-diagonal: a larger rank.
@@ -262,7 +262,7 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
     """
     found = _read_updates(file)
     shapes = _shapes(model)
-    made: dict[str, tuple[Tensor, Tensor]] = {}
+    made: dict[str, Tensor] = {}
     for place in places(model):
         halves = [found.pop(s.removesuffix(".weight"), None) for s in place.sources]
         if not any(halves):
@@ -271,10 +271,10 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
         for source, half in zip(place.sources, halves):
             rows, columns = shapes[source]
             a, b = half or (torch.zeros(0, columns), torch.zeros(rows, 0))
-            if (a.shape[1:], b.shape) != ((columns,), (rows, len(a))):
+            if (a.shape[1:], b.shape) != ((columns,), (rows, len(a))) or len(a) > min(rows, columns):
                 raise ValueError(
-                    f"{file}: the update of {source} must be [rank, {columns}] and [{rows}, rank]; it is "
-                    f"{list(a.shape)} and {list(b.shape)}: it is of another network"
+                    f"{file}: the update of {source} must be [rank, {columns}] and [{rows}, rank] of a rank up to "
+                    f"{min(rows, columns)}; it is {list(a.shape)} and {list(b.shape)}: it is of another network"
                 )
             downs.append(a)
             ups.append(b)
@@ -283,17 +283,22 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, dict[str, Tensor]]:
         else:
             down, wide = torch.cat(downs), torch.block_diag(*ups)
             ups = list(wide.split([len(b) for b in ups]))
-        made[place.name.removesuffix("weight")] = down, place.ours(ups)
+        stem = place.name.removesuffix("weight")
+        made[stem + A], made[stem + B] = down, place.ours(ups)
     if found:
         raise ValueError(f"{file} holds an update of {next(iter(found)):.120}, which no network of these settings has")
-    rank = max((len(a) for a, _ in made.values()), default=0)
+    rank = max((len(t) for n, t in made.items() if n.endswith(A)), default=0)
     if not rank:
         raise ValueError(f"{file} holds no low-rank updates")
-    # one rank for all: the rows that are added do nothing
-    out = {s + A: torch.nn.functional.pad(a, (0, 0, 0, rank - len(a))) for s, (a, _) in made.items()}
-    out |= {s + B: torch.nn.functional.pad(b, (0, rank - b.shape[1])) for s, (_, b) in made.items()}
     ours = dict(on_meta(model.model_copy(update={"lora": type(model.lora)(rank=rank)})).named_parameters())
-    return rank, {n: out.get(n, torch.zeros(p.shape)) for n, p in ours.items() if n.endswith((A, B))}
+
+    def padded(name: str) -> Tensor:
+        """To the one rank, with numbers that do nothing; one at a time, as all may be far larger than the file."""
+        out, given = torch.zeros(ours[name].shape), made.get(name, torch.zeros(0, 0))
+        out[: given.shape[0], : given.shape[1]] = given
+        return out
+
+    return rank, Lazy((n for n in ours if n.endswith((A, B))), padded)
 
 
 def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
