@@ -118,8 +118,9 @@ def _decode(read: Callable[[bytes], object], data: bytes, key: str, part: str) -
 def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -> EncodedClip:
     """A sample from its members, without running code from them; SampleError names what is wrong with it.
 
-    Text [L, D] is taken as [1, L, D], as some writers leave the batch dim out. Padding is taken off: what lies beyond
-    the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or rows of zeros at the end where it has none.
+    Latents [C, T, H, W] and text [L, D] get a batch dim of 1, as Megatron-Bridge's Wan script leaves it out. Padding is
+    taken off: what lies beyond the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or rows of zeros at the
+    end where it has none.
 
     Parameters
     ----------
@@ -131,6 +132,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     meta = decode_meta(parts.get("json"), key)
     checksum = meta.pop(CHECKSUM, None)
     latent, text = decode_pth(parts["pth"], key), decode_pickle(parts["pickle"], key)
+    latent = latent[None] if latent.ndim == 4 else latent
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
         raise SampleError(

@@ -36,6 +36,17 @@ def test_shard_gives_back_what_was_written(tmp_path):
     )
 
 
+def test_sample_without_batch_dims_is_the_same_sample():
+    """As `prepare_dataset_wan.py` of Megatron-Bridge writes it."""
+    want, buffer = clip(), io.BytesIO()
+    torch.save(want.latent[0].clone(), buffer)
+    got = shards.decode_sample({"pth": buffer.getvalue(), "pickle": pickle.dumps(want.text_emb[0].clone())}, "a-1")
+    assert torch.equal(got.latent, want.latent) and torch.equal(got.text_emb, want.text_emb)
+    torch.save(want.latent[0, 0].clone(), buffer := io.BytesIO())
+    with pytest.raises(SampleError, match="a-1"):
+        shards.decode_sample({"pth": buffer.getvalue(), "pickle": pickle.dumps(want.text_emb)}, "a-1")
+
+
 def test_equal_samples_give_equal_bytes(tmp_path):
     a, b = (write_shard(tmp_path / name, [clip()]) for name in ("a.tar", "b.tar"))
     assert a == b
