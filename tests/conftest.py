@@ -127,7 +127,8 @@ def tiny_checkpoint(make_once, tiny_data):
     """A run folder whose weights mean nothing."""
     from tests import tiny_run
 
-    return make_once("tiny-run", lambda run: tiny_run.train(tiny_data, run))
+    off = ["train.eval_interval=1", "train.eval_iters=0"]  # no validation: these data have no split for it
+    return make_once("tiny-run", lambda run: tiny_run.train(tiny_data, run, *off))
 
 
 @pytest.fixture(scope="session")

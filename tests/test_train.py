@@ -191,6 +191,7 @@ def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_
     assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8
     assert rounds[0]["val_loss_ema_0.05"] > 0
     assert losses(run) == losses(tiny_checkpoint)
+    assert not [r for r in read_metrics(tiny_checkpoint / "metrics.jsonl") if "val_loss" in r]  # train.eval_iters=0
     ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
 

@@ -144,7 +144,7 @@ class TrainConfig(Group):
         1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens", ge=1
     )
     eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
-    eval_iters: Int = option(8, "packs per validation and process", ge=1)
+    eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
     max_skipped_steps: Int = option(
         10, "most steps in a row that may be skipped for NaN or Inf; more end the run", ge=0

@@ -51,7 +51,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     folder = local_folder(d.path, d.cache_dir, d.cache_gib)
     remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_url(d.path) else None
     t = config.train
-    if split == "train" and not d.use_train_split_for_val and 0 < t.eval_interval <= t.train_iters:
+    if split == "train" and not d.use_train_split_for_val and t.eval_iters and 0 < t.eval_interval <= t.train_iters:
         check_split(folder, "val")  # now, and not when the first validation is due
     store = EnergonStore(folder, split, progress=parallel.rank() == 0, remote=remote)
     store.statistics = store.statistics.used_by(config.model.variant)

@@ -197,7 +197,7 @@ class Training:
                 if self.iteration == first + 1:
                     self.folder.tell("training")
                 bar.update()
-                if train.eval_interval and self.iteration % train.eval_interval == 0:
+                if train.eval_interval and train.eval_iters and self.iteration % train.eval_interval == 0:
                     self.validate()
                 limit_s = train.exit_duration_s
                 out_of_time = limit_s is not None and time.monotonic() - begun > limit_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,27 +28,32 @@ from dfm_nb.training.trainer import Trainer
 
 
 class Validation:
-    """Fixed held-out packs at stratified fixed noise levels with fixed noise, the same in every round and layout."""
+    """Fixed held-out packs at stratified fixed noise levels with fixed noise, the same in every round and layout.
+
+    They are the first `train.eval_iters` global batches of the split in a fixed order, as in Megatron; of these, each
+    data-parallel rank takes its share.
+    """
 
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore):
         self.trainer, self.store, self.num_sigmas = trainer, store, config.validation.num_sigmas
         settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
         plan = PackPlan(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
-        rank, size = trainer.dp_rank, trainer.dp_size
-        plans = [plan.next() for _ in range(config.train.eval_iters * size)][rank::size]
+        t = config.train
+        plans = [plan.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
+        # The levels go on from pack to pack, so that every level is met equally often.
+        first_levels = itertools.accumulate(map(len, plans), initial=0)
+        own = list(zip(plans, first_levels))[trainer.dp_rank :: trainer.dp_size]
         builder = PackBuilder(store, settings)
-        self.packs = [builder.build(p, plan.capacity) for p in plans]
+        self.packs = [builder.build(p, plan.capacity) for p, _ in own]
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model
         self.sigmas = edm.validation_sigmas(self.num_sigmas, m.P_mean, m.P_std, m.times).float()
         self.levels = []  # of each pack: int64 [R], the noise level of each of its samples
-        first = rank  # ranks begin at different levels, and each goes through all of them in turn
-        for pack, samples in zip(self.packs, plans):
+        for pack, (_, first) in zip(self.packs, own):
             level = (torch.arange(len(pack.sigma)) + first) % self.num_sigmas
             pack.sigma = self.sigmas[level]
             self.levels.append(level)
-            first += len(samples)
 
     def run(self) -> dict[str, object]:
         """val_loss and val_loss_by_sigma of the weights, and the same of each average (val_loss_ema_0.1, ...)."""

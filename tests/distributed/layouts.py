@@ -21,6 +21,7 @@ BASE = [
     "train.global_batch_size=4",
     "train.train_iters=5",
     "train.micro_batch_size=1",
+    "train.eval_iters=1",
     "optimizer.lr=1e-3",
     "scheduler.lr_warmup_iters=1",
     "mixed_precision=fp32",
@@ -132,6 +133,8 @@ def local_values(trainer, kind: str) -> list[tuple]:
 
 
 def losses_and_gradients(overrides: list[str], iterations: int = 5) -> dict:
+    from dfm_nb.training.validation import Validation
+
     trainer, loader = make_trainer(overrides)
     randomise(trainer)
     packs = loader.next_step()
@@ -143,7 +146,15 @@ def losses_and_gradients(overrides: list[str], iterations: int = 5) -> dict:
         norms.append(result.grad_norm)
         losses.append(result.loss)
     weights = gather(local_values(trainer, "weight"))
-    return {"losses": losses[1:], "first": losses[0], "gradients": gradients, "norms": norms, "weights": weights}
+    held_out = Validation(trainer.config, trainer, loader.plan.store).run()
+    return {
+        "losses": losses[1:],
+        "first": losses[0],
+        "gradients": gradients,
+        "norms": norms,
+        "weights": weights,
+        "val_losses": [held_out["val_loss"], *held_out["val_loss_by_sigma"]],
+    }
 
 
 def largest_relative_difference(a: dict, b: dict) -> tuple[float, str]:

@@ -41,7 +41,8 @@ def test_layout_equals_one_process(network, name):
     got, want = run_ranks(world, losses_and_gradients, [*layout, *settings], 3)[0], reference(network)
     difference, where = largest_relative_difference(got["gradients"], want["gradients"])
     assert difference <= (1e-4 if "lora" in network else 1e-5), where
-    assert got["losses"] == pytest.approx(want["losses"], rel=1e-5)
+    for losses in ("losses", "val_losses"):
+        assert got[losses] == pytest.approx(want[losses], rel=1e-5), losses
     assert got["norms"] == pytest.approx(want["norms"], rel=1e-4)
     assert len(want["gradients"]) == (tensors or len(want["gradients"])) and want["losses"][0] > 0
     assert "lora" not in network or all(is_lora(n) for n in want["gradients"])
