@@ -43,13 +43,13 @@ DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
-_ALIASES = {alias: key for key, field in FIELDS.items() for alias in field.limits.get("aliases", ())}
-
-IMPLIED: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("model.qkv_format", "dataset.qkv_format"), ("thd", "sequences are always packed")),
-    "checkpoint.load_optim": (True, "checkpoint.pretrained=PATH starts from weights alone"),
+_UPSTREAM = notation.read(Path(__file__).with_name("upstream.yaml").read_text(encoding="utf-8"))
+_ALIASES: dict[str, str] = _UPSTREAM["aliases"]
+_INSTEAD: dict[str, str] = _UPSTREAM["instead"]
+IMPLIED: dict[str, tuple[list[Any], str]] = {
+    key: (values, why) for why, keys in _UPSTREAM["implied"].items() for key, values in keys.items()
 }
-"""Keys of the reference implementation with the one value that they have here, and why."""
+"""Keys of NeMo DFM and Megatron-Bridge with the values that they may have here ([]: any), and why."""
 
 EXCLUSIVE = (("dataset.mock", "dataset.path"), ("checkpoint.load", "checkpoint.load_checkpoint"))
 """Pairs of which a run has one: a layer that sets one of them puts aside what lower layers say of the other."""
@@ -201,12 +201,21 @@ def _recipe_file(recipe: str) -> Path:
     raise ConfigError([Fault("recipe", must, shown(recipe), fix, origin=COMMAND_LINE)])
 
 
-def _read_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[Fault]]:
+def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], list[Fault]]:
+    """`key=value`; Hydra's `+key=value` and `++key=value` are the same, and `~key` takes it out of the layers below."""
     leaves: dict[str, Any] = {}
     faults: list[Fault] = []
     for text in overrides:
-        key, eq, value = text.partition("=")
+        key, eq, value = text.lstrip("+~").partition("=")
         key = key.strip()
+        if text.startswith("~"):
+            gone = f"{_ALIASES.get(key, key)}."  # a key, or a group of them
+            held = [(at, k) for at in (leaves, *below) for k in at if f"{_ALIASES.get(k, k)}.".startswith(gone)]
+            for at, k in held:
+                del at[k]
+            if not held and key not in (*FIELDS, *_ALIASES, *_GROUPS, *IMPLIED):
+                faults.append(Fault(key, "is not a key", shown(text), _fix_of_unknown(key), origin=COMMAND_LINE))
+            continue
         if not eq or not key:
             fix = "for example train.train_iters=100"
             faults.append(Fault("", "must be group.key=value", shown(text), fix, origin=COMMAND_LINE))
@@ -226,27 +235,32 @@ def _read_overrides(overrides: Iterable[str]) -> tuple[dict[str, Any], list[Faul
 
 def _fix_of_unknown(key: str) -> str:
     """What to do about a key that does not exist: the key that was meant, or the groups there are."""
-    name = key.rpartition(".")[2]
-    same_name = [k for k in (*FIELDS, *_ALIASES) if k.rpartition(".")[2] == name]
-    near = same_name[0] if same_name else nearest(key, (*FIELDS, *_ALIASES))
-    if near:
-        return f"did you mean {near}?"
+    if instead := _INSTEAD.get(key) or _INSTEAD.get(key.partition(".")[0]):
+        return instead
+    group, _, name = key.rpartition(".")
+    every = (*FIELDS, *_ALIASES)
+    for known in ([k for k in every if k.startswith(f"{group}.")], every):
+        names = {k.rpartition(".")[2]: k for k in reversed(known)}
+        if near := nearest(name, names, 0.7):
+            return f"did you mean {names[near]}?"
     return f"dfm pretrain --print-config lists the keys; groups: {', '.join(sorted(_GROUPS))}"
 
 
 def _implied(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """The layer without the keys of `IMPLIED`: a notice for each that has its one value, a fault for the others."""
-    notices: list[str] = []
+    """The layer without the keys of `IMPLIED`: a notice of those that have their value, a fault for each other."""
+    own: dict[str, Any] = {}
+    needless: dict[str, list[str]] = {}
     faults: list[Fault] = []
-    for key, (value, why) in IMPLIED.items():
-        if key not in leaves:
-            continue
-        text = notation.write_value(value)
-        if leaves[key] == value:
-            notices.append(f"{key}={text} ({layer}) is so in every run; the key may be left out")
+    for key, given in leaves.items():
+        values, why = IMPLIED.get(key) or IMPLIED.get(key.rpartition(".")[2]) or (None, "")
+        if values is None:
+            own[key] = given
+        elif not values or given in values:
+            needless.setdefault(why, []).append(key)
         else:
-            faults.append(Fault(key, f"must be {text} or left out", shown(leaves[key]), why, origin=layer))
-    return {k: v for k, v in leaves.items() if k not in IMPLIED}, notices, faults
+            must = f"must be {' or '.join(map(notation.write_value, values))} or left out"
+            faults.append(Fault(key, must, shown(given), _INSTEAD.get(key, why), origin=layer))
+    return own, [f"{', '.join(keys)} ({layer}) may be left out: {why}" for why, keys in needless.items()], faults
 
 
 def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[Fault]]:
@@ -336,7 +350,7 @@ def resolve(
             faults += error.faults
         else:  # what a saved configuration marks as derived is derived anew
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
-    layers[COMMAND_LINE], unreadable = _read_overrides(overrides)
+    layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
     start = next((x["checkpoint.pretrained"] for x in reversed(layers.values()) if "checkpoint.pretrained" in x), None)
     if settings_of and isinstance(start, str) and weights_path(start).exists():
         below = [f"recipe {recipe}"] if recipe in recipes() else []  # one of the user's own lies above the weights

@@ -21,18 +21,16 @@ INT_LIMIT = 2**31
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length")
 
 
-def option(default: Any, help: str, *, aliases: tuple[str, ...] = (), **limits: Any) -> Any:
+def option(default: Any, help: str, **limits: Any) -> Any:
     """A setting with its help text and limits.
 
     Parameters
     ----------
     default : the value when no layer sets the key.
     help : one line for `--print-config` and for the tooltip of a form.
-    aliases : full dotted names that mean this key too.
     **limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length` of pydantic.
     """
-    extra: Any = {"aliases": aliases} if aliases else {}
-    return PydanticField(default, description=help, json_schema_extra=extra, **limits)
+    return PydanticField(default, description=help, **limits)
 
 
 def _whole(value: Any) -> Any:
@@ -51,14 +49,16 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
+def _precision(value: Any) -> Any:
+    """`bf16_mixed` is Megatron-Bridge's name, and a mapping with `bf16: true` how it prints it."""
+    return "bf16" if value == "bf16_mixed" or (isinstance(value, dict) and value.get("bf16") is True) else value
+
+
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, BeforeValidator(_text)]
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
-Precision = Annotated[
-    Literal["auto", "fp32", "bf16"], BeforeValidator(lambda value: "bf16" if value == "bf16_mixed" else value)
-]
-"""`bf16_mixed` is Megatron-Bridge's name."""
+Precision = Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_precision)]
 
 
 class Group(BaseModel):
@@ -149,9 +149,7 @@ class TrainConfig(Group):
     max_skipped_steps: Int = option(
         10, "most steps in a row that may be skipped for NaN or Inf; more end the run", ge=0
     )
-    exit_on_signal: bool = option(
-        True, "on SIGTERM or SIGUSR1, save a checkpoint and exit cleanly", aliases=("train.exit_signal_handler",)
-    )
+    exit_on_signal: bool = option(True, "on SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
     exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)
 
 
@@ -192,9 +190,7 @@ class DatasetConfig(Group):
     )
     cache_dir: Text | None = option(None, "where shards from a server are kept; null: ~/.cache/dfm_nb")
     cache_gib: float = option(64.0, "how many GiB of them", gt=0)
-    task_encoder_seq_length: Int = option(
-        8192, "tokens in a pack; no sample may be longer", ge=1, aliases=("dataset.seq_length",)
-    )
+    task_encoder_seq_length: Int = option(8192, "tokens in a pack; no sample may be longer", ge=1)
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
     lanes: Int = option(
         0,
@@ -225,9 +221,7 @@ class DatasetConfig(Group):
 
 
 class CheckpointConfig(Group):
-    checkpoint_dir: Text | None = option(
-        None, "folder for checkpoints; null means checkpoints/ in the run folder", aliases=("checkpoint.save",)
-    )
+    checkpoint_dir: Text | None = option(None, "folder for checkpoints; null means checkpoints/ in the run folder")
     load: Text | None = option(
         None, "resume from the newest checkpoint of this folder or run; where it has none yet, start anew"
     )
@@ -248,9 +242,7 @@ class EmaConfig(Group):
 
 
 class LoggerConfig(Group):
-    log_interval: Int = option(
-        10, "iterations between log lines and metrics records", ge=1, aliases=("train.log_interval",)
-    )
+    log_interval: Int = option(10, "iterations between log lines; metrics.jsonl records every iteration", ge=1)
     tensorboard: bool = option(True, "write TensorBoard events under tensorboard/ in the run folder")
     wandb_project: Text | None = option(None, "Weights & Biases project; null does not log there")
     wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null means the run folder's name")
@@ -318,7 +310,7 @@ class Field:
     """What a form, a help page or an error needs to know about one key.
 
     type : the type without null and without limits.
-    limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `choices`, `aliases`; those that are set.
+    limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `choices`; those that are set.
     """
 
     key: str
@@ -345,9 +337,7 @@ def _fields(group: type[Group], prefix: str = "") -> Iterable[Field]:
         optional = type(None) in arguments
         if optional:
             kind = arguments[0]
-        extra = info.json_schema_extra
         limits = {n: getattr(m, n) for m in info.metadata for n in _LIMITS if hasattr(m, n)}
-        limits |= extra if isinstance(extra, dict) else {}
         if typing.get_origin(kind) is Literal:
             limits["choices"], kind = typing.get_args(kind), str
         yield Field(prefix + name, kind, optional, info.get_default(), info.description or "", limits)

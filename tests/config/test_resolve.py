@@ -43,7 +43,7 @@ def test_the_reference_yaml_resolves_with_and_without_data(tmp_path):
         assert r.config.checkpoint.load == r.config.checkpoint.checkpoint_dir == "dfm_experiment"
         assert (r.config.model.num_attention_heads, r.config.dataset.task_encoder_seq_length) == (16, 15360)
         told = "\n".join(r.notices)
-        assert "model.qkv_format=thd" in told and "checkpoint.load_optim=true" in told and str(REFERENCE) in told
+        assert "model.qkv_format" in told and "checkpoint.load_optim" in told and str(REFERENCE) in told
         again = C.resolve("demo", write(tmp_path, C.to_yaml(r)), training=True)  # a saved config.yaml is a layer
         assert (again.config.dataset, again.notices) == (r.config.dataset, ())
 
@@ -75,7 +75,7 @@ def test_a_named_checkpoint_puts_aside_the_folder_of_a_lower_layer():
         ('validation.prompts=["a red moth, resting", blue]', "validation.prompts", ["a red moth, resting", "blue"]),
         ("mixed_precision=bf16_mixed", "mixed_precision", "bf16"),
         ("train.log_interval=5", "logger.log_interval", 5),
-        ("dataset.seq_length=4096", "dataset.task_encoder_seq_length", 4096),
+        ("++train.log_interval=5", "logger.log_interval", 5),
     ],
 )
 def test_resolve_reads_values_as_yaml(override, key, value):
@@ -146,6 +146,41 @@ def test_to_yaml_and_from_yaml_are_inverse(tmp_path):
 
 
 # ---- faults: overrides separated by blanks, and what the message must hold
+
+
+def test_each_setting_of_upstream_is_taken_implied_or_refused_with_the_right_name():
+    """`upstream_keys.txt` lists them and what becomes of each."""
+    for line in Path(__file__).with_name("upstream_keys.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        override, kind, name = re.fullmatch(r"(.+?) +(=|implied|!) ?(.*)", line).groups()
+        try:
+            got = C.resolve(None, overrides=[override])
+        except C.ConfigError as error:
+            assert kind == "!" and name in str(error), (line, str(error))
+            continue
+        taken = [key for key, origin in got.provenance.items() if origin == "command line"]
+        assert taken == [name] * (kind == "=") and len(got.notices) == (kind == "implied"), line
+
+
+def test_a_key_named_as_the_right_one_is_one():
+    upstream = notation.read((Path(C.__file__).parent / "upstream.yaml").read_text())
+    texts = [*upstream["aliases"].values(), *upstream["instead"].values(), *upstream["implied"]]
+    named = {key for text in texts for key in re.findall(r"[a-z]+(?:\.[A-Za-z_]+)+", text)}
+    assert named - {"config.yaml", "metrics.jsonl"} <= C.fields().keys()
+
+
+def test_tilde_takes_a_key_or_a_group_out_of_the_layers_below(tmp_path):
+    file = write(tmp_path, "train: {train_iters: 7, eval_iters: 3}\ncheckpoint: {save: a}\nprofiling: {nvtx: true}\n")
+    r = C.resolve(
+        "demo", file, ["~train.train_iters", "~checkpoint.checkpoint_dir", "~profiling", "~ema.sigma_rels=[]"]
+    )
+    assert r.config.train.train_iters == C.fields()["train.train_iters"].default
+    assert (r.config.train.eval_iters, r.config.checkpoint.checkpoint_dir) == (3, None)
+    assert C.resolve("demo", overrides=["~rng.seed", "rng.seed=5"]).config.rng.seed == 5
+    with pytest.raises(C.ConfigError, match="rng.seed"):
+        C.resolve("demo", overrides=["~rng.sed"])
+
 
 FAULTS = [
     ("model.hiden_size=3", "model.hidden_size"),  # the nearest by spelling
