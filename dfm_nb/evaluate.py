@@ -36,6 +36,7 @@ from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
+from dfm_nb.config.schema import TRAINED_SIZE
 from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation import distance, diversity, features, reference, wordings
 from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
@@ -54,7 +55,8 @@ REAL_SEED = 987_654
 MOST_STORED = 20_000
 """Latents of a split that copies are looked for in."""
 
-SHARED = ("negative_prompt", "guidance_interval", "autoguidance", *RECOMMENDED)
+HOW = tuple(name for name in RECOMMENDED if f"generation.{name}" not in TRAINED_SIZE)  # sizes are of the grid or data
+SHARED = ("negative_prompt", "guidance_interval", "autoguidance", *HOW)
 """Flags of `dfm generate` that are flags here."""
 
 
@@ -292,7 +294,7 @@ def measure(args: argparse.Namespace) -> Measured:
         guide=args.autoguidance_checkpoint,
         mixed_precision=args.mixed_precision,
     )
-    vars(args).update(pipe.recommended | flags_of(args, RECOMMENDED))
+    vars(args).update(pipe.recommended | flags_of(args, HOW))
     run = Evaluation(args, pipe)
     if network is None:
         run.unseen()

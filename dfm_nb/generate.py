@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     requests_of(args)  # a wrong flag is said before the checkpoint is looked at, which takes time if it is large
     source = args.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
     weights = checkpoint.find_weights(source)  # and a wrong path before anything starts
-    requests = requests_of(args, weights.config.generation.model_dump())
+    requests = requests_of(args, weights.config.generation.model_dump(exclude_none=True))
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
     weaker = checkpoint.find_weights(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None

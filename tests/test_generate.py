@@ -1,5 +1,7 @@
 """The pipeline in one process: geometry, guidance, reproducibility, previews, long clips; weights mean nothing."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -7,16 +9,25 @@ import torch
 from dfm_nb.base.video import write_png
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.generate import Request
+from dfm_nb.generation.request import requests_of_keywords
 from dfm_nb.packs.patches import patchify
 
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
+SIZE = {"image_height": "height", "image_width": "width", "num_frames": "num_video_frames", "fps": "fps"}
 FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
 
 
 @pytest.mark.slow
-def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe):
+def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe, tiny_data):
+    from dfm_nb.data.stores import EnergonStore
+
     own = {"num_steps": 18, "guidance": 2.0, "sampler": "heun"}  # the demo recipe's
-    assert tiny_pipe.recommended == GenerationConfig().model_dump() | own
+    store = EnergonStore(tiny_data)
+    sizes = Counter(tuple(store.read(i).meta[k] for k in SIZE) for i in range(len(store)))
+    usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0]))
+    assert tiny_pipe.recommended == GenerationConfig().model_dump() | own | usual and usual["fps"]
+    (unsized,) = requests_of_keywords(PROMPTS[:1], {"width": 96}, tiny_pipe.recommended)
+    assert {name: getattr(unsized, name) for name in usual} == usual | {"width": 96}
     ((request,), (other,)) = (
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
         for given in ({}, {"num_inference_steps": 2, "sampler": "euler"})

@@ -32,6 +32,7 @@ from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
+from dfm_nb.config.schema import TRAINED_SIZE
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
@@ -275,7 +276,8 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     whole = [f for root in (folder, folder / "checkpoints") for f in whole_checkpoints(root)]
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
     taken = NETWORK | {f"model.{k}" for k in _LORA if config.model.lora.rank}
-    return {k: attrgetter(k)(config) for k in cfg.fields() if k.startswith("generation.") or k in taken}
+    taken |= {k for k in cfg.fields() if k.startswith("generation.") and k not in TRAINED_SIZE}
+    return {k: attrgetter(k)(config) for k in cfg.fields() if k in taken}
 
 
 def identity(path: str | os.PathLike | Weights) -> dict:

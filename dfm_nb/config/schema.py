@@ -262,6 +262,14 @@ class GenerationConfig(Group):
     schedule: Text = option("karras", "its schedule, one of `dfm generate --schedule`")
     shift: float = option(1.0, "the shift of its schedule, if that is `flow`", gt=0)
     sigma_max: float = option(80.0, "the noise level that it starts from", gt=0)
+    height: Int | None = option(None, "its px; null means those of most training samples", ge=16, multiple_of=16)
+    width: Int | None = option(None, "its px; null: likewise", ge=16, multiple_of=16)
+    num_video_frames: Int | None = option(None, "its frames, 1 + 4 k; null: likewise", ge=1)
+    fps: float | None = option(None, "its frames per second; null: likewise", gt=0)
+
+
+TRAINED_SIZE = ("generation.height", "generation.width", "generation.num_video_frames", "generation.fps")
+"""What follows from the training samples, so fine-tuning on others does not take it from the weights."""
 
 
 class ValidationConfig(Group):

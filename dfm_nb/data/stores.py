@@ -6,16 +6,19 @@ import contextlib
 import itertools
 import math
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.config.schema import TRAINED_SIZE
 from dfm_nb.data.index import SampleIndex, index_in_memory, open_index
 from dfm_nb.data.prepared_folder import STATISTICS, is_adopted, read_manifest, shard_digests
 from dfm_nb.data.remote import RemoteFolder
@@ -264,6 +267,20 @@ class MockStore:
         latent = torch.randn(1, self.channels, *self.grid(index), generator=g).bfloat16()
         text = torch.randn(1, self.text_tokens, self.text_dim, generator=g).bfloat16()
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
+
+
+def usual_size(store: SampleStore) -> dict[str, Any]:
+    """`TRAINED_SIZE` of most of 256 samples spread over the split; {} when no clip of that size can be generated."""
+    spread = range(0, len(store), max(1, len(store) // FIRST_SAMPLES))
+    grids = [store.grid(i) for i in spread]
+    grid = Counter(grids).most_common(1)[0][0]
+    frames, height, width = geometry.pixel_size(*grid)
+    if not (geometry.is_side(height) and geometry.is_side(width)):
+        return {}
+    fps = None
+    with contextlib.suppress(SampleError):  # it is named when its turn comes
+        fps = store.read(spread[grids.index(grid)]).meta.get("fps")
+    return dict(zip(TRAINED_SIZE, (height, width, frames, fps and float(fps))))
 
 
 SampleStore = EnergonStore | MockStore

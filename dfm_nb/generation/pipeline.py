@@ -144,8 +144,8 @@ class Pipeline:
 
     @property
     def recommended(self) -> dict[str, Any]:
-        """The `num_steps`, `guidance` and `sampler` that generation uses where a call names none."""
-        return self.config.generation.model_dump()
+        """The `num_steps`, `guidance`, `sampler`, `height`, ... that generation uses where a call names none."""
+        return self.config.generation.model_dump(exclude_none=True)
 
     @functools.cached_property
     def made_by(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dfm_nb.base.run import Run, written_path
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
-from dfm_nb.data.stores import SampleStore
+from dfm_nb.data.stores import SampleStore, usual_size
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.batches import data_folder, open_store, packed_loader
@@ -342,7 +342,7 @@ def _as_begun(resolved: cfg.Resolved, run: Run) -> cfg.Resolved:
 def _train(resolved: cfg.Resolved, run: Run) -> None:
     resolved = _as_begun(resolved, run)
     store = open_store(resolved.config)
-    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
+    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual_size(store)}
     resolved = resolved.with_derived(derived, "the data set")
     arithmetic = [precision(resolved.config.mixed_precision)]
     dist.broadcast_object_list(arithmetic, src=0)  # ranks on other processors compute as rank 0 does

@@ -107,16 +107,10 @@ class Samples:
         else:
             self.pipeline.remember_text(prompt, sample.text_emb[0])
         own = {"num_steps": v.num_steps, "guidance": v.guidance}
-        self.request = Request(
-            prompt,
-            index=index,
-            height=v.height or height,
-            width=v.width or width,
-            num_video_frames=v.frames or frames,
-            fps=v.fps or float(sample.meta.get("fps") or 24),
-            seed=self.config.rng.seed,
-            **{**self.pipeline.recommended, **{name: value for name, value in own.items() if value is not None}},
-        )
+        settings = self.pipeline.recommended | {name: value for name, value in own.items() if value is not None}
+        settings |= {"height": v.height or height, "width": v.width or width, "num_video_frames": v.frames or frames}
+        settings |= {"fps": v.fps or float(sample.meta.get("fps") or 24), "seed": self.config.rng.seed}
+        self.request = Request(prompt, index, **settings)
         self.request.check()
         _, h, w = self.request.latent_grid
         self.pipeline.decode(torch.zeros(self.pipeline.channels, 1, h, w))  # a decoder that is missing is said now
