@@ -213,7 +213,7 @@ def sequence_rank(sizes: list[int], rounds: int, single: bool) -> tuple[list[flo
         given = "model.size=demo model.in_channels=16 model.text_dim=384 model.sigma_data=0.5 mixed_precision=fp32 "
         given += "dataset.mock=true dataset.packing_buffer_size=1 dataset.num_workers=0 train.global_batch_size=1 "
         sized = f"dataset.mock_latent_sizes=[[{tokens // PICTURE if single else 1},16,16]] "
-        sized += f"dataset.task_encoder_seq_length={tokens} ema.sigma_rels=[]"
+        sized += f"dataset.task_encoder_seq_length={tokens} ema.sigma_rels=[] dataset.mock_text_tokens=12"
         overrides = (given + sized).split()
         config = cfg.resolve(None, overrides=overrides).config
         loader = packed_loader(config, open_store(config), 0, 1)

@@ -44,7 +44,7 @@ def settings(size: str, tokens: int, recompute: str, precision: str = "fp32") ->
         f"model.size={size}",
         *(f"model.{change}" for change in changes),
         f"mixed_precision={precision}",
-        "dataset.mock=true",
+        *"dataset.mock=true dataset.mock_latent_sizes=[[1,8,8],[3,8,8],[1,12,8]] dataset.mock_text_tokens=12".split(),
         "model.in_channels=16",
         "model.text_dim=384",
         "model.sigma_data=0.5",

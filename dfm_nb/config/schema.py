@@ -214,10 +214,14 @@ class DatasetConfig(Group):
         0.0, "probability that a clip's first latent frame is given clean, for image-to-video", ge=0, le=1
     )
     mock: bool = option(False, "train on random latents instead of a data set")
-    mock_latent_sizes: list[LatentSize] = option(
-        [[1, 8, 8], [3, 8, 8], [1, 12, 8]], "latent [T, H, W] sizes that the mock data set cycles through", min_length=1
+    mock_latent_sizes: list[LatentSize] | None = option(
+        None,
+        "latent [T, H, W] sizes that mock samples cycle through; null means a wide picture that fills a pack alone",
+        min_length=1,
     )
-    mock_text_tokens: Int = option(12, "caption tokens of a mock sample", ge=1)
+    mock_text_tokens: Int | None = option(
+        None, "caption tokens of a mock sample; null means 512, or a sixteenth of a pack if that is less", ge=1
+    )
 
 
 class CheckpointConfig(Group):

@@ -20,6 +20,8 @@ TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
 """Packs pad text tokens and conditioning rows to these, so that shapes repeat and oneDNN reuses its kernels
 (`benchmarks/results/pack_shapes.md`)."""
 
+MOCK_TEXT_DIM = 1024  # T5-11B's
+
 
 def pack_settings(config: cfg.Config) -> PackSettings:
     """How training turns samples into packs; lengths are padded to what the parallel layout needs."""
@@ -41,10 +43,13 @@ def data_folder(config: cfg.Config) -> Path | None:
 def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     """The samples of `dataset.path`, or random ones with `dataset.mock`."""
     d = config.dataset
-    if d.mock:
-        channels = config.model.in_channels or sizes.LATENT_CHANNELS
-        text_dim = config.model.text_dim or sizes.TEXT_DIM
-        return MockStore(d.mock_latent_sizes, d.mock_text_tokens, channels, text_dim)
+    if d.mock:  # shapes of NeMo DFM's mock: at 32,768 tokens its latent [1, 256, 512] and text [512, 1024]
+        m, tokens = config.model, d.task_encoder_seq_length
+        rows = max(1, math.isqrt(tokens // 2))
+        whole = [m.patch_temporal, m.patch_spatial * rows, m.patch_spatial * (tokens // rows)]
+        text_tokens = d.mock_text_tokens or min(512, -(-tokens // 16))
+        channels = m.in_channels or sizes.LATENT_CHANNELS
+        return MockStore(d.mock_latent_sizes or [whole], text_tokens, channels, m.text_dim or MOCK_TEXT_DIM)
     if split == "val" and d.use_train_split_for_val:
         split = "train"
     assert d.path is not None  # the configuration was checked

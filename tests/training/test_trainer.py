@@ -1,7 +1,9 @@
 import pytest
 import torch
 
+from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
+from dfm_nb.training.batches import open_store
 from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer
 from tests.tiny_run import VARIANTS
 
@@ -10,6 +12,13 @@ SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
 
 def weights(trainer):
     return [p.detach().clone() for c in trainer.chunks for p in c.parameters()]
+
+
+def test_mock_samples_have_the_shapes_of_nemo_dfms_and_follow_the_pack():
+    for length, grid, text in ((32768, (1, 256, 512), 512), (160, (1, 16, 40), 10), (1, (1, 2, 2), 1)):
+        asked = ["dataset.mock=true", f"dataset.task_encoder_seq_length={length}"]
+        clip = open_store(cfg.resolve(None, overrides=asked).config).read(0)
+        assert (clip.latent.shape, clip.text_emb.shape) == ((1, 16, *grid), (1, text, 1024))
 
 
 def test_step_with_nan_changes_nothing_and_says_so(one_rank):
