@@ -46,7 +46,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument("--pp-size", type=int, default=1, help="processes that share the layers")
     p.add_argument("--tokenizer-path", "--tokenizer-cache-dir", dest="tokenizer_path", help="tokenizer file or folder")
     p.add_argument("--text-encoder-path", "--t5-cache-dir", dest="text_encoder_path", help="text encoder folder")
-    p.add_argument("--tokenizer-model", help="accepted for old commands; the checkpoint knows its tokenizer")
+    p.add_argument("--tokenizer-model", help="may be left out, as the checkpoint knows its tokenizer")
     p.add_argument("--video-save-path", default="out.mp4", help="several clips get idx=I_rank=R_ before the name")
     p.add_argument("--save-latents", action="store_true", help="also write each latent as NAME.safetensors")
     p.add_argument("--overwrite", action="store_true", help="replace existing files")
@@ -103,6 +103,11 @@ def main(argv: list[str] | None = None) -> int:
     requests_of(args)  # a wrong flag is said before the checkpoint is looked at, which takes time if it is large
     source = args.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
     weights = checkpoint.find_weights(source)  # and a wrong path before anything starts
+    if args.tokenizer_model:
+        name = checkpoint.read_manifest(weights.folder)["tokenizer"]["name"]  # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
+        if not all(word in args.tokenizer_model.lower() for word in name.split("_")):
+            given = f"got {args.tokenizer_model!r}; leave it out"
+            raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
     requests = requests_of(args, weights.config.generation.model_dump(exclude_none=True))
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
@@ -111,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
     check_replay(args, requests, digest, ema, guide)
     parallel.init(layout)
     if not args.checkpoint_path and parallel.rank() == 0:
-        print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
+        here = "; --checkpoint-path model.pth takes the file that lies here" * Path("model.pth").is_file()
+        print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package{here}")
     dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     writes = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0
     writes = writes and parallel.is_last_pipeline_stage()

@@ -80,13 +80,15 @@ class ArgumentParser(argparse.ArgumentParser):
         return words
 
     def read(self, words: list[str]) -> argparse.Namespace:
-        """What these words mean; ValueError where a command would end with its usage and exit code 2."""
-
-        def refuse(message: str) -> NoReturn:
-            raise ValueError(f"{self.prog}: {message}")
-
-        self.error = refuse  # type: ignore[method-assign]
+        """What these words mean."""
         return self.parse_intermixed_args(words)
+
+    def error(self, message: str) -> NoReturn:
+        """ValueError, which `guard` says in one sentence; of an unknown flag, with the nearest one."""
+        unknown = re.search(r"unrecognized arguments: --([\w-]+)", message)
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        near = unknown and nearest(unknown[1], (flag.lstrip("-") for flag in flags), 0.7)
+        raise ValueError(f"{self.prog}: {message}; " + (f"did you mean --{near}?" if near else "see its --help"))
 
 
 def settings_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[str]:

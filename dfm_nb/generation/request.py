@@ -22,6 +22,7 @@ from dfm_nb import parallel
 from dfm_nb.base import geometry
 from dfm_nb.base.argv import plain, unknown_keyword
 from dfm_nb.base.log import log
+from dfm_nb.base.nearest import nearest
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 
@@ -31,7 +32,7 @@ def setting(
     help: str,
     must: str = "",
     holds: Callable[[Any], bool] | None = None,
-    nearest: Callable[[Any], str] | None = None,
+    near: Callable[[Any], str] | None = None,
     flag: str | None = None,
     metavar: str | tuple[str, ...] | None = None,
 ) -> Any:
@@ -40,14 +41,18 @@ def setting(
     Parameters
     ----------
     must, holds : what must hold ("be positive"), and the test of it; None is always legal where the type allows it.
-    nearest : legal values near a wrong one, for the message. flag, metavar : where they do not follow from the name.
+    near : legal values near a wrong one, for the message. flag, metavar : where they do not follow from the name.
     """
-    metadata = {"help": help, "must": must, "holds": holds, "nearest": nearest, "flag": flag, "metavar": metavar}
+    metadata = {"help": help, "must": must, "holds": holds, "near": near, "flag": flag, "metavar": metavar}
     return field(default=default, metadata=metadata)
 
 
 def _one_of(default: str, help: str, names: Iterable[str]) -> Any:
-    return setting(default, f"{help}: {', '.join(names)}", f"be one of {', '.join(names)}", lambda name: name in names)
+    def near(name: str) -> str:
+        return nearest(name, names) or default
+
+    words = ", ".join(names)
+    return setting(default, f"{help}: {words}", f"be one of {words}", lambda name: name in names, near)
 
 
 def _side() -> Any:
@@ -138,9 +143,9 @@ class Request:
         if self.index < 0:
             raise ValueError(f"index must be 0 or more; got {self.index}")
         for f in fields(self):
-            value, holds, nearest = getattr(self, f.name), f.metadata.get("holds"), f.metadata.get("nearest")
+            value, holds, near = getattr(self, f.name), f.metadata.get("holds"), f.metadata.get("near")
             if value is not None and holds is not None and not holds(value):
-                use = f"; use {nearest(value)}" if nearest else ""
+                use = f"; use {near(value)}" if near else ""
                 raise ValueError(f"{_flag(f)} must {f.metadata['must']}; got {value!r}{use}")
         if self.init_image and self.init_video:
             raise ValueError("give --init-image or --init-video, not both")
@@ -206,6 +211,11 @@ def _kind(name: str) -> tuple[type, int | str | None, bool]:
     return entries[0], "+" if Ellipsis in entries else len(entries), bool(options)
 
 
+def whole_number(text: str) -> int:
+    """35.0 is how NeMo DFM's script takes a number of steps."""
+    return int(text.removesuffix(".0"))
+
+
 def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
     """Add the flags of these fields to a command line."""
     for f in fields(Request):
@@ -214,7 +224,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> 
             parser.add_argument(
                 _flag(f),
                 dest=f.name,
-                type=kind,
+                type=whole_number if kind is int else kind,
                 nargs=count,
                 default=None if f.name in RECOMMENDED else f.default,
                 metavar=f.metadata["metavar"],

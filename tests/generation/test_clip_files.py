@@ -116,10 +116,20 @@ def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys)
     out.write_bytes(b"mine")
     assert generate(tiny_checkpoint, out, "--prompt", "x") == 2
     assert "--overwrite" in said(capsys) and out.read_bytes() == b"mine"
+    assert generate(tiny_checkpoint, out, "--prompt", "x", "--tokenizer_model", "Cosmos-Tokenizer-DV") == 2
+    assert "pca" in said(capsys), "the tokenizer of the checkpoint"
     assert generate(tiny_checkpoint, out, "--prompt", "x", "--skip-existing") == 2, "it is no clip of this command"
     assert out.read_bytes() == b"mine"
     assert generate(tiny_checkpoint, out, "--prompt", "x", "--overwrite") == 0
     assert read_image(out).shape[-3:] == (32, 48, 3)
+
+
+@pytest.mark.slow
+def test_model_pth_that_lies_here_is_named_where_the_packaged_model_draws(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("model.pth").touch()
+    assert guard(main, ["--prompt", "a moth", "--video-save-path", "a.png", *SMALL]) == 0
+    assert "model.pth" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -102,6 +102,10 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     assert r.init_video == str(tmp_path / "v.mp4"), "a sidecar means the same file in any folder"
 
 
+def test_steps_of_upstream_are_a_float():
+    assert [r.num_steps for r in requests_of(arguments("--prompt", "p", "--num_steps", "35.0"))] == [35]
+
+
 def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(caplog, tmp_path):
     flags = ["--num-video-frames", "250", "--prompt", "a", "--prompt", "b"]
     assert [r.num_video_frames for r in requests_of(arguments(*flags))] == [249, 249]
@@ -121,7 +125,8 @@ def test_nothing_to_draw_and_no_checkpoint_are_named(tmp_path, capsys):
     with pytest.raises(FileNotFoundError, match="nowhere.txt"):
         requests_of(arguments("--prompts-file", "nowhere.txt"))
     argv = ["--checkpoint-path", str(tmp_path / "none"), "--prompt", "x"]
-    for flags, name in ((["--height", "100"], "--height"), ([], str(tmp_path / "none"))):
+    refused = {"--height=100": "--height", "--promt=y": "--prompt", "--sampler=RES": "heun", "--num-steps=3.5": "3.5"}
+    for flags, name in (*(([flag], name) for flag, name in refused.items()), ([], str(tmp_path / "none"))):
         assert guard(main, argv + flags) == 2, "bad sizes are refused before the checkpoint is looked for"
         said = capsys.readouterr().err
         assert name in said and len(said.splitlines()) == 1
