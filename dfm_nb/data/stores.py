@@ -270,16 +270,18 @@ class MockStore:
 
 
 def usual_size(store: SampleStore) -> dict[str, Any]:
-    """`TRAINED_SIZE` of most of 256 samples spread over the split; {} when no clip of that size can be generated."""
+    """`TRAINED_SIZE` of most of 256 samples spread over the split; {} when no clip of that size can be generated.
+
+    The fps is that of a clip, as pictures have none that a clip could take; None where there are pictures alone.
+    """
     spread = range(0, len(store), max(1, len(store) // FIRST_SAMPLES))
     grids = [store.grid(i) for i in spread]
-    grid = Counter(grids).most_common(1)[0][0]
-    frames, height, width = geometry.pixel_size(*grid)
+    frames, height, width = geometry.pixel_size(*Counter(grids).most_common(1)[0][0])
     if not (geometry.is_side(height) and geometry.is_side(width)):
         return {}
     fps = None
-    with contextlib.suppress(SampleError):  # it is named when its turn comes
-        fps = store.read(spread[grids.index(grid)]).meta.get("fps")
+    with contextlib.suppress(SampleError, StopIteration):  # a bad sample is named when its turn comes
+        fps = store.read(next(i for i, (t, _, _) in zip(spread, grids) if t > 1)).meta.get("fps")
     return dict(zip(TRAINED_SIZE, (height, width, frames, fps and float(fps))))
 
 
