@@ -81,7 +81,8 @@ class Report:
         averaged = ", ".join(
             f"{k[9:]} {v:.4f}" for k, v in record.items() if k.startswith("val_loss_ema") and isinstance(v, float)
         )
-        log.info("Validation at iteration %d: %.4f (%s)", iteration, record["val_loss"], averaged)
+        averaged = averaged and f" ({averaged})"  # `ema.sigma_rels: []` keeps none
+        log.info("Validation at iteration %d: %.4f%s", iteration, record["val_loss"], averaged)
         self._write(iteration, record)
 
     def samples(self, iteration: int, samples: Sequence[tuple[int, str, Path]]) -> None:
