@@ -118,7 +118,7 @@ def test_many_shards_in_folders_are_one_data_set(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     for name in ("manifest.json", "0001/rank0-000005.tar"):
         (folder / name).unlink()
-    (folder / "0001" / "rank0-000005.tar.17.tmp").write_bytes(b"of a process that was killed")
+    (folder / "0001" / ".rank0-000005.tar.0123abcd.tmp").write_bytes(b"of a process that was killed")
     assert run(folder, "--resume") == 0
     assert contents(folder) == want and not list(folder.rglob("*.tmp"))
     # what a link leads to is not the preparation's
@@ -202,12 +202,20 @@ def test_mistakes_are_named(tmp_path, capsys, monkeypatch, argv, named):
     assert error.startswith("error: ") and named in error
 
 
-def test_foreign_tars_are_never_overwritten(tmp_path, capsys):
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "backup.tar").write_bytes(b"precious")
-    assert run(tmp_path / "d", "--overwrite") == 2
-    assert f"{tmp_path / 'd'} holds" in capsys.readouterr().err
-    assert (tmp_path / "d" / "backup.tar").read_bytes() == b"precious"
+FOREIGN = ("backup.tar", "2024/rank0-1.tar", "my.index.arrow", "contact_sheet.png", ".nv-meta/a.yaml", ".a.docx.tmp")
+
+
+def test_only_what_the_records_of_a_preparation_name_is_overwritten(prepared, tmp_path, capsys):
+    shutil.copytree(prepared, tmp_path / "ours")
+    for file in (tmp_path / folder / name for folder in ("d", "ours") for name in FOREIGN):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"precious")
+    for more in (["--overwrite"], []):
+        assert run(tmp_path / "d", *more) == 2
+        assert f"{tmp_path / 'd'} holds" in capsys.readouterr().err
+    assert run(tmp_path / "ours", "--overwrite", "--seed", "5") == 0
+    assert (tmp_path / "ours" / "rank0-000000.tar").read_bytes() != (prepared / "rank0-000000.tar").read_bytes()
+    assert all((tmp_path / folder / name).read_bytes() == b"precious" for folder in ("d", "ours") for name in FOREIGN)
 
 
 def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -25,7 +26,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     writer in the block does.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = temporary_of(path)
     # made here to learn the umask's mode without setting the umask, which threads share
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     mode = os.fstat(descriptor).st_mode & 0o777
@@ -37,6 +38,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def temporary_of(path: Path) -> Path:
+    """A new name beside `path`, of the one form that `remove_temporaries` takes away."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what a killed process left in a folder that is ours; nothing whose name has not exactly our form."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def older(path: object, fix: str) -> str:

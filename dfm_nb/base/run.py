@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.files import read_json, remove_temporaries, write_atomically
 
 MEDIA = (".mp4", ".png", ".gif", ".webp")
 _ITERATION = re.compile(r"iter_(\d+)")
@@ -140,8 +140,7 @@ class Run:
             except OSError:  # a file system without locks: `run.pid` must do
                 taken = self.owner() is not None
             self._refuse(read_json(self.pid_file), taken)
-            for leftover in self.path.glob(".*.tmp"):  # of an owner that was killed
-                leftover.unlink(missing_ok=True)
+            remove_temporaries(self.path)  # of an owner that was killed
             write_atomically(self.pid_file, orjson.dumps(_this_process()))
         except BaseException:
             os.close(lock)

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import shutil
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.files import DISK_FULL, lies_inside, older, read_json, sha256, write_atomically
+from dfm_nb.base.files import DISK_FULL, lies_inside, older, read_json, remove_temporaries, sha256, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
+from dfm_nb.data.shard_plan import SPLITS
 
 TOKENIZER = "tokenizer.safetensors"
-OWN_FILES = ("manifest.json", TOKENIZER, "text_empty.safetensors", "contact_sheet.png")
-"""What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
-
 INDEX = ".index.arrow"
 """Ends the name of a split's index (`dfm_nb.data.index`), which has checksums of its own."""
+
+_INDEXES = [f"{split}{INDEX}" for split in SPLITS]
+OWN_FILES = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, *shards.NV_META)
+"""What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
 MANIFEST: dict[str, Any] = {
@@ -40,6 +42,8 @@ MANIFEST: dict[str, Any] = {
     "shards": [{"name": str, "bytes": int, "sha256": str}],
 }
 """What is read of a manifest, by its types."""
+
+_SHARD = re.compile(r"(\d{4}/)?rank\d+-\d{6,}\.tar")
 
 BESIDE = (TOKENIZER, "text_empty.safetensors", "*.tar.idx", ".nv-meta/.info.json", ".nv-meta/split.yaml")
 """Small files beside the shards that training reads; the manifest has their checksums and its own.
@@ -166,10 +170,13 @@ class PreparedFolder:
             raise NotADirectoryError(f"--output-dir {self.path} is a file; name a folder")
         held = self.held_plan()
         if held is None:
-            if self.path.is_dir() and (any(self.path.glob("*.tar")) or self.manifest.exists()):
+            # a notebook's launcher may log into the folder; with --overwrite it may not be the folder that is meant
+            there = {p.name for p in self.path.glob("*")} - {shards.RECORDS, "launch.json", "launch.log"}
+            made = {n for n in there if n in (".nv-meta", *OWN_FILES) or n.endswith((".tar", INDEX))}
+            if taken := there if overwrite else made:
                 raise FileExistsError(
-                    f"{self.path} holds shards that dfm prepare did not make; choose another --output-dir or move "
-                    "them away (to train on them as they are: dfm adopt)"
+                    f"{self.path} holds {min(taken)}, which dfm prepare did not make; choose another --output-dir or "
+                    "move it away (to train on shards as they are: dfm adopt)"
                 )
             return False
         if overwrite:
@@ -193,19 +200,21 @@ class PreparedFolder:
             return True
         if overwrite:
             self._clear()
-        # of a process that was killed
-        for leftover in [*_both(self.path, "rank*.tmp"), *self.path.glob(".*.tmp"), *_both(self.records, ".*.tmp")]:
-            leftover.unlink(missing_ok=True)
+        for place in (*_places(self.path), *_places(self.records)):
+            remove_temporaries(place)
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False
 
     def _clear(self) -> None:
-        """Delete what a preparation writes; the lock stays, as we hold it."""
-        for name in OWN_FILES:
+        """Delete what the records name, and then these; the lock stays, as we hold it."""
+        records = [path for place in _places(self.records) for path in place.glob("*.json")]
+        listed = {path.relative_to(self.records).as_posix().removesuffix(".json") for path in records}
+        listed |= shard_digests(read_json(self.manifest)).keys()  # of a folder that was copied without its records
+        names = [name for name in listed if _SHARD.fullmatch(name) and (self.path / name).parent in _places(self.path)]
+        for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
             (self.path / name).unlink(missing_ok=True)
-        for path in [*_both(self.path, "rank*-*.tar*"), *self.path.glob(f"*{INDEX}"), *_both(self.records, "*.json")]:
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.path / ".nv-meta", ignore_errors=True)
+        for path in records:
+            path.unlink()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -250,10 +259,9 @@ class PreparedFolder:
             ) from None
 
 
-def _both(folder: Path, pattern: str) -> list[Path]:
-    """What lies in the folder, and in those below it that many shards are put into (`shard_plan`); links lead away."""
-    below = [place for place in folder.glob("[0-9][0-9][0-9][0-9]") if not place.is_symlink()]
-    return [path for place in (folder, *below) for path in place.glob(pattern)]
+def _places(folder: Path) -> list[Path]:
+    """The folder, and those below it that many shards are put into (`shard_plan`); links lead away."""
+    return [folder, *(p for p in folder.glob("[0-9][0-9][0-9][0-9]") if not p.is_symlink())]
 
 
 def _brief(value: object) -> str:

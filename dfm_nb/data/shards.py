@@ -34,12 +34,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, write_atomically
+from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, temporary_of, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import tensor_bytes
 
 PARTS = ("pth", "pickle", "json")
 RECORDS = ".dfm"
+NV_META = [
+    ".nv-meta/" + n for n in (".info.json", "index.sqlite", "index.uuid", "info.yaml", "split.yaml", "dataset.yaml")
+]
+"""What `write_energon_metadata` makes."""
 CHECKSUM = "crc32"
 """Of all parts, in the .json; samples of other writers have none."""
 
@@ -247,12 +251,12 @@ def _check(clip: EncodedClip, fits: Fits) -> None:
 class ShardWriter:
     """A tar under a temporary name that `close` syncs and gives its own; whatever ends before that leaves no shard.
 
-    The temporary name holds the process id, so that two processes that write the same shard do not meet.
+    The temporary names of two processes that write the same shard differ, so that they do not meet.
     """
 
     def __init__(self, path: Path):
         self.path, self.samples = path, 0
-        self.temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        self.temporary = temporary_of(path)
         self._file = self.temporary.open("wb")
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
 
@@ -285,7 +289,8 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     """`.nv-meta` as `energon prepare` makes it, without a prompt; `splits` lists the shards of train, val and test."""
     import warnings
 
-    shutil.rmtree(folder / ".nv-meta", ignore_errors=True)  # a kill may have left half of it
+    for name in NV_META:  # a kill may have left half of them
+        (folder / name).unlink(missing_ok=True)
     said = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.simplefilter("ignore")
@@ -316,7 +321,8 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                     child.kill()
                     child.join()
             for leftover in folder.rglob("*.tar.idx.tmp*"):
-                leftover.unlink(missing_ok=True)
+                if leftover.relative_to(folder).as_posix().partition(".idx.tmp")[0] in every:
+                    leftover.unlink(missing_ok=True)
         if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
             free_mib = shutil.disk_usage(folder).free >> 20
             raise ValueError(
