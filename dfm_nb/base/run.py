@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import orjson
 
 from dfm_nb.base.files import read_json, remove_temporaries, write_atomically
 
+IDENTITY, OWNER = ".run.json", "owner.json"
+"""In a run folder: its id, host and inode. In a folder of checkpoints: the path and id of the run that owns it."""
 MEDIA = (".mp4", ".png", ".gif", ".webp")
 _ITERATION = re.compile(r"iter_(\d+)")
 
@@ -60,8 +63,7 @@ class Run:
         if (folder / ".nv-meta").exists() or (folder / "manifest.json").exists():
             raise FileExistsError(f"{folder} holds a data set, not a run; choose another --run-dir")
         run = cls(folder.resolve())
-        for sub in (run.path, run.checkpoints, run.samples):
-            sub.mkdir(parents=True, exist_ok=True)
+        run.samples.mkdir(parents=True, exist_ok=True)
         return run
 
     @classmethod
@@ -141,6 +143,8 @@ class Run:
                 taken = self.owner() is not None
             self._refuse(read_json(self.pid_file), taken)
             remove_temporaries(self.path)  # of an owner that was killed
+            here = {"host": socket.gethostname(), "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
+            write_atomically(self.path / IDENTITY, orjson.dumps(here))
             write_atomically(self.pid_file, orjson.dumps(_this_process()))
         except BaseException:
             os.close(lock)
@@ -148,11 +152,39 @@ class Run:
         _HELD[self._key] = lock
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
+    @property
+    def id(self) -> str | None:
+        """Made by the first `claim`; a folder that is moved or copied keeps it."""
+        return (read_json(self.path / IDENTITY) or {}).get("id")
+
+    def made_here(self, record: dict[str, Any] | None = None) -> bool:
+        """Whether a record (its own, if None) was written on this host for this folder, not for that of a copy."""
+        record = record or read_json(self.path / IDENTITY) or {}
+        return record.get("host") == socket.gethostname() and record.get("inode") == self.path.stat().st_ino
+
+    def own(self, root: Path) -> None:
+        """Make a folder of checkpoints this run's, which may then replace and remove what lies there.
+
+        Raises
+        ------
+        FileExistsError : it lies elsewhere, and its owner file names another run, or it has checkpoints and no owner.
+        """
+        record = read_json(root / OWNER) or {}
+        whose = record.get("run") or ("an unknown run" if iteration_folders(root) else str(self.path))
+        if whose != str(self.path) and record.get("id") != self.id and root != self.checkpoints:
+            raise FileExistsError(
+                f"a run may replace and remove its own checkpoints only; {root} has those of {whose}; choose another "
+                f"checkpoint.checkpoint_dir (checkpoint.load={root} starts from them)"
+            )
+        root.mkdir(parents=True, exist_ok=True)
+        write_atomically(root / OWNER, orjson.dumps({"run": str(self.path), "id": self.id}))
+
     def tell(self, phase: str) -> None:
         """Write into `run.pid` what its owner does now, and since when; other processes write nothing."""
         if self._key in _HELD:
             told = {"phase": phase, "since_s": time.time()}
-            write_atomically(self.pid_file, orjson.dumps({**_this_process(), **told}))
+            with contextlib.suppress(OSError):  # the folder may have been moved, and a checkpoint is still to be saved
+                write_atomically(self.pid_file, orjson.dumps({**_this_process(), **told}))
 
     def release(self) -> None:
         """Give the folder up, if it is ours."""

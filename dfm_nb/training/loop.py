@@ -112,7 +112,7 @@ class Training:
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.trainer = Trainer(self.config)
         self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
-        root = Path(c.checkpoint_dir) if c.checkpoint_dir else run.checkpoints
+        root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
         folder = data_folder(self.config)
         self.assets = checkpoint.read_assets(folder) if folder else {}
@@ -309,12 +309,15 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     """Start this process's groups, train, end them; rank 0 owns the run folder meanwhile. Returns the exit code."""
     config = resolved.config
     parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
-    rank = parallel.rank()
+    rank, start = parallel.rank(), config.checkpoint
+    if start.checkpoint_dir:  # `find` reads it in the run folder, from anywhere
+        start.checkpoint_dir = str(Path(start.checkpoint_dir).resolve())
     folder = Run.create(run_dir) if rank == 0 else Run(Path(run_dir).resolve())
     dist.barrier()  # the folder is there
     start_logging(folder, rank)
     if rank == 0:
         folder.claim()
+        folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     folder.tell("opening the data")
     try:
         _train(resolved, folder)

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -113,6 +114,44 @@ def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, mon
     assert time.time() - run.pid_file.stat().st_mtime < 50  # the owner touched it again
     run.release()
     assert not run.pid_file.exists() and run.owner() is None
+
+
+def test_checkpoints_of_another_run_are_refused_by_its_name_and_a_moved_run_keeps_its_own(tmp_path):
+    first, other, outside = Run.create(tmp_path / "a"), Run.create(tmp_path / "b"), tmp_path / "outside"
+    for run in (first, other):
+        run.claim()
+    for root in (first.checkpoints, outside):
+        first.own(root)
+        with pytest.raises(FileExistsError, match=str(first.path)):
+            other.own(root)
+    (tmp_path / "old" / "iter_0000001").mkdir(parents=True)
+    with pytest.raises(FileExistsError, match=str(tmp_path / "old")):
+        other.own(tmp_path / "old")
+    first.release()
+    moved = Run(first.path.rename(tmp_path / "moved"))
+    shutil.copytree(moved.path, tmp_path / "copied")
+    assert moved.made_here() and not Run(tmp_path / "copied").made_here()
+    moved.claim()
+    for root in (moved.checkpoints, outside):
+        moved.own(root)
+    moved.release()
+    shutil.rmtree(moved.path)  # as on a node's own disk: the same command begins it anew
+    again = Run.create(moved.path)
+    again.claim()
+    again.own(outside)
+    again.release()
+
+
+def test_only_temporaries_of_our_own_form_are_removed_and_a_moved_folder_stops_no_report(tmp_path):
+    run = Run.create(tmp_path / "run")
+    (run.path / ".folder.tmp").mkdir()
+    (run.path / ".important.docx.tmp").touch()
+    (run.path / ".loss.png.01234567.tmp").touch()
+    run.claim()
+    assert {p.name for p in run.path.glob(".*.tmp")} == {".folder.tmp", ".important.docx.tmp"}
+    run.path.rename(tmp_path / "moved")
+    run.tell("saving")
+    run.release()
 
 
 # ---- metrics

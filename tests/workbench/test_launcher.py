@@ -180,7 +180,9 @@ def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
         planted(tmp_path / "module", program="http.server"),
         planted(tmp_path / "host", host="elsewhere"),
         planted(tmp_path / "copied", inode=1),
+        planted(tmp_path / "terminal"),
     ]
+    (folders[-1] / "launch.json").rename(folders[-1] / "config.yaml")
     for folder in folders:
         launcher = workbench.Launcher.attach(folder)
         with pytest.raises(ValueError, match="dfm_nb.base.torchrun"):
