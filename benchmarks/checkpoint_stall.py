@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from benchmarks.report import timed
+from dfm_nb.base.torchrun import torchrun_argv
 
 SETTINGS = [
     "mixed_precision=fp32",
@@ -161,9 +162,8 @@ def main() -> int:
         return 0
     about = report.machine()
     with tempfile.TemporaryDirectory(prefix="checkpoint_stall_") as folder:
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.processes}"]
-        mine = [__file__, "--child", folder, "--size", args.size, "--rounds", str(args.rounds)]
-        report.of_process([*launch, *mine])
+        mine = ["--child", folder, "--size", args.size, "--rounds", str(args.rounds)]
+        report.of_process(torchrun_argv(__file__, mine, args.processes)[1:])
         result = json.loads((Path(folder) / "result.json").read_text())
     result |= {"machine": about, "summary": summary(result)}
     report.save("checkpoint_stall", result, table(result, result["summary"]), args.output_dir)

@@ -22,7 +22,7 @@ import psutil
 
 from dfm_nb.base.files import read_json
 from dfm_nb.base.run import Run
-from workbench.outcome import explain, own_lines
+from workbench.outcome import clean_lines, explain
 
 State = Literal["not started", "running", "finished", "stopped", "failed", "lost"]
 RECORD, LOG = "launch.json", "launch.log"
@@ -131,12 +131,6 @@ class Job:
         return value if sound and all(isinstance(text, str) for text in texts) else {}
 
     @property
-    def made_here(self) -> bool:
-        """Whether the record was written on this host for this very folder, not for one that was copied here."""
-        record = self.record
-        return record.get("host") == socket.gethostname() and record.get("inode") == self.folder.stat().st_ino
-
-    @property
     def pid(self) -> int | None:
         """The living process in charge: our supervisor, or a trainer that was started in a terminal; None when none."""
         if self._popen is not None:
@@ -181,8 +175,8 @@ class Job:
             return file.read().decode(errors="replace")
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines that the program itself printed; of a redrawn progress bar its last state."""
-        return "\n".join(own_lines(self.output())[-lines:])
+        """The last lines that were printed; of a redrawn progress bar its last state."""
+        return "\n".join(clean_lines(self.output())[-lines:])
 
     def cause(self) -> str:
         """One or two sentences on why it failed; "" when it did not."""

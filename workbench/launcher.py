@@ -22,7 +22,7 @@ from dfm_nb.base.torchrun import torchrun_argv
 from workbench.job import GRACE_S, Job, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
-from workbench.outcome import clean_lines, is_report
+from workbench.outcome import clean_lines
 
 TRAINER, PREPARE = "dfm_nb.train", "dfm_nb.prepare"
 DRIVERS = (TRAINER, PREPARE, "dfm_nb.generate", "dfm_nb.evaluate")
@@ -120,7 +120,7 @@ class Launcher(Live):
         out.job = job
         if out.program not in DRIVERS:
             out._doubt = f"{job.folder} names a program that is not one of {', '.join(DRIVERS)}"
-        elif record and not job.made_here:
+        elif not Run(folder).made_here(record):
             out._doubt = f"{job.folder} was not made here"
         return out
 
@@ -399,7 +399,7 @@ class _Printer:
 
     def __init__(self, job: Job):
         self.job, self.offset = job, int(job.record.get("log_offset_bytes", 0))
-        self.rest, self.last_bar, self.reporting = "", 0.0, False
+        self.rest, self.last_bar = "", 0.0
 
     def print_new(self, final: bool = False) -> None:
         path = self.job.folder / "launch.log"
@@ -417,6 +417,4 @@ class _Printer:
             whole, self.last_bar = f"{whole}\n{self.rest}", time.monotonic()
             self.rest = ""
         for line in clean_lines(whole):
-            self.reporting = self.reporting or is_report(line)  # torchrun's table adds nothing to the cause
-            if not self.reporting:
-                print(line, flush=True)
+            print(line, flush=True)

@@ -10,9 +10,6 @@ import signal
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
-_REPORT = re.compile(
-    r"^[EWI]\d{4} \S+ \d+ torch/distributed/.*(?:failed \(exitcode|closing signal|Received|death signal)"
-)
 _SECOND_HAND = (
     "ChildFailedError",
     "SignalException",
@@ -22,7 +19,8 @@ _SECOND_HAND = (
     "Broken pipe",
     "ProcessRaisedException",
 )
-_ROOT = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.S)
+_FIRST = re.compile(r"^rank (\d+) failed first", re.M)
+"""As `dfm_nb.base.torchrun` says of ranks other than 0."""
 
 
 def clean_lines(text: str) -> list[str]:
@@ -31,27 +29,14 @@ def clean_lines(text: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def is_report(line: str) -> bool:
-    """Does torchrun's own report on failed or stopped processes begin with this line?"""
-    return bool(_REPORT.match(line))
-
-
-def own_lines(output: str) -> list[str]:
-    """What the program printed, up to torchrun's report; the report itself when the program printed nothing."""
-    lines = clean_lines(output)
-    end = next((i for i, line in enumerate(lines) if is_report(line)), len(lines))
-    return lines[:end] or lines
-
-
 def explain(output: str, exit_code: int) -> str:
     """The cause of a failure.
 
     >>> explain("[INFO] start\\nerror: --limit must be at least 1; got 0\\n", 2)
     '--limit must be at least 1; got 0'
     """
-    lines = own_lines(output)
-    root = _ROOT.search(output)
-    where = f" (rank {root[1]})" if root and root[1] != "0" else ""
+    lines, first = clean_lines(output), _FIRST.search(output)
+    where = f" (rank {first[1]})" if first else ""
     for i, line in enumerate(lines):
         if line.startswith("error: "):
             more = lines[i + 1 :]
@@ -61,16 +46,15 @@ def explain(output: str, exit_code: int) -> str:
     own = [r for r in raised if not any(s in r for s in _SECOND_HAND)]
     if own:
         return own[0] + where
-    code = int(root[2]) if root else exit_code
-    if code < 0:
-        return _by_signal(-code, where)
+    if exit_code < 0:
+        return _by_signal(-exit_code)
     return (raised or lines or [f"no output, exit code {exit_code}"])[-1] + where
 
 
-def _by_signal(number: int, where: str) -> str:
+def _by_signal(number: int) -> str:
     try:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
     hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
-    return f"a process{where} was ended by {name}{hint}"
+    return f"a process was ended by {name}{hint}"

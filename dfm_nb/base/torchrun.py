@@ -21,6 +21,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+HUNG = 3
+"""Exit code of a process that ends a run that hangs (`training.watchdog`)."""
 STORE = "DFM_NB_STORE"
 """Environment variable: the file through which the processes of one machine find each other."""
 
@@ -59,8 +61,11 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         except ChildFailedError as failed:
             # the others end at once when one is gone, so that torchrun may see them first
             signalled = {r: f for r, f in failed.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-            rank, failure = next(iter(signalled.items()), None) or failed.get_first_failure()
+            hung = {r: f for r, f in failed.failures.items() if f.exitcode == HUNG}  # it has said so, and killed others
+            rank, failure = next(iter((hung or signalled).items()), None) or failed.get_first_failure()
             if failure.exitcode >= 0:
+                if rank and failure.exitcode == 1:  # an exception, whose traceback may not have the rank
+                    print(f"rank {rank} failed first", file=sys.stderr, flush=True)
                 return failure.exitcode
             name = signal.Signals(-failure.exitcode).name
             hint = "; often that means that memory ran out" if name == "SIGKILL" else ""

@@ -19,11 +19,12 @@ import time
 import traceback
 from pathlib import Path
 
+from dfm_nb.base.torchrun import HUNG
+
 PERIOD_S = 1.0
 """Between two heartbeats."""
 CONFIRM_S = 4.0
 """A suspected hang must last this much longer before the run is ended."""
-EXIT_CODE = 3
 _COLLECTIVES = ("distributed_c10d.py",)
 
 
@@ -130,7 +131,7 @@ class Watchdog:
         for r in silent or busy:  # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
             if r != self.rank and states[r]["host"] == socket.gethostname():
                 os.kill(states[r]["pid"], signal.SIGKILL)
-        os._exit(EXIT_CODE)
+        os._exit(HUNG)
 
     def _sentence(self, states: list[dict], silent: list[int], busy: list[int]) -> str:
         def name(r: int) -> str:
