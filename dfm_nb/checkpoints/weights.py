@@ -11,6 +11,7 @@ checksum contradicts is refused by name, and loading runs no code from a file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -138,13 +139,21 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
     if path.resolve().name.startswith("iter_"):  # also when it is given as "."
         verify(path)
         return path
-    for root in (path, path / "checkpoints"):
+    for root in _roots(path):
         if whole_checkpoints(root):
             return _newest_good(root, say)
     raise FileNotFoundError(
         f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
         "weights of others come in by dfm import"
     )
+
+
+def _roots(path: Path) -> list[Path]:
+    """Where a run, or a folder of checkpoints, may have them: first where its `config.yaml` put them."""
+    named = None
+    with contextlib.suppress(ValueError, FileNotFoundError):  # each checkpoint has a configuration of its own
+        named = cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir
+    return [*([Path(named)] if named else []), path, path / "checkpoints"]
 
 
 def _newest_good(root: Path, say: Callable[[str], object]) -> Path:
@@ -273,7 +282,7 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     A run's newest checkpoint is not verified for them, which takes long if it is large: loading does that.
     """
     folder = weights_path(path)
-    whole = [f for root in (folder, folder / "checkpoints") for f in whole_checkpoints(root)]
+    whole = next(filter(None, map(whole_checkpoints, _roots(folder))), None)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
     taken = NETWORK | {f"model.{k}" for k in _LORA if config.model.lora.rank}
     taken |= {k for k in cfg.fields() if k.startswith("generation.") and k not in TRAINED_SIZE}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.config import notation, sizes
@@ -429,6 +431,8 @@ def to_yaml(resolved: Resolved) -> str:
 def from_yaml(source: str | Path) -> Resolved:
     """Read a configuration that `to_yaml` wrote; the values come back as they were saved, derived ones included.
 
+    Keys outside `model` that this version does not have are left out with a warning: they say nothing of the network.
+
     Raises
     ------
     FileNotFoundError : there is no such file.
@@ -438,8 +442,16 @@ def from_yaml(source: str | Path) -> Resolved:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no configuration file; a run folder keeps one as config.yaml")
     leaves, provenance = _read_yaml(path)
-    resolved = _settle({str(path): leaves}, [])
+    known = {*FIELDS, *_ALIASES, *IMPLIED}
+    if unknown := [k for k in leaves if k not in known and not k.startswith("model.")]:
+        _left_out(", ".join(unknown))
+    resolved = _settle({str(path): {k: v for k, v in leaves.items() if k not in unknown}}, [])
     return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
+
+
+@cache  # a run and its checkpoint have a configuration each, and both are read
+def _left_out(keys: str) -> None:
+    log.warning("a configuration of another version of dfm_nb is read without what this one does not have: %s", keys)
 
 
 def print_config(resolved: Resolved) -> str:

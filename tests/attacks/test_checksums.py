@@ -74,3 +74,14 @@ def test_unfinished_newest_one_is_named(folder):
     said = []
     assert checkpoint.find(folder.parents[1], said.append).name == NAME
     assert len(said) == 1 and "iter_0000006 is not a whole checkpoint" in said[0]
+
+
+def test_run_finds_its_checkpoints_where_its_configuration_put_them(folder, tmp_path, caplog, monkeypatch):
+    """Of another version, which has more keys; a relative path would lead elsewhere, so the run wrote a whole one."""
+    monkeypatch.setattr("dfm_nb.base.log.log.propagate", True)
+    run, saved = folder.parents[1], folder.parent.rename(tmp_path / "saved")
+    text = (run / "config.yaml").read_text().replace("checkpoint_dir: null", f"checkpoint_dir: {saved}\n  newer: 1")
+    (run / "config.yaml").write_text(text)
+    assert checkpoint.find(run) == saved / folder.name
+    assert checkpoint.settings_of(run) == checkpoint.settings_of(saved)
+    assert caplog.text.count("checkpoint.newer") == 1
