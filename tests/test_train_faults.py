@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dfm_nb.base.torchrun import torchrun_argv
 from dfm_nb.checkpoints import weights as checkpoint
 from tests.processes import commands
 from tests.test_train import FAULTY, SMALL, losses, pretrain
@@ -12,7 +13,7 @@ from tests.test_train import FAULTY, SMALL, losses, pretrain
 def faulty(fault, *words, **environment):
     """A run under torchrun whose rank 1, or disk, has this fault; in forks."""
     env = commands().environment(FAULT=fault, **environment)
-    return commands().run("torchrun", "--standalone", "--nproc-per-node=2", FAULTY, *SMALL, *words, env=env)
+    return commands().run("python", *torchrun_argv(FAULTY, [*SMALL, *map(str, words)], 2)[1:], env=env)
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ def faulty(fault, *words, **environment):
 def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, where):
     """One that hangs with its line of code."""
     done = faulty(fault, "--run-dir", tmp_path / "run", "train.train_iters=100000", "dist.hang_timeout_s=6")
-    line = next(x for x in (done.stdout + done.stderr).splitlines() if "the run hangs" in x)
+    (line,) = (x for x in (done.stdout + done.stderr).splitlines() if x.startswith("error: "))
     assert "rank 1 (" in line and "rank 0 (" not in line and where in line
     assert done.returncode and max(losses(tmp_path / "run")) == 4
 

@@ -38,7 +38,7 @@ for i in range(first, steps + 1):
     done.with_suffix(".part").write_text(str(i))
     done.with_suffix(".part").replace(done)
     time.sleep(0.02)
-if ending == "raise":
+if ending == "raise" or (ending == "rank 1" and rank == "1"):
     raise KeyError("the sample has no caption")
 if ending == "mistake":
     sys.stderr.write("error: --limit must be at least 1; got 0\\n")
@@ -99,12 +99,13 @@ def steps_done(launcher) -> int:
     "ending, cause",
     [
         ("raise", "KeyError: 'the sample has no caption'"),
+        ("rank 1", "KeyError: 'the sample has no caption' (rank 1)"),
         ("mistake", "--limit must be at least 1; got 0"),
         ("killed", "the process of rank 0 was ended by SIGKILL; often that means that memory ran out"),
     ],
 )
 def test_failing_run_raises_its_own_error_last(launch, ending, cause):
-    launcher = launch(steps=2, ending=ending).start()
+    launcher = launch(steps=2, ending=ending, nproc=2 if ending == "rank 1" else 1).start()
     with pytest.raises(RunFailed) as failed:
         launcher.wait()
     assert str(failed.value).splitlines()[-1] == cause
