@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
     weaker = checkpoint.find_weights(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None
-    digest, guide = checkpoint.identity(weights), checkpoint.identity(weaker) if weaker else None
+    digest, guide = weights.identity, weaker.identity if weaker else None
     check_replay(args, requests, digest, ema, guide)
     parallel.init(layout)
     if not args.checkpoint_path and parallel.rank() == 0:

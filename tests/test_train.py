@@ -1,6 +1,7 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from dfm_nb import train
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.torchrun import torchrun_argv
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
+from tests.attacks.checkpoint_files import reseal
 from tests.conftest import run_ranks
 from tests.processes import commands, wait_until
 
@@ -194,6 +198,20 @@ def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_
     assert not [r for r in read_metrics(tiny_checkpoint / "metrics.jsonl") if "val_loss" in r]  # train.eval_iters=0
     ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
+
+
+@pytest.mark.parametrize("file", ["state.json", "common.pt"])
+def test_state_without_its_entries_is_one_sentence(tiny_data, tiny_checkpoint, tmp_path, file):
+    """With checksums that fit."""
+    run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
+    path = run / "checkpoints" / "iter_0000003" / file
+    if file == "state.json":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"skipped": None}))
+    else:
+        torch.save({k: v for k, v in torch.load(path).items() if k != "optimizer"}, path)
+    reseal(path.parent)
+    with pytest.raises(checkpoint.CheckpointError, match=file):
+        train.train_model(dataset_path=tiny_data, run_dir=run, config_file=run / "config.yaml")
 
 
 def test_empty_checkpoint_folder_is_a_clear_error(tmp_path):

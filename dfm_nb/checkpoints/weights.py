@@ -34,6 +34,7 @@ from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
 from dfm_nb.config.schema import TRAINED_SIZE
+from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
@@ -45,6 +46,7 @@ NEEDED = (".metadata", "common.pt", "metadata.json", "state.json", "config.yaml"
 """Files that every checkpoint has, besides those of its tensors."""
 
 MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
+ENCODERS = ("tokenizer", "text_encoder")
 ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS)
 """Files that a checkpoint carries along, so that generation needs nothing else: the data set's, and the statistics."""
 
@@ -66,14 +68,16 @@ def listing_text(files: dict[str, dict]) -> str:
     return json.dumps({**files, CHECKSUMS: own}, indent=1)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint; `CheckpointError` names the file when there is none."""
+def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint; `CheckpointError` names the file and what of `wanted` it lacks."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {str(error) or 'nested too deep'}; use another checkpoint") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is damaged: it must hold an object; it holds {type(value).__name__}")
+    if missing := prepared_folder.lacking(value, wanted or {}):
+        raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
     return value
 
 
@@ -192,7 +196,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has no manifest.json, so its tokenizer and text encoder are unknown; for shards of another "
             "writer `dfm adopt DIR --tokenizer NAME --text-encoder NAME` makes one: copy it to a checkpoint without"
         )
-    return read_object(path)
+    return read_object(path, {**prepared_folder.STATISTICS, **{kind: {"name": str} for kind in ENCODERS}})
 
 
 def statistics_file(statistics: LatentStatistics) -> bytes:
@@ -203,7 +207,8 @@ def statistics_file(statistics: LatentStatistics) -> bytes:
 def read_statistics(folder: Path) -> LatentStatistics:
     """Those that a checkpoint was trained with; of an import or a data set, which have no such file, the manifest's."""
     own = folder / STATISTICS
-    return LatentStatistics.from_manifest(read_object(own) if own.is_file() else read_manifest(folder))
+    found = read_object(own, prepared_folder.STATISTICS) if own.is_file() else read_manifest(folder)
+    return LatentStatistics.from_manifest(found)
 
 
 @dataclass
@@ -289,11 +294,6 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     return {k: attrgetter(k)(config) for k in cfg.fields() if k in taken}
 
 
-def identity(path: str | os.PathLike | Weights) -> dict:
-    """Name and hash of the weights a path means: for sidecars."""
-    return find_weights(path).identity
-
-
 def lora_file(file: Path) -> Path:
     """Where an export keeps low-rank updates apart from `file`: model.lora.safetensors beside model.safetensors."""
     return file.with_suffix(f".lora{file.suffix}")
@@ -367,7 +367,6 @@ def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
     ]
 
 
-ENCODERS = ("tokenizer", "text_encoder")
 SHAPES = (
     "num_layers",
     "hidden_size",

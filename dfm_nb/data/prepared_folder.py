@@ -111,11 +111,7 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str |
     if not path.is_file():
         return None
     manifest = read_json(path) or {}
-    missing = [name for name, kind in wanted.items() if not _is(manifest.get(name), kind)]
-    if not missing:
-        mean, std = manifest["latent_mean"], manifest["latent_std"]
-        if len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0:
-            missing = list(STATISTICS)
+    missing = lacking(manifest, wanted)
     if missing:
         raise ValueError(
             f"{path} is damaged ({', '.join(missing[:3])}); restore it or run dfm prepare with --resume after removing "
@@ -129,6 +125,16 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str |
         raise ValueError(f"{path} must list files inside its folder; it lists {odd[0]!r:.80}; do not use this data set")
     _check_files(folder, manifest, unread)
     return manifest
+
+
+def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The keys of `wanted` that an object has not, or of another type; statistics must be finite and of one length."""
+    missing = [name for name, kind in wanted.items() if not _is(value.get(name), kind)]
+    if not missing and STATISTICS.keys() <= wanted.keys():
+        mean, std = value["latent_mean"], value["latent_std"]
+        if len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0:
+            return list(STATISTICS)
+    return missing
 
 
 def shard_digests(manifest: dict[str, Any] | None) -> dict[str, str]:

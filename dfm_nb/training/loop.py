@@ -168,11 +168,15 @@ class Training:
         source = checkpoint.weights_in(folder)
         checkpoint.check_same_model(source, self.config)
         checkpoint.check_same_optimizer(source, self.config)
-        state = saving.load(self.trainer.pieces(), folder)
-        self.iteration, self.trainer.steps_taken = state["iteration"], state["steps_taken"]
-        self.skipped = state["skipped"]
-        self.loader.restore(state["data"])
-        self.bad.found |= set(state["bad_samples"])
+        try:
+            state = saving.load(self.trainer.pieces(), folder)
+            self.iteration, self.trainer.steps_taken = int(state["iteration"]), int(state["steps_taken"])
+            self.skipped = int(state["skipped"])
+            self.loader.restore(state["data"])
+            self.bad.found |= set(state["bad_samples"])
+        except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
+            what = f"state.json and common.pt must hold what training saved; {error!r}; use another checkpoint"
+            raise checkpoint.CheckpointError(f"{folder} is damaged: {what}") from error
         self._normalise_by(checkpoint.read_statistics(folder))
         for key in cfg.fields():
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)

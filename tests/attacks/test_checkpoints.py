@@ -61,6 +61,26 @@ def test_stored_checkpoint_opens_every_way(one_rank, run, way):
     way(run)
 
 
+FORGED = [
+    *[
+        ("manifest.json", key, value)
+        for key, value in (("tokenizer", [1]), ("tokenizer", "pca"), ("text_encoder", None))
+    ],
+    ("manifest.json", "latent_mean", "x"),
+    ("latent_statistics.json", "latent_std", [None]),
+]
+
+
+@pytest.mark.parametrize("file, key, value", FORGED, ids=str)
+def test_object_of_other_types_is_one_sentence(one_rank, run, file, key, value):
+    path = run / "checkpoints" / NAME / file
+    held = json.loads(path.read_text()) if path.exists() else {"latent_mean": [0.0], "latent_std": [1.0]}
+    path.write_text(json.dumps({**held, key: value}))
+    reseal(path.parent)
+    with pytest.raises(checkpoint.CheckpointError, match=rf"{file}.*{key}"):
+        generate(run)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 def test_weight_declared_as_bytes_runs_nothing(one_rank, run, tmp_path, way):
     as_bytes(run / "checkpoints" / NAME, tmp_path / "ran", WEIGHT, f"ema.0.05.{WEIGHT}")

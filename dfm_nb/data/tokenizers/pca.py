@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from einops import rearrange
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from dfm_nb.base.files import write_atomically
@@ -170,7 +171,10 @@ def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
     file = path / FILE_NAME if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one")
-    tensors = load_file(file)
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a safetensors file ({error}); name that of a data set or checkpoint") from None
     wanted = {f"{k}.{part}" for k in ("image", "video") for part in ("mean", "basis", "scale")}
     if set(tensors) != wanted:
         raise ValueError(f"{file} is not a pca tokenizer: it holds {', '.join(sorted(tensors)[:4])} ...")
