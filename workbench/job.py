@@ -23,6 +23,7 @@ import psutil
 from dfm_nb.base.files import read_json
 from dfm_nb.base.run import Run
 from workbench.outcome import clean_lines, explain
+from workbench.supervisor import signal_all
 
 State = Literal["not started", "running", "finished", "stopped", "failed", "lost"]
 RECORD, LOG = "launch.json", "launch.log"
@@ -205,15 +206,15 @@ class Job:
             return
         supervised = tree[0].pid == self.record.get("pid")
         grace = float(self.record.get("grace_s", GRACE_S)) + 2 * SWEEP_S if grace_s is None else grace_s
-        _send(tree[:1], signal.SIGTERM)
+        signal_all(tree[:1], signal.SIGTERM)
         tree += self._wait_for_end(grace, tree)
         end = time.monotonic() + 2 * SWEEP_S
         while supervised and self.pid is not None and time.monotonic() < end:
             # A second SIGTERM means "at once". Two that arrive together count as one, so it is sent again.
-            _send(tree[:1], signal.SIGTERM)
+            signal_all(tree[:1], signal.SIGTERM)
             tree += self._wait_for_end(1.0, tree)
         left = [p for p in tree if _is_alive(p)]
-        _send(left, signal.SIGKILL)
+        signal_all(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=5)
         if self._popen is not None:
             self._popen.poll()
@@ -225,14 +226,6 @@ class Job:
             more += [p for p in self.processes() if p not in known and p not in more]
             time.sleep(0.05)
         return more
-
-
-def _send(processes: list[psutil.Process], number: int) -> None:
-    for p in processes:
-        try:
-            p.send_signal(number)
-        except psutil.Error:
-            pass
 
 
 def _is_alive(p: psutil.Process) -> bool:

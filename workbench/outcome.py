@@ -10,15 +10,7 @@ import signal
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
-_SECOND_HAND = (
-    "ChildFailedError",
-    "SignalException",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "DistBackendError",
-    "Broken pipe",
-    "ProcessRaisedException",
-)
+_SECOND_HAND = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "Broken pipe")
 _FIRST = re.compile(r"^rank (\d+) failed first", re.M)
 """As `dfm_nb.base.torchrun` says of ranks other than 0."""
 

@@ -49,7 +49,7 @@ def descendants() -> list[psutil.Process]:
     return found
 
 
-def _signal_all(processes: list[psutil.Process], number: int) -> None:
+def signal_all(processes: list[psutil.Process], number: int) -> None:
     for p in processes:
         try:
             p.send_signal(number)
@@ -111,13 +111,13 @@ class Supervisor:
     def stop(self, agent: subprocess.Popen) -> None:
         """Ask the workers; then the launcher; what is left is killed by `sweep`."""
         workers = [p for p in descendants() if p.pid != agent.pid and _parent(p) == agent.pid]
-        _signal_all(workers or [psutil.Process(agent.pid)], signal.SIGTERM)
+        signal_all(workers or [psutil.Process(agent.pid)], signal.SIGTERM)
         self.wait(agent, self.request["grace_s"])
         if agent.poll() is None and self.asked == 1:
             agent.terminate()
             self.wait(agent, min(AGENT_GRACE_S, self.request["grace_s"]))
         if agent.poll() is None:
-            _signal_all(descendants(), signal.SIGKILL)
+            signal_all(descendants(), signal.SIGKILL)
 
     def wait(self, agent: subprocess.Popen, timeout_s: float) -> None:
         """Until the launcher has ended, the time is up, or a second request to stop comes."""
@@ -131,7 +131,7 @@ class Supervisor:
         while descendants() and time.monotonic() < deadline:  # loader processes that are on their way out
             time.sleep(0.02)
         while left := descendants():
-            _signal_all(left, signal.SIGKILL)
+            signal_all(left, signal.SIGKILL)
             psutil.wait_procs(left, timeout=1)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -44,7 +44,7 @@ def written_path(path: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class Run:
-    """Paths of a run folder; making one touches nothing, `create` and `open` look at the disk."""
+    """Paths of a run folder; making one touches nothing, `create` looks at the disk."""
 
     path: Path
 
@@ -64,17 +64,6 @@ class Run:
             raise FileExistsError(f"{folder} holds a data set, not a run; choose another --run-dir")
         run = cls(folder.resolve())
         run.samples.mkdir(parents=True, exist_ok=True)
-        return run
-
-    @classmethod
-    def open(cls, path: str | Path) -> Run:
-        """A run that exists; FileNotFoundError says what is missing."""
-        folder = Path(path).expanduser()
-        if not folder.is_dir():
-            raise FileNotFoundError(f"there is no run folder {folder}; dfm pretrain --run-dir {folder} makes one")
-        run = cls(folder.resolve())
-        if not (run.config_file.exists() or run.metrics_file.exists() or run.checkpoints.is_dir()):
-            raise FileNotFoundError(f"{folder} is not a run folder: no config.yaml, metrics.jsonl, checkpoints/")
         return run
 
     @property

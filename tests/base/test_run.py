@@ -34,13 +34,6 @@ def test_create_refuses_files_and_data_sets(tmp_path):
         Run.create(tmp_path / "shards")
 
 
-def test_open_says_what_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError, match=str(tmp_path / "none")):
-        Run.open(tmp_path / "none")
-    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
-        Run.open(tmp_path)
-
-
 def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
     run = Run.create(tmp_path)
     assert run.newest_samples() is None
