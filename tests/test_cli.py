@@ -52,6 +52,19 @@ def test_config_faults_are_said_once_before_torchrun(capsys):
     assert error.count("error:") == 1 and "tensor_model_parallel_size" in error
 
 
+OUTPUTS = ["prepare --output-dir", "pretrain --mock --run-dir", "generate --prompt a --video-save-path"]
+OUTPUTS += ["export butterflies --output", "text preprocess --input a --tokenizer-model a --output-prefix"]
+
+
+@pytest.mark.parametrize(
+    "line", [*OUTPUTS, "evaluate --checkpoint-path a --contact-sheet", "notebook run a.ipynb --output"]
+)
+def test_urls_as_outputs_are_refused_before_anything_is_written(tmp_path, monkeypatch, capsys, line):
+    monkeypatch.chdir(tmp_path)
+    assert guard(cli.main, [*line.split(), "s3://bucket/a.safetensors"]) == 2
+    assert "s3://bucket" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 def test_overlong_path_is_one_sentence(capsys):
     assert guard(cli.main, ["text", "inspect", "x" * 5000]) == 2
     error = capsys.readouterr().err

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Generator, Sequence
 
+from dfm_nb.base.files import local
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import Run
 from dfm_nb.base.torchrun import torchrun_argv
@@ -83,7 +84,7 @@ class Launcher(Live):
             raise ValueError(f"nproc must be a positive whole number; got {nproc!r}")
         if isinstance(argv, str):
             raise ValueError(f"argv must be a list of arguments; got the text {argv!r}; write argv={argv.split()!r}")
-        self.run_dir = Path(run_dir).expanduser().resolve()
+        self.run_dir = local(run_dir).resolve()
         self.argv, self.nproc, self.program, self.grace_s = [str(a) for a in argv], nproc, program, grace_s
         self.cwd = Path(cwd) if cwd else Path.cwd()
         self.job = Job(self.run_dir)

@@ -24,14 +24,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
-from dfm_nb.base.files import DISK_FULL
+from dfm_nb.base.files import DISK_FULL, local
 from dfm_nb.base.nearest import nearest
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
+OUTPUTS = ("output", "output_dir", "output_prefix", "run_dir", "video_save_path", "contact_sheet")
+"""What a command writes, by its flag: on this machine alone."""
+
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with defaults shown in `--help`, and `--num_steps` accepted for `--num-steps`."""
+    """argparse with defaults shown in `--help`, `--num_steps` accepted for `--num-steps`, and no URL in `OUTPUTS`."""
 
     def __init__(self, *args, **kwargs):
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
@@ -40,7 +43,10 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         args = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([_dashed(a) for a in args], namespace)
+        found, rest = super().parse_known_args([_dashed(a) for a in args], namespace)
+        for path in (getattr(found, name, None) for name in OUTPUTS):
+            local(path or "")
+        return found, rest
 
     def words(self, settings: Mapping[str, Any]) -> list[str]:
         """Keywords as the words of a command line: `num_steps=4` is `--num-steps=4`, None is the flag's default.

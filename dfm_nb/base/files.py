@@ -61,6 +61,13 @@ def is_url(path: object) -> bool:
     return "://" in str(path)
 
 
+def local(path: str | os.PathLike) -> Path:
+    """A path to write to, `~` expanded; ValueError for a URL, also for what `Path` makes of one (`s3:/bucket`)."""
+    if re.match(r"\w{2,}:/", os.fspath(path)):
+        raise ValueError(f"what is written must lie in a local folder; got {path}; copy it there afterwards")
+    return Path(path).expanduser()
+
+
 def lies_inside(name: str) -> bool:
     """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below.
 

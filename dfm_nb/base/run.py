@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from dfm_nb.base.files import read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
 
 IDENTITY, OWNER = ".run.json", "owner.json"
 """In a run folder: its id, host and inode. In a folder of checkpoints: the path and id of the run that owns it."""
@@ -55,9 +55,9 @@ class Run:
         Raises
         ------
         NotADirectoryError : the path is a file.
-        FileExistsError : the folder holds a data set.
+        FileExistsError : the folder holds a data set. ValueError : the path is a URL.
         """
-        folder = Path(path).expanduser()
+        folder = local(path)
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(f"the run folder {folder} is a file; give the name of a folder")
         if (folder / ".nv-meta").exists() or (folder / "manifest.json").exists():

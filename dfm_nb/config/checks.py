@@ -233,6 +233,10 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
             near = nearest(path, names()) if key == "checkpoint.pretrained" else None
             fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))
             yield Fault(key, "must exist", shown(path), fix)
+    outputs = {"checkpoint.checkpoint_dir": start.checkpoint_dir, "checkpoint.load": start.load}
+    for key, path in {**outputs, "dataset.cache_dir": config.dataset.cache_dir}.items():
+        if is_url(path):
+            yield Fault(key, "must be a local folder", shown(path), "copy what lies there, or is written there")
     if start.load and os.path.isfile(start.load):
         fix = "checkpoint.pretrained=FILE starts from exported weights"
         yield Fault("checkpoint.load", "must be a folder of checkpoints", shown(start.load), fix)

@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.files import DISK_FULL, lies_inside, older, read_json, remove_temporaries, sha256, write_atomically
+from dfm_nb.base.files import (
+    DISK_FULL,
+    lies_inside,
+    local,
+    older,
+    read_json,
+    remove_temporaries,
+    sha256,
+    write_atomically,
+)
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS
@@ -161,7 +170,7 @@ class PreparedFolder:
     """See the module. A `plan` is what must be equal for a folder to be this preparation's."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path).expanduser()
+        self.path = local(path)
         self.records = self.path / shards.RECORDS
         self.manifest = self.path / "manifest.json"
         self.tokenizer = self.path / TOKENIZER

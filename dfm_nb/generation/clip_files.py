@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.files import sha256, write_atomically
+from dfm_nb.base.files import local, sha256, write_atomically
 from dfm_nb.generation.request import Request
 
 
@@ -49,7 +49,7 @@ class Generated:
         latent : also write NAME.mp4.safetensors with the latent.
         """
         still = self.request.num_video_frames == 1
-        path = Path(path).expanduser()
+        path = local(path)
         if path.suffix.lower() not in ("", ".mp4", ".png"):
             raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}")
         path = path.with_suffix(".png" if still else ".mp4")

@@ -1,5 +1,7 @@
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,3 +47,10 @@ def test_read_json_gives_objects_only(tmp_path):
     for text, value in (("{", None), ("[1]", None), ('{"a": 1}', {"a": 1})):
         path.write_text(text)
         assert files.read_json(path) == value
+
+
+@pytest.mark.parametrize("url", ["s3://a/b", Path("s3://a/b"), "file:///a", "memory://a"], ids=str)
+def test_a_url_is_no_place_to_write_to(url):
+    with pytest.raises(ValueError, match=re.escape(str(url))):
+        files.local(url)
+    assert files.local("a:b/c://d") == Path("a:b/c://d") and files.local("C:/a") == Path("C:/a")

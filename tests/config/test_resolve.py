@@ -267,6 +267,9 @@ def test_folder_to_resume_from_may_be_absent_but_a_named_checkpoint_may_not(tmp_
         with pytest.raises(C.ConfigError, match=f"checkpoint.{key}.*iter_4000"):
             resolve(key, "iter_4000")
     assert resolve("load", "nothing/yet")
+    for key in ("load", "checkpoint_dir"):
+        with pytest.raises(C.ConfigError, match=f"checkpoint.{key}.*s3://a"):
+            resolve(key, "s3://a")
     with pytest.raises(C.ConfigError, match="checkpoint.load"):
         resolve("load", "model.safetensors")
 
