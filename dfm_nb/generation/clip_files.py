@@ -155,7 +155,7 @@ def replay_verdict(prompts_file: str | None, path: Path) -> str:
     if was["latent_sha256"] == now["latent_sha256"]:
         return f", bit for bit the clip of {prompts_file}"
     changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
-    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "another machine, or a changed setting"
+    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding of another batch or machine"
     return f"; its latent differs from that of {prompts_file} ({said})"
 
 
