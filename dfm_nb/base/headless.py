@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TextIO
 
 
 def is_headless() -> bool:
@@ -27,6 +28,11 @@ def is_headless() -> bool:
         return False
     kernel = getattr(_ipython(), "kernel", None)
     return not getattr(kernel, "_allow_stdin", False)
+
+
+def message_stream() -> TextIO:
+    """Where log lines and bars of text go: stderr; in a kernel stdout, as notebooks show stderr in red."""
+    return sys.stdout if getattr(_ipython(), "kernel", None) else sys.stderr
 
 
 def _ipython():

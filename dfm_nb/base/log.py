@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+from dfm_nb.base.headless import message_stream
 from dfm_nb.base.run import Run
 
 log = logging.getLogger("dfm_nb")
@@ -42,7 +43,7 @@ def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     stop_logging()
     log.setLevel(logging.INFO)
     log.propagate = False
-    console = _Console()
+    console = _Console(message_stream())
     prefix = "" if rank == 0 else f"[rank {rank}] "
     console.setFormatter(logging.Formatter(f"[%(levelname)s] {prefix}%(message)s"))
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dfm_nb.base.headless import is_headless
+from dfm_nb.base.headless import is_headless, message_stream
 
 
 def tqdm(*args: Any, **settings: Any) -> Any:
@@ -13,4 +13,4 @@ def tqdm(*args: Any, **settings: Any) -> Any:
         from tqdm import tqdm as bar
     else:
         from tqdm.notebook import tqdm as bar
-    return bar(*args, **settings)
+    return bar(*args, **{"file": message_stream(), **settings})

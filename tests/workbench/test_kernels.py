@@ -111,6 +111,12 @@ def test_displayed_widgets_are_text_without_a_front_end(place):
     assert "train.train_iters" in shown[0]["text/plain"] and "--limit 3" in shown[1]["text/plain"]
 
 
+def test_log_lines_and_progress_are_not_shown_as_errors(place):
+    said = "from dfm_nb.base import log, progress\nlog.start_logging().info('a line')\n"
+    (cell,) = run_notebook(place, said + "for _ in progress.tqdm(range(3)): pass").cells
+    assert {output["name"] for output in cell.outputs} == {"stdout"} and "a line" in cell.outputs[0]["text"]
+
+
 def test_kernel_restart_loses_nothing_and_stop_leaves_nothing(place, kernel):
     assert kernel.run("import workbench; print(workbench.is_headless())") == "False\n"
     pid = int(kernel.run(launcher_cell(place, 100_000, "child") + "\nprint(run.pid)"))
