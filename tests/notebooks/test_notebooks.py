@@ -39,6 +39,8 @@ SMALL = {
     "06_finetune": {"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3, "num_measured": 8},
     "07_wan": {"train_iters": 3, "num_steps": 2},
 }
+AGAIN = {"06_finetune": {"num_kept": 0, "rank": 4}}
+"""Exercises that are a second run in the same folders."""
 NOTEBOOKS = sorted(p.stem for p in FOLDER.glob("*.ipynb"))
 IN_BROWSER = NOTEBOOKS if FULL else ["00_tour"]
 """`tests/browser` runs these; outside `make notebooks` a notebook is run once."""
@@ -70,6 +72,9 @@ def test_notebook_runs_headless_from_first_cell_to_last(folder, name):
     source, output = FOLDER / f"{name}.ipynb", folder / "out" / f"{name}.ipynb"
     done = notebook_run.execute(source, output, SMALL[name], progress=False, cwd=folder)
     assert done.error == "" and done.results and done.report.stat().st_size > 50_000
+    if name in AGAIN:
+        output = output.with_stem(f"{name}-again")
+        assert notebook_run.execute(source, output, SMALL[name] | AGAIN[name], progress=False, cwd=folder).error == ""
     shown = output.read_text()
     if name == "02_train":
         assert "Resumed from" in shown and done.results["iterations"] == 40
