@@ -1,12 +1,14 @@
 """One widget to work with a model: prompt and settings, a picture that follows them, a history, and the code for it.
 
 While a control moves, a rough picture of 10 evaluations follows it; when the hand rests, the clip is generated with
-the settings that are shown. One thread samples, so the kernel stays free, and a newer request ends an older one
-between two steps. A clip is the one that the pipeline gives for the same settings.
+the settings that are shown. One thread samples, so the kernel stays free, and a newer request ends an older one before
+its next module. What would take longer than a person waits for is drawn only by the button. A clip is the one that the
+pipeline gives for the same settings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
 import itertools
 import re
@@ -14,7 +16,7 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import numpy as np
 
 from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.headless import is_headless
+from dfm_nb.base.log import duration
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, changed, flag_words, requests_of_keywords
@@ -50,6 +53,10 @@ PROMPT = "A spotted blue swallowtail over a meadow."
 FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps": 10, "sigma_levels": None}
 FAST["guidance_interval"] = (0.1, 10.0)
 """Settings of the rough picture: 10 evaluations, guided where that helps; see benchmarks/results/guidance.md."""
+WAIT_S = 60.0
+"""What would take longer is drawn only when asked for."""
+SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
+"""FLOP/s that are reckoned with until a drawing was faster: of a slow core, and of a GPU with a small network."""
 REST_S = 0.6
 ROUGH_S = 0.5
 SHOW_S = 0.25
@@ -87,6 +94,7 @@ class Studio(Live):
         self.history: list[Generated] = []
         self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}  # estimates on the way to each clip
         self.message = ""
+        self._flops_per_s = SLOW_FLOPS[pipe.device.type]
         self.faults: dict[str, str] = {}
         self._effects: dict[str, list[tuple[str, float]]] = {}
         self._wake, self._busy = threading.Condition(), threading.Lock()
@@ -115,16 +123,23 @@ class Studio(Live):
         request.check()
         self.stop()
         self._fill(request)
-        return self._finish(request, lambda: None)
+        return self._finish(request, lambda: True)
 
-    def redraw(self, rest_s: float = 0.0) -> None:
-        """Ask the thread for a rough picture of the controls' settings, and for the clip after `rest_s` seconds."""
+    def redraw(self, rest_s: float = 0.0, sure: bool = False) -> None:
+        """Ask the thread for a rough picture of the controls' settings, and for the clip after `rest_s` seconds.
+
+        A clip that takes more than `WAIT_S` is not drawn unless `sure`: the note has its time.
+        """
         request = self.request()
-        if request is None:
+        seconds = self.pipe.flops(request) / self._flops_per_s if request else 0.0
+        if request is None or (seconds > WAIT_S and not sure):
+            self.stop()
+            asks = f"such a clip takes about {duration(seconds)} on this machine; press Draw to draw it"
+            self._say(asks if request else "nothing is drawn until the marked setting is corrected")
             return
         with self._wake:
-            if not (self.history or self._running):
-                self._say("generating; the first time also loads the text encoder")
+            if self._job is not None:
+                self._say("ending the previous drawing")
             self._job = (request, time.monotonic() + rest_s)
             self._wake.notify_all()
             if not self._running:
@@ -132,7 +147,7 @@ class Studio(Live):
                 threading.Thread(target=self._work, name="dfm-studio", daemon=True).start()
 
     def stop(self) -> None:
-        """End what the thread draws after its current step."""
+        """End what the thread draws, before its next module."""
         with self._wake:
             self._job = None
             self._wake.notify_all()
@@ -143,6 +158,7 @@ class Studio(Live):
                 if (job := self._job) is None:
                     self._running = False
                     return
+                self._say("drawing" if self.history else "drawing; the first time also loads the text encoder")
             try:
                 self._serve(job)
             except Superseded:
@@ -154,9 +170,11 @@ class Studio(Live):
                     self._job = None
 
     def _serve(self, job: tuple[Request, float]) -> None:
-        def check(patience_s: float = 0.0) -> None:
-            if self._job is not job and (self._job is None or time.monotonic() - began > patience_s):
+        def check(patience_s: float = 0.0) -> bool:
+            current = self._job is job
+            if not current and (self._job is None or time.monotonic() - began > patience_s):
                 raise Superseded
+            return current
 
         (request, refine_at), began = job, time.monotonic()
         rough = replace(request, **FAST)
@@ -165,14 +183,15 @@ class Studio(Live):
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
             self._picture(frames[len(frames) // 2], rough)
             self._rough = rough
-            self._say(f"rough picture of {FAST['num_steps']} evaluations in {time.monotonic() - began:.2f} s")
+            if check(ROUGH_S):
+                self._say(f"rough picture of {FAST['num_steps']} evaluations in {time.monotonic() - began:.2f} s")
         with self._wake:
             self._wake.wait_for(lambda: self._job is not job, refine_at - time.monotonic())
         check()
         self._finish(request, check)
         self._words.value = words_html(self.words(check))
 
-    def _finish(self, request: Request, check: Callable[[], object]) -> Generated:
+    def _finish(self, request: Request, check: Callable[[], bool]) -> Generated:
         """The clip of a request, shown and in the history; one that is there already is the same clip."""
         began = time.monotonic()
         clip = next((c for c in self.history if c.request == request), None)
@@ -184,15 +203,15 @@ class Studio(Live):
         self._say(f"done in {time.monotonic() - began:.1f} s: {load(clip).describe()}")
         return clip
 
-    def _generate(self, request: Request, check: Callable[[], object], rough: bool) -> Generated:
+    def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
         sigmas, shown_s = request.sigmas(self.pipe.sigma_data), time.monotonic()
         estimates: list[tuple[int, float, np.ndarray]] = []
         follows = self._rough != replace(request, **FAST)  # no rough picture stands for this clip already
 
         def on_step(step: int, num_steps: int, clips: Any) -> None:
             nonlocal shown_s
-            check()
-            in_strip, due = not rough and step in strip_steps(num_steps), time.monotonic() - shown_s > SHOW_S
+            due = check() and time.monotonic() - shown_s > SHOW_S
+            in_strip = not rough and step in strip_steps(num_steps)
             if not in_strip and not due:
                 return
             frames, sigma = clips[0].frames, float(sigmas[step])  # decoded here
@@ -206,11 +225,27 @@ class Studio(Live):
                 if follows:
                     self._picture(frame, request)
 
-        with self._busy:
+        with self._looking(check):
+            began = time.monotonic()
             ((_, clip),) = self.pipe.run([request], callback=on_step)
+            self._flops_per_s = max(self._flops_per_s, self.pipe.flops(request) / (time.monotonic() - began))
         if not rough:
             self._ways[request] = estimates
         return clip
+
+    @contextlib.contextmanager
+    def _looking(self, check: Callable[[], object]) -> Iterator[None]:
+        """The pipeline for this thread alone, which calls `check` before every module of the network."""
+        me = threading.get_ident()
+
+        def look(*_: Any) -> None:
+            if threading.get_ident() == me:  # a cell may use the pipeline meanwhile
+                check()
+
+        with self._busy, contextlib.ExitStack() as hooks:
+            for module in (m for chunk in self.pipe.chunks for m in chunk.modules()):
+                hooks.callback(module.register_forward_pre_hook(look).remove)
+            yield
 
     @property
     def estimates(self) -> list[tuple[int, float, np.ndarray]]:
@@ -221,7 +256,7 @@ class Studio(Live):
         """`word_effects` for the prompt of the shown clip, measured once; ValueError when nothing was generated yet."""
         clip = self._shown()
         if clip.request.prompt not in self._effects:
-            with self._busy:
+            with self._looking(check):
                 self._effects[clip.request.prompt] = word_effects(self.pipe, clip, check=check)
         return self._effects[clip.request.prompt]
 
@@ -272,7 +307,7 @@ class Studio(Live):
             self._filling = True
             self.controls["seed"].value = str(secrets.randbelow(2**31) if step == NEXT_SEED[2] else int(seed) + 1)
             self._filling = False
-        self.redraw()
+        self.redraw(sure=True)
 
     def _on_stop(self) -> None:
         self.stop()
@@ -365,7 +400,7 @@ class Studio(Live):
             control.observe(lambda _change, control=control: self._changed(control), names="value")
         self._next_seed = w.Dropdown(options=NEXT_SEED, description="each Draw", layout=wide, style=label)
         draw = w.Button(description="Draw", icon="play", button_style="primary", tooltip="Generate with these settings")
-        halt = w.Button(description="Stop", icon="stop", tooltip="Stop after this step")
+        halt = w.Button(description="Stop", icon="stop", tooltip="Stop drawing")
         draw.on_click(lambda _b: self._on_draw())
         halt.on_click(lambda _b: self._on_stop())
         self._words, self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML(), w.HTML()

@@ -22,6 +22,7 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.config import counts
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.stores import EMPTY_TEXT, read_empty_text
 from dfm_nb.diffusion import samplers
@@ -340,6 +341,12 @@ class Pipeline:
             cp=m.context_parallel_size,
             pp=m.pipeline_model_parallel_size,
         )
+
+    def flops(self, request: Request) -> int:
+        """FLOPs of the network for one clip; text encoder and decoding are not counted."""
+        work = self.memory([request])
+        each = counts.forward_flops(work.model, [work.clip_tokens] * work.halves, [work.text_tokens] * work.halves)
+        return each * samplers.evaluations(request.sampler, len(request.sigmas(self.sigma_data)) - 1)
 
     def check_memory(self, requests: Sequence[Request]) -> None:
         """ValueError with what to lower, if a batch would not fit."""

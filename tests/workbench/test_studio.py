@@ -46,12 +46,16 @@ class Estimate(NamedTuple):
 class ClosedForm:
     """Notes requests as they begin and end, and which estimates are decoded. wait_s : of a step."""
 
-    sigma_data, ema, guide = 0.5, "auto", None
+    sigma_data, ema, guide, chunks = 0.5, "auto", None, ()
+    device = torch.device("cpu")
     recommended = {"num_steps": 18, "guidance": 2.0, "sampler": "heun"}
     source = SimpleNamespace(file=None, folder=Path("runs/closed form"))
 
     def __init__(self, wait_s: float = 0.0):
         self.wait_s, self.begun, self.ended, self.decoded = wait_s, [], [], 0
+
+    def flops(self, request: Request) -> float:
+        return 1e6 * request.height * request.width
 
     def decode(self, request: Request, share: float) -> np.ndarray:
         self.decoded += 1
@@ -102,7 +106,8 @@ def thumbnails(studio: Studio) -> list:
 # ---- drawing -----------------------------------------------------------------------------------------------------
 
 
-def test_draw_returns_the_clip_and_the_controls_follow():
+def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
+    monkeypatch.setattr(module, "SHOW_S", 60.0)  # a busy machine shows more steps
     pipe = ClosedForm()
     studio = small(pipe)
     clip = studio.draw("a red moth", num_inference_steps=20, seed=3)
@@ -159,6 +164,19 @@ def test_the_kernel_is_free_while_it_draws():
     stop.click()
     settled(studio)
     assert studio.message == "stopped" and studio.clip is None
+
+
+def test_what_takes_long_is_drawn_only_by_the_button():
+    pipe = ClosedForm()
+    studio = small(pipe)
+    studio.controls["width"].value = "100000"
+    settled(studio)
+    assert pipe.begun == [] and "5 min" in studio.message
+    next(b for b in buttons(studio.widget) if b.description == "Draw").click()
+    wait_until(lambda: pipe.begun, "the drawing", 20)
+    studio.controls["width"].value = "32"
+    settled(studio)
+    assert [c.request.width for c in studio.history] == [32] and studio.message.startswith("done")
 
 
 def buttons(box) -> list:
@@ -291,6 +309,22 @@ def test_word_effects_are_those_of_their_definition(tiny_pipe):
 
 
 # ---- with a trained pipeline -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_newer_request_ends_an_older_one_within_an_evaluation(tiny_pipe):
+    studio, modules = Studio(tiny_pipe, "a red moth", height=32, width=48, num_steps=3), 0
+
+    def stop_at_the_third() -> bool:
+        nonlocal modules
+        modules += 1
+        if modules == 3:
+            raise module.Superseded
+        return True
+
+    with pytest.raises(module.Superseded):
+        studio._generate(studio.request(), stop_at_the_third, rough=False)
+    assert modules == 3 and studio._generate(studio.request(), lambda: True, rough=False).frames.shape[0] == 1
 
 
 @pytest.mark.slow
