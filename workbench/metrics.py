@@ -32,13 +32,13 @@ class MetricsReader:
     ----------
     count : records so far. recent : the last 60 of them. last : newest number of each key.
     rounds : first and newest record that has validation by noise level.
-    fault : what is wrong with the file, "" when nothing is.
+    fault : what is wrong with the file, "" when nothing is. written_s : when it was last written (Unix time).
     """
 
     def __init__(self, run_dir: str | Path):
         path = Path(run_dir).expanduser()
         self.path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
-        self.fault, self.count, self._offset, self._inode = "", 0, 0, 0
+        self.fault, self.count, self._offset, self._inode, self.written_s = "", 0, 0, 0, 0.0
         self._restart(0)
 
     def read(self) -> int:
@@ -47,6 +47,7 @@ class MetricsReader:
             stat = self.path.stat()
         except OSError:
             return self._restart(0)
+        self.written_s = stat.st_mtime
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._restart(stat.st_ino)
         before = self.count

@@ -38,6 +38,8 @@ AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that are different in every run and explain nothing."""
 SETTINGS_SHOWN = 12
+PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
+"""Phases in which the pace that is known is not that of what is done: a run that goes on has the former one's."""
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
@@ -95,21 +97,24 @@ class Watched:
         """The job's; of a run that was not started from a notebook, what its metrics tell."""
         state = self.job.state
         if state == "not started" and self.reader.iteration:
-            return "finished" if self.reader.iteration == self.train_iters else "started elsewhere"
+            return "finished" if self.reader.iteration == self.train_iters else "not running here"
         return state
 
     def phase(self) -> str:
         """What a running run is doing, and for how long: `validating, 4 s`."""
         told = read_json(self.run.pid_file) or {}
         since, name = told.get("since_s"), told.get("phase")
-        if not (isinstance(since, int | float) and isinstance(name, str)):  # torchrun and the imports
+        if not (isinstance(since, int | float) and isinstance(name, str)):  # torchrun and the imports, or their end
             since, name = self.job.record.get("started_s"), "starting"
+            if since and self.reader.written_s > since:
+                since, name = self.reader.written_s, "ending"
         return f"{name}, {duration(max(0, int(time.time() - since)))}" if since else name
 
     def status(self) -> str:
         """One line: state, phase, iteration, loss, validation loss, learning rate, tokens/s, time left."""
         state, of = self.state, f"/{self.train_iters}" if self.train_iters else ""
-        parts = [state, *([self.phase()] if state == "running" else []), f"iteration {self.reader.iteration}{of}"]
+        phase = [self.phase()] if state == "running" else []
+        parts = [state, *phase, f"iteration {self.reader.iteration}{of}"]
         for name, key, form in (
             ("loss", "loss", "{:.4f}"),
             ("validation", "val_loss", "{:.4f}"),
@@ -118,8 +123,7 @@ class Watched:
         ):
             if key in self.reader.last:
                 parts.append(f"{name} {form.format(self.reader.last[key])}")
-        eta = self.eta_s
-        if state == "running" and eta is not None:
+        if phase and not phase[0].startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
 
@@ -234,6 +238,8 @@ class Monitor(Live):
 
     def status(self) -> str:
         """A line for one run; for several, how many there are in which state."""
+        if not self._followed:
+            self.read()
         if len(self.runs) == 1:
             return self.runs[0].status()
         states = [watched.state for watched in self.runs]
@@ -363,14 +369,14 @@ class Monitor(Live):
         iterations = sorted({i for found in rounds.values() for i in found})
         if not iterations:
             return
-        last, at_end = len(iterations) - 1, self._when.value >= self._when.max
+        last, at_end = len(iterations), self._when.value >= self._when.max
         if self._when.max != last:
             with self._when.hold_sync():
                 self._when.max = last
                 if at_end:
                     self._when.value = last
-        _set(self._when.layout, "display", "" if last else "none")
-        asked = iterations[min(int(self._when.value), last)]
+        _set(self._when.layout, "display", "" if last > 1 else "none")
+        asked = iterations[min(int(self._when.value), last) - 1]
         shown = {}
         for label, found in rounds.items():
             i = max((i for i in found if i <= asked), default=None)
@@ -397,15 +403,14 @@ class Monitor(Live):
 
             from workbench.slider import Slider
 
-            whole = w.Layout(width="100%")
-            self._bar = w.FloatProgress(min=0, max=1, layout=whole)
+            self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="auto", margin="0"))
             self._text, self._media = w.HTML(), w.HTML()
             row = {"flex_flow": "row wrap", "overflow": "visible"}
             self._picker = w.HBox(layout=w.Layout(**row))
-            over = w.Dropdown(options=list(AXES.items()), description="over", layout=w.Layout(width="14em"))
+            over = w.Dropdown(options=list(AXES.items()), description="x axis", layout=w.Layout(width="14em"))
             smoothing = Slider(label="smoothing", min=0, max=0.2, step=0.005, value=SMOOTHING)
             smoothing.layout = w.Layout(flex="0 1 24em", overflow="visible")
-            self._when = Slider(label="samples", min=0, max=0, step=1)
+            self._when = Slider(label="samples", min=1, max=1, step=1, value=1)
             self._when.layout = w.Layout(display="none", width="min(40em, 100%)")
             for name, control in (("_over", over), ("_smoothing", smoothing)):
                 control.observe(lambda change, name=name: self._set(name, change["new"]), names="value")
@@ -454,10 +459,15 @@ class Monitor(Live):
 
     # ---- following ------------------------------------------------------------------------------------------------
 
+    @property
+    def _followed(self) -> bool:
+        """Whether the thread reads; else whoever asks does, as in a script."""
+        return self._thread is not None and self._thread.is_alive()
+
     def watch(self) -> None:
         """Follow the runs in a daemon thread until `close`."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
+            if not self._followed:
                 self._closed.clear()
                 self._thread = threading.Thread(target=self._follow, name="dfm-monitor", daemon=True)
                 self._thread.start()
@@ -494,17 +504,21 @@ class Monitor(Live):
 
     def png(self) -> bytes:
         """Loss, validation and learning rate as one PNG."""
+        if not self._followed:
+            self.read()
+            self.paint()
         return draw_png([self.loss, self.validation, self.by_sigma, self.lr])
 
     def kept_html(self) -> str:
         """The picture, the status, and the table of several runs."""
+        status = html.escape(self.status())
         if not any(watched.reader.count for watched in self.runs):
-            return html.escape(self.status())
+            return status
         from dfm_nb.base.video import data_url  # with it come the codecs, which a run without samples never needs
 
-        said = html.escape(f"{self.status()}. {self.loss.summary}", quote=True)
-        image = f'<img src="{data_url("image/png", self.png())}" alt="{said}" style="max-width:100%">'
-        return image + f"<p>{html.escape(self.status())}</p>" + (self.table_html() if len(self.runs) > 1 else "")
+        said = f'alt="{status}. {html.escape(self.loss.summary)}"'
+        image = f'<img src="{data_url("image/png", self.png())}" {said} style="max-width:100%">'
+        return image + f"<p>{status}</p>" + (self.table_html() if len(self.runs) > 1 else "")
 
     def __repr__(self) -> str:
         return f"Monitor: {self.status()}"

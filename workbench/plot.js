@@ -80,18 +80,26 @@ function render({ model, el }) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   }
-  function zoom(range) { model.set("zoom", range); model.save_changes(); ask(); }
+  function zoom(range) { show(null); model.set("zoom", range); model.save_changes(); }
 
   function draw() {
     asked = 0;
     if (!el.clientWidth) return;  // hidden, or not on the page yet: the watcher asks again when it has a width
-    const w = Math.max(260, el.clientWidth), h = model.get("height");
-    const box = { left: 52, right: w - 18, top: 40, bottom: h - 34 };
+    const w = Math.max(260, el.clientWidth);
+    const data = model.get("data"), range = model.get("zoom");
+    let row = 0, to = 52;  // of the legend, which wraps
+    const places = data.map((s) => {
+      if (s.style === "faint") return null;
+      const size = 36 + 6.3 * s.name.length;
+      if (to > 52 && to + size > w - 18) { row += 1; to = 52; }
+      to += size;
+      return { x: to - size, y: 25 + 15 * row };
+    });
+    const h = model.get("height") + 15 * row, box = { left: 52, right: w - 18, top: 40 + 15 * row, bottom: h - 34 };
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
     svg.setAttribute("height", h);
     svg.setAttribute("aria-label", model.get("summary") + ". Arrow keys read out values.");
-    const data = model.get("data"), range = model.get("zoom");
     all.hidden = !range.length;
     log.setAttribute("aria-pressed", String(model.get("log_y")));
     const seen = (s) => s.y.filter((_, i) => !range.length || (s.x[i] >= range[0] && s.x[i] <= range[1]));
@@ -110,21 +118,25 @@ function render({ model, el }) {
     }
     for (const t of data.length ? sx.ticks : []) node(svg, "text", { x: sx.at(t), y: box.bottom + 15, "text-anchor": "middle" }, short(t));
     node(svg, "line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" });
-    let legend = box.left;
-    for (const s of data) {
+    for (const [at, s] of data.entries()) {
       if (!s.x.length) continue;
       const path = s.x.map((x, i) => `${i ? "L" : "M"}${sx.at(x).toFixed(1)},${sy.at(s.y[i]).toFixed(1)}`).join("");
       const faint = s.style === "faint";
+      const low = Math.min(...s.y);
+      for (const i of s.cut) {
+        const x = sx.at(s.x[i]), y = sy.at(s.y[i]), up = s.y[i] > low;
+        node(drawing, "path", { d: `M${x - 4},${y}h8l-4,${up ? -6 : 6}z`, fill: s.color });
+      }
       if (s.style === "points" || s.x.length === 1)
         s.x.forEach((x, i) => node(drawing, "circle", { cx: sx.at(x), cy: sy.at(s.y[i]), r: 3.5, fill: s.color }));
       else
-        node(drawing, "path", { d: path, fill: "none", stroke: s.color, "stroke-width": faint ? 0.8 : 2, opacity: faint ? 0.35 : 1,
+        node(drawing, "path", { d: path, class: faint ? "faint" : "", fill: "none", stroke: s.color, "stroke-width": faint ? 0.8 : 2,
                             "stroke-dasharray": faint ? "" : s.dash });
       if (faint) continue;
-      if (s.style === "points") node(svg, "circle", { cx: legend + 9, cy: 25, r: 3.5, fill: s.color });
-      else node(svg, "line", { x1: legend, x2: legend + 18, y1: 25, y2: 25, stroke: s.color, "stroke-width": 2, "stroke-dasharray": s.dash });
-      node(svg, "text", { x: legend + 23, y: 29 }, s.name);
-      legend += 36 + 6.3 * s.name.length;
+      const { x, y } = places[at];
+      if (s.style === "points") node(svg, "circle", { cx: x + 9, cy: y, r: 3.5, fill: s.color });
+      else node(svg, "line", { x1: x, x2: x + 18, y1: y, y2: y, stroke: s.color, "stroke-width": 2, "stroke-dasharray": s.dash });
+      node(svg, "text", { x: x + 23, y: y + 4 }, s.name);
     }
     if (!data.length) node(svg, "text", { x: (box.left + box.right) / 2, y: h / 2, "text-anchor": "middle", opacity: 0.7 }, "no points yet");
     if (cursor !== null) {

@@ -50,12 +50,13 @@ class Series:
             x, y = x[low:high], y[low:high]
         return averaged(x, y, self.smoothing) if self.smoothing else downsample(x, y)
 
-    def sent(self, x: list[float], y: list[float]) -> dict[str, Any]:
-        """What a browser gets of it, with these points."""
+    def sent(self, x: list[float], y: list[float], low: float, high: float) -> dict[str, Any]:
+        """What a browser gets of it, with these points; those not between low and high are at an end, and in `cut`."""
         return {
             "name": self.name,
             "x": x,
-            "y": [float(f"{v:.6g}") for v in y],
+            "y": [float(f"{min(max(v, low), high):.6g}") for v in y],
+            "cut": [i for i, v in enumerate(y) if not low <= v <= high],
             "style": self.style,
             "color": PALETTE[self.colour % len(PALETTE)],
             "dash": self.dash,
@@ -91,6 +92,19 @@ def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]
     x, y = np.asarray(x, float), np.asarray(y, float)  # None becomes NaN
     good = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x))
     return (x, y) if good.all() else (x[good], y[good])
+
+
+def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[float, float]:
+    """Lowest and highest y to show: all of the lines, and of faint ones at most half their bulk's spread around it.
+
+    So a few spikes do not flatten a long run.
+    """
+    found = [0.0, 0.0] if not drawn else []
+    for s, _, y in drawn:
+        low, high = np.percentile(y, [5, 95])  # of the extremes of each stretch
+        room = (high - low) / 2 if s.style == "faint" else math.inf
+        found += [max(min(y), low - room), min(max(y), high + room)]
+    return min(found), max(found)
 
 
 class LinePlot(anywidget.AnyWidget):
@@ -133,7 +147,7 @@ class LinePlot(anywidget.AnyWidget):
 
     def _send_shown(self) -> None:
         drawn = [(s, *s.shown(self.zoom)) for s in self.series if len(s.x)]
-        sent = [s.sent(x, y) for s, x, y in drawn]
+        sent = [s.sent(x, y, *ends(drawn)) for s, x, y in drawn]
         if sent != self.data:
             with self.hold_sync():
                 self.data = sent
@@ -171,15 +185,18 @@ def _dash(lines: list[Series], one: Series) -> str:
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
     """The plots in a row as one PNG; on white, so that it reads on any page."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    plain = LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5))
     shown = [p for p in plots if any(len(s.x) for s in p.series)] or list(plots[:1])
     figure = Figure(figsize=(4.6 * len(shown) + 0.4, 3.1), dpi=110, layout="constrained", facecolor="white")
     for axes, plot in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
         drawn = [(s, *s.shown()) for s in plot.series if len(s.x)]
+        low, high = ends(drawn)
         for s, x, y in drawn:
             colour = PALETTE[s.colour % len(PALETTE)]
+            for mark, cut in (("^", np.array(y) > high), ("v", np.array(y) < low)):
+                axes.plot(np.array(x)[cut], np.full(cut.sum(), high if mark == "^" else low), mark, color=colour, ms=4)
+            y = np.clip(y, low, high)
             if s.style == "points":
                 axes.plot(x, y, "o", color=colour, markersize=5, markeredgecolor="white", label=s.name)
             else:
@@ -197,8 +214,9 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
         axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
         if plot.log_x:
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(plain)
-            axes.xaxis.set_minor_formatter(plain)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         if plot.log_y and any(v > 0 for _, _, y in drawn for v in y):
             axes.set_yscale("log")
         axes.spines[["top", "right"]].set_visible(False)

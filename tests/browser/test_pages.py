@@ -36,9 +36,10 @@ async ([source, values]) => {
 }
 """
 LINES = [
-    {"name": "training", "x": [1, 2, 3, 4], "y": [4.0, 3.0, 2.0, 1.5], "style": "line", "color": "#00f", "dash": ""},
-    {"name": "validation", "x": [4], "y": [1.25], "style": "points", "color": "#f00", "dash": ""},
+    {"name": "training", "x": [1, 2, 3, 4], "y": [4.0, 3.0, 2.0, 1.5], "style": "line", "color": "#00f"},
+    {"name": "validation", "x": [4], "y": [1.25], "style": "points", "color": "#f00"},
 ]
+LINES = [line | {"dash": "", "cut": []} for line in LINES]
 VALUES = {"data": LINES, "title": "Loss", "x_label": "iteration", "y_label": "EDM loss", "log_x": False}
 VALUES |= {"log_y": False, "height": 220, "summary": "loss", "zoom": []}
 
@@ -70,6 +71,18 @@ def test_a_plot_that_was_hidden_has_its_width_again(plot):
     assert plot.locator("svg").get_attribute("viewBox") == "0 0 900 220" and plot.locator("circle").count() == 0
     plot.evaluate("l => window.model.set('data', l)", LINES)
     plot.wait_for_function("document.querySelectorAll('circle').length > 0")
+
+
+def test_a_long_legend_wraps_and_the_plot_grows(plot):
+    names = [f"lr 0.00{i}, hidden_size 19{i}" for i in range(9)]
+    plot.evaluate("l => window.model.set('data', l)", [LINES[0] | {"name": name} for name in names])
+    plot.wait_for_function("document.querySelectorAll('path').length === 9")
+    ends = plot.locator("text", has_text="hidden_size").evaluate_all(
+        "t => t.map(e => e.getBBox().x + e.getBBox().width)"
+    )
+    assert len(ends) == 9 and max(ends) < 900 and plot.locator("svg").get_attribute("viewBox") == "0 0 900 250"
+    plot.evaluate("l => window.model.set('data', l)", LINES)
+    plot.wait_for_function("document.querySelectorAll('path').length === 1")
 
 
 def test_a_drag_zooms_in_and_a_double_click_out(plot):

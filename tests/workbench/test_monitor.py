@@ -75,12 +75,12 @@ def test_status_tells_progress_and_time_left(tmp_path):
     write(tmp_path, *(record(i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.25})
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 40\n")
     monitor = Monitor(tmp_path)
-    monitor.read()
+    assert "iteration 10/40" in repr(monitor), "in a script nobody else reads"
     assert monitor.progress == 0.25
     assert monitor.eta_s == pytest.approx(2.0 * 30)
     for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
         assert words in monitor.status()
-    assert monitor.state == "started elsewhere"
+    assert monitor.state == "not running here"
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 10\n")
     monitor = Monitor(tmp_path)
     monitor.finish()
@@ -151,9 +151,9 @@ def test_slider_goes_back_through_the_samples(tmp_path):
     monitor = Monitor(tmp_path)
     monitor.widget  # noqa: B018
     assert "Samples at iteration 15 " in monitor._media.value
-    monitor._when.value = 0
+    monitor._when.value = 1
     assert "Samples at iteration 5 " in monitor._media.value
-    monitor._when.value = 2
+    monitor._when.value = 3
     folder = tmp_path / "samples" / "iter_0000020"
     folder.mkdir()
     monitor.paint()
@@ -222,6 +222,17 @@ def test_a_running_run_tells_its_phase(tmp_path):
         run.tell("validating")
         monitor = Monitor(run.path)
         assert monitor.state == "running" and re.match(r"running · validating, \d+ s · iteration 0", monitor.status())
+        write(run.path, *(record(i) for i in range(1, 11)))
+        (run.path / "config.yaml").write_text("train:\n  train_iters: 40\n")
+        assert "to go" in monitor.status()
+        run.tell("building the model")  # of a run that goes on: that pace is the former one's
+        assert "to go" not in monitor.status()
+        run.pid_file.write_text(
+            json.dumps({k: v for k, v in json.loads(run.pid_file.read_text()).items() if k != "phase"})
+        )
+        for started_s, phase in ((time.time() + 60, "starting"), (time.time() - 60, "ending")):
+            (run.path / "launch.json").write_text(json.dumps({"started_s": started_s}))
+            assert f"running · {phase}, " in monitor.status() and "to go" not in monitor.status()
     finally:
         run.release()
 
@@ -254,6 +265,16 @@ def test_zoom_sends_more_of_what_is_seen():
     assert plot.data[0]["x"] == list(range(39_999, 40_102)) and plot.data[1]["x"] == plot.data[0]["x"]
     plot.zoom = []
     assert plot.data[0]["x"][-1] == 99_999
+
+
+def test_a_few_spikes_are_cut_off_and_marked():
+    y = 0.5 + 0.1 * np.random.default_rng(0).normal(size=10_000)
+    y[500::1000] = 8.0
+    plot = LinePlot("t", "x", "y")
+    plot.update([Series("each step", range(10_000), y, "faint"), Series("mean", range(10_000), y, smoothing=0.01)])
+    faint, mean = plot.data
+    assert max(faint["y"]) < 1.5 and [faint["x"][i] for i in faint["cut"]] == list(range(500, 10_000, 1000))
+    assert mean["cut"] == [] and y.max() == 8.0
 
 
 def test_a_running_mean_of_many_points_is_that_of_the_points():
