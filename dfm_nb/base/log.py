@@ -81,10 +81,13 @@ def iteration_line(iteration: int, train_iters: int, loss: float, lr: float | No
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`, `64 days`."""
+    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`, `64 days`, `57 years`."""
     if seconds < 90:
         return f"{seconds:.1g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     if minutes < 100:
         return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes < 2 * 24 * 60 else f"{minutes / 24 / 60:,.0f} days"
+    days = minutes / 24 / 60
+    if days < 2:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{days:,.0f} days" if days < 730 else f"{days / 365:,.0f} years"
