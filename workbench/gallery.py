@@ -146,6 +146,9 @@ class Gallery:
     def __len__(self) -> int:
         return sum(map(len, self.columns.values()))
 
+    def __repr__(self) -> str:
+        return f"Gallery({'; '.join(f'{len(clips)} clips {label}'.strip() for label, clips in self.columns.items())})"
+
     def html(self) -> str:
         """Self-contained HTML, of `video.media_html`."""
         head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
