@@ -196,7 +196,7 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
             colour = PALETTE[s.colour % len(PALETTE)]
             for mark, cut in (("^", np.array(y) > high), ("v", np.array(y) < low)):
                 axes.plot(np.array(x)[cut], np.full(cut.sum(), high if mark == "^" else low), mark, color=colour, ms=4)
-            y = np.clip(y, low, high)
+            y = [min(max(v, low), high) for v in y]
             if s.style == "points":
                 axes.plot(x, y, "o", color=colour, markersize=5, markeredgecolor="white", label=s.name)
             else:
