@@ -183,6 +183,8 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             raise ValueError(f"{shown(tree)} in it")
     except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
         must = "must be a YAML file of groups and keys, with each key once"
+        if isinstance(error, OSError):
+            must = "must be a file that can be read"
         fault = Fault("", must, str(error), "correct the file, or its path", origin=str(path))
         raise ConfigError([fault]) from None
     provenance = tree.pop("provenance", None)
