@@ -269,7 +269,7 @@ def test_folder_to_resume_from_may_be_absent_but_a_named_checkpoint_may_not(tmp_
     assert resolve("load", "nothing/yet")
     for key in ("load", "checkpoint_dir"):
         with pytest.raises(C.ConfigError, match=f"checkpoint.{key}.*s3://a"):
-            resolve(key, "s3://a")
+            C.resolve("demo", overrides=["dataset.mock=true", f"checkpoint.{key}=s3://a"], training=True)
     with pytest.raises(C.ConfigError, match="checkpoint.load"):
         resolve("load", "model.safetensors")
 
