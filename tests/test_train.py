@@ -93,8 +93,10 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     for p in [*psutil.Process(process.pid).children(recursive=True), process]:
         p.kill()
     process.wait()
-    assert "Resumed from" in pretrain(run)
+    output = pretrain(run)
+    assert "Resumed from" in output and "Done: iteration 12" in output
     assert losses(run) == losses(clean[0])
+    assert "Nothing left to do" in pretrain(run)
 
 
 @pytest.mark.slow
@@ -171,11 +173,12 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     run = tmp_path / "run"
     process = commands().start("python", "-m", "dfm_nb.train", *SMALL, "--run-dir", run, "train.train_iters=2000")
     wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 6, "six steps", 120)
+    moved = run.rename(tmp_path / "moved")  # whose status file and events cannot be written any more
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "Stopped by SIGTERM at iteration" in output
-    last = max(losses(run))
+    last = max(losses(moved))
     assert saving.read_state(checkpoint.find(run))["iteration"] == last
 
 

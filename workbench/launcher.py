@@ -37,7 +37,7 @@ class NotOurs(ValueError):
 
 
 class RunStopped(RuntimeError):
-    """The run that a cell waits for was stopped; in a notebook it is one sentence without a traceback."""
+    """The run that a cell waits for, or the wait, was stopped; in a notebook it is one sentence without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -279,7 +279,7 @@ class Launcher(Live):
         Raises
         ------
         RunFailed : the run failed; its own error ends the message.
-        RunStopped : somebody stopped it, so that Run All does not go on with half a result.
+        RunStopped : somebody stopped it, or in a front end the wait, so that Run All does not go on with half a result.
         """
         if not is_headless():
             return asyncio.ensure_future(self._wait_async(until))
@@ -295,7 +295,10 @@ class Launcher(Live):
             if not asked and not running:
                 asked = True
                 self._ask()
-            await asyncio.sleep(LOOK_S)
+            try:
+                await asyncio.sleep(LOOK_S)
+            except asyncio.CancelledError:  # the kernel was interrupted
+                raise RunStopped("this cell no longer waits; the run goes on, and Stop ends it") from None
         self._finish()
 
     def _ask(self) -> None:

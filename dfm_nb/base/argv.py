@@ -149,6 +149,9 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         why = re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
         if why is None or os.environ.get("DFM_DEBUG") == "1":
             raise
+        if (full := os.strerror(errno.EMFILE)) in str(error):
+            print(f"error: a process must be able to open more files ({full}); raise ulimit -n", file=sys.stderr)
+            return 2
         rank = os.environ.get("RANK", 0)  # whoever ended first says why: it, or its launcher
         print(f"rank {rank} ends, as it lost another process: {why[1]}", file=sys.stderr, flush=True)
         time.sleep(1)  # the launcher, which looks ten times a second, sees who was first

@@ -5,6 +5,7 @@ A run that goes on continues its Weights & Biases run; two run folders of one na
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import math
@@ -49,8 +50,9 @@ class Loggers:
         """Every finite number of a metrics record; validation losses by noise level as one series for each."""
         numbers = {k: float(v) for k, v in _flat(record).items() if math.isfinite(v)}
         if self._tensorboard is not None:
-            for name, value in numbers.items():
-                self._tensorboard.add_scalar(name, value, iteration)
+            with contextlib.suppress(FileNotFoundError):  # the run folder was moved, and training goes on
+                for name, value in numbers.items():
+                    self._tensorboard.add_scalar(name, value, iteration)
         if self._wandb is not None:
             self._wandb.log(numbers, step=iteration)
 
@@ -71,7 +73,8 @@ class Loggers:
 
     def close(self) -> None:
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            with contextlib.suppress(FileNotFoundError):
+                self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
 

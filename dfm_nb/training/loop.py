@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
@@ -35,18 +36,33 @@ OUT_OF_TIME = 1
 """Why a run stops beside a signal's number: below those of SIGUSR1 (10) and SIGTERM (15), so that a signal wins."""
 
 
+AGAIN_S = 3.0
+"""From a signal to one that ends at once: before, a scheduler and torchrun may each have passed on the same one."""
+
+
+def _note(received: dict[int, float], number: int, _frame: object) -> None:
+    """The first signal of a kind stops the run after the iteration, a second one ends this process."""
+    if number not in received:
+        received[number] = time.monotonic()
+        if parallel.rank() == 0:  # not by the log, whose writing the signal may have interrupted
+            name = signal.Signals(number).name
+            os.write(2, f"{name}: stopping after this iteration, to save; once more ends at once\n".encode())
+    elif time.monotonic() - received[number] > AGAIN_S:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
 class StopRequest:
     """SIGTERM, SIGUSR1 or the end of `train.exit_duration_s` on any rank stops every rank after the same iteration."""
 
     def __init__(self, on_signal: bool) -> None:
         self.group = dist.new_group(backend="gloo")  # a flag on the CPU, whatever the devices are
-        received: list[int] = []
-        self._received = received
+        self._received: dict[int, float] = {}  # when each came
         if on_signal:
-            # The handlers hold the list alone. A forked writer of checkpoints sets its own handlers; if that dropped
+            # The handlers hold these alone. A forked writer of checkpoints sets its own handlers; if that dropped
             # the last reference to a process group, the fork would wait for threads that it does not have.
             for number in (signal.SIGTERM, signal.SIGUSR1):
-                signal.signal(number, lambda number, _frame: received.append(number))
+                signal.signal(number, functools.partial(_note, self._received))
 
     def agreed(self, out_of_time: bool, news: bool) -> tuple[int, int]:
         """What stops the run (a signal that some rank received, `OUT_OF_TIME`, or 0), and whether some rank has news.
@@ -220,6 +236,11 @@ class Training:
         if stop:
             why = "train.exit_duration_s" if stop == OUT_OF_TIME else signal.Signals(stop).name
             log.info("Stopped by %s at iteration %d; saved. The same command goes on from here", why, self.iteration)
+        else:
+            done = "Done" if self.iteration > first else "Nothing left to do, as train.train_iters is reached"
+            log.info("%s: iteration %d is saved in %s", done, self.iteration, self.writer.root)
+            if checkpoint.MANIFEST in self.assets:
+                log.info("Next: dfm generate --checkpoint-path %s --prompt TEXT", self.folder.path)
         self.report.close()
 
     def step(self, first: bool = False) -> None:

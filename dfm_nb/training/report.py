@@ -56,8 +56,8 @@ class Report:
         if dropped := sum(len(p.dropped) for p in packs):
             record["dropped"] = dropped
         self._write(iteration, record)
-        if iteration % self.config.logger.log_interval == 0 or iteration == 1:
-            total = self.config.train.train_iters
+        total = self.config.train.train_iters
+        if iteration % self.config.logger.log_interval == 0 or iteration in (1, total):
             more: dict[str, str | float] = {
                 "tokens_per_s": int(record["tokens_per_s"]),
                 "grad_norm": result.grad_norm,

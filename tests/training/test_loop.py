@@ -1,5 +1,6 @@
 """What stops a run, and what it says before its first step."""
 
+import functools
 import logging
 import os
 import signal
@@ -30,6 +31,20 @@ def test_signal_or_the_end_of_the_time_stops_a_run(one_rank, handlers):
     assert stop.agreed(out_of_time=True, news=True) == (OUT_OF_TIME, 1)
     os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.agreed(out_of_time=True, news=False) == (signal.SIGUSR1, 0)
+
+
+def test_the_same_signal_once_more_ends_the_process(monkeypatch, capfd):
+    """Not one that comes with the first, as from a scheduler and from torchrun."""
+    endings = []
+    for again_s in (60.0, -1.0):
+        monkeypatch.setattr(loop, "AGAIN_S", again_s)
+        if (child := os.fork()) == 0:
+            signal.signal(signal.SIGTERM, functools.partial(loop._note, {}))
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        endings.append(os.waitpid(child, 0)[1])
+    assert endings == [0, signal.SIGTERM] and capfd.readouterr().err.count("SIGTERM") == 2
 
 
 def test_signal_handlers_keep_no_process_group_alive(one_rank, handlers):

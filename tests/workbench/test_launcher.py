@@ -327,6 +327,20 @@ def test_stop_ends_the_cell_that_waits(launch, front_end):
         asyncio.run(cell())
 
 
+def test_interrupted_cell_says_that_the_run_goes_on(launch, front_end):
+    launcher = launch(steps=100_000, grace_s=2.0).start()
+
+    async def cell():
+        waiting = launcher.wait()
+        await asyncio.sleep(0.5)
+        waiting.cancel()  # as an interrupted kernel does
+        await waiting
+
+    with pytest.raises(workbench.RunStopped, match="goes on"):
+        asyncio.run(cell())
+    assert launcher.state == "running"
+
+
 def test_preparation_with_other_settings_can_only_start_over(tmp_path):
     supervisor.write_json(tmp_path / "launch.json", {"argv": ["--limit", "5"], "program": PREPARE, "exit_code": 0})
     launcher = workbench.Launcher(tmp_path, ["--limit", "7", "--resume"], program=PREPARE)
