@@ -31,12 +31,12 @@ from pathlib import Path
 from workbench import Monitor, project_folder
 project_folder()
 for name, lr in (("a", 0.1), ("b", 0.2)):
-    run = Path("runs", name)
+    run = Path("runs/two", name)  # other notebooks of the project have runs, too
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(json.dumps({"train": {"train_iters": 2000, "lr": lr}}))
     lines = [{"iteration": i, "loss": 1 / i**lr, "lr": lr, "tokens_per_s": 100 + i % 7} for i in range(1, 2001)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
-Monitor("runs").show()
+Monitor("runs/two").show()
 """
 STUDIO = """
 from workbench import Studio
