@@ -20,6 +20,7 @@ import torch
 
 from dfm_nb.base import files, geometry, plugins, video
 from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.log import legible
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
@@ -263,7 +264,7 @@ def table(d: dict) -> str:
     if d.get("faults") == [] and d["verified"]:
         lines.append("  verified: every checksum and every sample is good")
     lines.append(f"  contact sheet: {d['contact_sheet']}")
-    return "\n".join(lines)
+    return legible("\n".join(lines))
 
 
 def draw(args, folder: Path, entries: list[SampleEntry], fits: Fits, manifest: dict | None) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL, local
+from dfm_nb.base.log import legible
 from dfm_nb.base.nearest import nearest
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -140,7 +141,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         if os.environ.get("DFM_DEBUG") == "1":
             raise
         text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        print(legible(f"error: {text}"), file=sys.stderr, flush=True)
         return 2
     except BrokenPipeError:  # the reader of our output (head, less) has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -164,7 +165,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
             text = f"a path must be shorter: {str(error.filename)[:80]}..."
         else:
             raise
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        print(legible(f"error: {text}"), file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)

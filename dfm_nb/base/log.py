@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 
 from dfm_nb.base.headless import message_stream
 from dfm_nb.base.run import Run
 
 log = logging.getLogger("dfm_nb")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def legible(text: str) -> str:
+    r"""A text for a terminal: what would control it, and what UTF-8 cannot say, becomes `\x1b`; lines and tabs stay."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return legible(super().format(record))
 
 
 class _Console(logging.StreamHandler):
@@ -45,12 +57,12 @@ def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     log.propagate = False
     console = _Console(message_stream())
     prefix = "" if rank == 0 else f"[rank {rank}] "
-    console.setFormatter(logging.Formatter(f"[%(levelname)s] {prefix}%(message)s"))
+    console.setFormatter(_Formatter(f"[%(levelname)s] {prefix}%(message)s"))
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.addHandler(console)
     if run is not None and rank == 0:
         file = _LogFile(run.path / "log.txt", encoding="utf-8")
-        file.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
+        file.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(file)
     return log
 

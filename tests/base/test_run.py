@@ -232,6 +232,14 @@ def test_other_ranks_show_warnings_only_and_write_no_file(logger, tmp_path, caps
     assert logging.getLogger("dfm_nb").handlers == [] and logging.getLogger("dfm_nb").propagate
 
 
+def test_a_name_cannot_control_the_terminal(logger, tmp_path, capsys):
+    name = "a\x1b[2J\x07\r\x9b\udcff é\tb\nc"
+    logger().warning("%s", name)
+    shown = "a\\x1b[2J\\x07\\r\\x9b\\udcff é\tb\nc\n"
+    assert capsys.readouterr().err == f"[WARNING] {shown}"
+    assert (tmp_path / "log.txt").read_text().endswith(f"[WARNING] {shown}")
+
+
 LINES = ['{"loss": 1}', '{"iteration": true}', '{"iteration": 1, "elapsed_s": "long"}', "[1, 2]", "nothing"]
 
 
