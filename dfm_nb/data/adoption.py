@@ -28,10 +28,14 @@ from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
 from dfm_nb.data.index import write_indexes
 from dfm_nb.data.preparation import FORMAT_VERSION, merged_statistics, warn_of_drops
-from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import MANIFEST, PreparedFolder, fits, write_manifest
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import shards_of
 from dfm_nb.data.stores import NO_CAPTION_TOKENS
+
+RECORD: dict[str, Any] = {name: int for name in ("items", "samples", "bytes", "mtime_ns", "text_tokens", "text_dim")}
+RECORD |= {"sha256": str, "measured": {}, "latent_sums": [[float]], "drops": MANIFEST["drops"]}
+"""What is read of a shard's record, by its types; one that has something else is made again."""
 
 
 def adopt_dataset(
@@ -173,9 +177,9 @@ def _measure_all(place: PreparedFolder, tars: list[Path]) -> list[dict]:
     with tqdm(total=sum(sizes.values()), desc="adopt", unit="B", unit_scale=True) as bar:
         for tar in tars:
             name = tar.relative_to(place.path).as_posix()
-            record, end = read_json(shards.record_path(place.path, name)), bar.n + sizes[tar]
+            record, end = read_json(shards.record_path(place.path, name)) or {}, bar.n + sizes[tar]
             now = [sizes[tar], tar.stat().st_mtime_ns]
-            if record is None or [record["bytes"], record.get("mtime_ns")] != now:
+            if not fits(record, RECORD) or [record["bytes"], record["mtime_ns"]] != now:
                 record = {**_measure(tar, name, bar), "bytes": now[0], "mtime_ns": now[1]}
                 path = shards.record_path(place.path, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +214,7 @@ def _measure(tar: Path, name: str, bar: Any) -> dict:
         "drops": drops,
         "latent_sums": sums.tolist(),
         "text_tokens": text_tokens,
-        "text_dim": width,
+        "text_dim": width or 0,
         "measured": measured,  # latent T, H, W and text tokens by key
     }
 

@@ -94,11 +94,7 @@ def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> 
         if name == TOKENIZER and not path.exists():
             log.warning("%s is gone; training goes on, but its checkpoints' samples cannot be decoded", path)
             continue
-        if name == "manifest.json":
-            same = is_sealed(manifest)
-        else:
-            same = path.is_file() and sha256(path) == digest
-        if not same:
+        if not (is_sealed(manifest) if name == "manifest.json" else path.is_file() and sha256(path) == digest):
             raise ValueError(
                 f"{path} is missing or has changed since it was written, says {folder / 'manifest.json'}; restore it, "
                 'or, where the change is meant, set "files" to {} in that manifest'
@@ -138,7 +134,7 @@ def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str |
 
 def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """The keys of `wanted` that an object has not, or of another type; statistics must be finite and of one length."""
-    missing = [name for name, kind in wanted.items() if not _is(value.get(name), kind)]
+    missing = [name for name, kind in wanted.items() if not fits(value.get(name), kind)]
     if not missing and STATISTICS.keys() <= wanted.keys():
         mean, std = value["latent_mean"], value["latent_std"]
         if len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0:
@@ -149,7 +145,7 @@ def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 def shard_digests(manifest: dict[str, Any] | None) -> dict[str, str]:
     """sha256 by shard; empty where they are not known."""
     listed = (manifest or {}).get("shards") or []
-    return {shard["name"]: shard["sha256"] for shard in listed} if _is(listed, MANIFEST["shards"]) else {}
+    return {shard["name"]: shard["sha256"] for shard in listed} if fits(listed, MANIFEST["shards"]) else {}
 
 
 def is_adopted(manifest: dict[str, Any] | None) -> bool:
@@ -157,12 +153,12 @@ def is_adopted(manifest: dict[str, Any] | None) -> bool:
     return (manifest or {}).get("source") == {"name": "adopted"}
 
 
-def _is(value: object, kind: Any) -> bool:
+def fits(value: object, kind: Any) -> bool:
     """Whether a value is of a type; or a list of such, or an object with such values."""
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(_is(value.get(k), v) for k, v in kind.items())
+        return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in kind.items())
     if isinstance(kind, list):
-        return isinstance(value, list) and all(_is(v, kind[0]) for v in value)
+        return isinstance(value, list) and all(fits(v, kind[0]) for v in value)
     return type(value) is kind or (kind is float and type(value) is int)
 
 

@@ -116,6 +116,15 @@ def test_killed_adoption_goes_on_to_the_same_end(folder, theirs, tmp_path, monke
     assert contents[0] == contents[1]
 
 
+def test_a_damaged_record_is_made_again(folder, theirs):
+    assert run(folder, *paths(theirs)) == 0
+    record = folder / ".dfm" / "rank1-000000.tar.json"
+    whole = json.loads(record.read_text())
+    for damaged in ({}, whole | {"drops": 5}):
+        record.write_text(json.dumps(damaged))
+        assert run(folder, *paths(theirs)) == 0 and json.loads(record.read_text()) == whole
+
+
 def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, theirs, capsys):
     good = shards.read_parts(shards.scan_shard(folder / "rank1-000000.tar")[0])
     latent = torch.zeros(1, 16, 1, 4, 4)
