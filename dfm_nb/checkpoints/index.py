@@ -8,7 +8,6 @@ never sees the pickle, and an entry of bytes is never read.
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -334,7 +333,7 @@ def load_foreign(folder: Path) -> dict[str, torch.Tensor]:
     reader = _Reader(folder, foreign=True)
     entries: dict[str, Any] = reader.index.state_dict_metadata
     names = [name for name in entries if not name.startswith(("optimizer.", "chained_"))]
-    held = sum(os.path.getsize(p) if p.is_file() else -math.inf for p in (folder / f for f in reader.files))
+    held = sum(p.stat().st_size if p.is_file() else -math.inf for p in (folder / f for f in reader.files))
     if sum(math.prod(e.size) * e.properties.dtype.itemsize for e in entries.values()) > held:
         raise CheckpointError(f"{folder / INDEX} lists more than is there: a file is missing, short or no regular one")
     state: dict[str, Any] = {n: torch.empty(entries[n].size, dtype=entries[n].properties.dtype) for n in names}

@@ -53,13 +53,11 @@ def read_source(path: Path) -> dict[str, Tensor]:
         if not folders:
             raise FileNotFoundError(f"{path} holds no checkpoint in torch_dist (.metadata, or iter_*/)")
         found: Mapping = load_foreign(folders[-1])
-    elif path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} must be a file or a folder; it is a pipe or a device")
+    elif not path.is_file():
+        raise FileNotFoundError(f"{path} must be a file or a folder; there is none, or a pipe or a device")
     else:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except FileNotFoundError:
-            raise
         except Exception as error:
             raise CheckpointError(f"{path} is damaged or holds more than tensors: {reason(error)}") from None
     out: dict[str, Tensor] = {}
@@ -78,10 +76,9 @@ def read_source(path: Path) -> dict[str, Tensor]:
     if not path.is_dir() and sum(value.nbytes for value in out.values()) > path.stat().st_size:
         raise CheckpointError(f"{path} must hold every number of its weights; its tensors are views of fewer")
     for name in (TABLE, *SHAPED):
-        if name not in out:
-            raise ValueError(f"{path} must hold all weights of NeMo DFM's DiT; it lacks {name}")
-        if not out[name].numel() or out[name].dim() != (1 if name == SHAPED[-1] else 2):
-            raise ValueError(f"{path}: {name} must be a weight of NeMo DFM's DiT; it is {list(out[name].shape)}")
+        shape = out[name].shape if name in out else ()
+        if 0 in shape or len(shape) != (1 if name == SHAPED[-1] else 2):
+            raise ValueError(f"{path} must hold all weights of NeMo DFM's DiT; it lacks {name}, or has it as no matrix")
     return out
 
 

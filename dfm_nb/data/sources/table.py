@@ -60,7 +60,6 @@ MEDIA_COLUMNS = (
 )
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 FETCHED = ("hf://", "http://", "https://")
-VIDEO_TYPES = {"video/webm": ".webm", "video/quicktime": ".mov", "video/x-matroska": ".mkv"}
 
 
 @dataclass
@@ -142,11 +141,10 @@ class Table:
             return
         if isinstance(value, (bytes, bytearray, memoryview)):
             value = bytes(value)
-            suffix = _video_suffix(value)
-            if suffix is None:
+            if not _is_video(value):
                 yield value
                 return
-            with _temporary(suffix) as path:
+            with _temporary(".mp4") as path:
                 path.write_bytes(value)
                 yield path
             return
@@ -171,8 +169,7 @@ class Table:
         with _temporary(".download") as path:
             kind = _fetch.download(url, path, self.limits)
             if suffix in VIDEO_SUFFIXES or kind.startswith("video/"):
-                suffix = suffix if suffix in VIDEO_SUFFIXES else VIDEO_TYPES.get(kind, ".mp4")
-                path = path.rename(path.with_suffix(suffix))
+                path = path.rename(path.with_suffix(".mp4"))  # any video's: the content decides
             try:
                 yield path
             except SampleError as error:  # name what the user knows
@@ -191,13 +188,10 @@ def _is_empty(value) -> bool:
     return value is None or (isinstance(value, dict) and not (value.get("bytes") or value.get("path")))
 
 
-def _video_suffix(data: bytes) -> str | None:
-    """The suffix of a video by its first bytes; None for what should be a picture."""
-    if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis", b"mif1", b"heic"):
-        return ".mp4"
-    if data[:4] == b"\x1aE\xdf\xa3":
-        return ".webm"
-    return ".avi" if data[:4] == b"RIFF" and data[8:12] == b"AVI " else None
+def _is_video(data: bytes) -> bool:
+    """Whether the first bytes are a video's; else it should be a picture."""
+    boxes = data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis", b"mif1", b"heic")
+    return boxes or data[:4] == b"\x1aE\xdf\xa3" or (data[:4] == b"RIFF" and data[8:12] == b"AVI ")
 
 
 @contextmanager
