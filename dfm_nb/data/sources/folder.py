@@ -140,7 +140,7 @@ def _visible(root: Path) -> Iterator[str]:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     below.append(f"{place}{entry.name}/")
-                elif entry.is_dir():
+                elif os.path.isdir(entry):  # of a link that leads to itself, entry.is_dir() raises
                     log.warning("%s is a link to a folder and is left out", root / place / entry.name)
                 else:
                     yield place + entry.name
