@@ -1,7 +1,6 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from dfm_nb import train
 from dfm_nb.base.metrics import read_metrics
@@ -203,17 +201,12 @@ def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
 
 
-@pytest.mark.parametrize("file", ["state.json", "common.pt"])
-def test_state_without_its_entries_is_one_sentence(tiny_data, tiny_checkpoint, tmp_path, file):
+def test_state_without_its_entries_is_one_sentence(tiny_data, tiny_checkpoint, tmp_path):
     """With checksums that fit."""
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
-    path = run / "checkpoints" / "iter_0000003" / file
-    if file == "state.json":
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"skipped": None}))
-    else:
-        torch.save({k: v for k, v in torch.load(path).items() if k != "optimizer"}, path)
+    (path := run / "checkpoints" / "iter_0000003" / "state.json").write_text("{}")
     reseal(path.parent)
-    with pytest.raises(checkpoint.CheckpointError, match=file):
+    with pytest.raises(checkpoint.CheckpointError, match=f"{path.parent}.*state.json"):
         train.train_model(dataset_path=tiny_data, run_dir=run, config_file=run / "config.yaml")
 
 

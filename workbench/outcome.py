@@ -39,14 +39,6 @@ def explain(output: str, exit_code: int) -> str:
     if own:
         return own[0] + where
     if exit_code < 0:
-        return _by_signal(-exit_code)
+        name = {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
+        return f"a process was ended by {name}" + "; the machine may have run out of memory" * (name == "SIGKILL")
     return (raised or lines or [f"no output, exit code {exit_code}"])[-1] + where
-
-
-def _by_signal(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    hint = "; the machine may have run out of memory" if name == "SIGKILL" else ""
-    return f"a process was ended by {name}{hint}"

@@ -22,7 +22,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dfm_nb.base.files import sha256, sync, write_atomically
-from dfm_nb.base.run import is_iteration, iteration_name
+from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints.background import SaveStrategy, checksum_file, optimizer_shards
 from dfm_nb.checkpoints.index import data_files, load_tensors
 from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
@@ -193,9 +193,8 @@ class Writer:
         for folder in old:
             if not (self.keep_every and iteration_of(folder) % self.keep_every == 0):
                 _discard(folder)
-        for leftover in self.root.glob("iter_*.tmp"):
-            if is_iteration(leftover.name.partition(".")[0]):
-                shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self.root.glob("iter_[0-9]*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     @property
     def busy(self) -> bool:

@@ -444,8 +444,7 @@ def from_yaml(source: str | Path) -> Resolved:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no configuration file; a run folder keeps one as config.yaml")
     leaves, provenance = _read_yaml(path)
-    known = {*FIELDS, *_ALIASES, *IMPLIED}
-    if unknown := [k for k in leaves if k not in known and not k.startswith("model.")]:
+    if unknown := [k for k in leaves if k not in {*FIELDS, *_ALIASES, *IMPLIED} and not k.startswith("model.")]:
         _left_out(", ".join(unknown))
     resolved = _settle({str(path): {k: v for k, v in leaves.items() if k not in unknown}}, [])
     return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})

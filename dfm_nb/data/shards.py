@@ -321,8 +321,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                     child.kill()
                     child.join()
             for leftover in folder.rglob("*.tar.idx.tmp*"):
-                if leftover.relative_to(folder).as_posix().partition(".idx.tmp")[0] in every:
-                    leftover.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
         if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
             free_mib = shutil.disk_usage(folder).free >> 20
             raise ValueError(

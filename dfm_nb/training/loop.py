@@ -45,8 +45,7 @@ def _note(received: dict[int, float], number: int, _frame: object) -> None:
     if number not in received:
         received[number] = time.monotonic()
         if parallel.rank() == 0:  # not by the log, whose writing the signal may have interrupted
-            name = signal.Signals(number).name
-            os.write(2, f"{name}: stopping after this iteration, to save; once more ends at once\n".encode())
+            os.write(2, f"{signal.Signals(number).name}: stopping after this iteration; again ends at once\n".encode())
     elif time.monotonic() - received[number] > AGAIN_S:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -191,8 +190,8 @@ class Training:
             self.loader.restore(state["data"])
             self.bad.found |= set(state["bad_samples"])
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
-            what = f"state.json and common.pt must hold what training saved; {error!r}; use another checkpoint"
-            raise checkpoint.CheckpointError(f"{folder} is damaged: {what}") from error
+            where = f"{folder}: state.json or common.pt is damaged"
+            raise checkpoint.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
         self._normalise_by(checkpoint.read_statistics(folder))
         for key in cfg.fields():
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
@@ -335,8 +334,8 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     config = resolved.config
     parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
     rank, start = parallel.rank(), config.checkpoint
-    if start.checkpoint_dir:  # `find` reads it in the run folder, from anywhere
-        start.checkpoint_dir = str(Path(start.checkpoint_dir).resolve())
+    # whole, as `find` reads it in the run folder from anywhere
+    start.checkpoint_dir = start.checkpoint_dir and str(Path(start.checkpoint_dir).resolve())
     folder = Run.create(run_dir) if rank == 0 else Run(Path(run_dir).resolve())
     dist.barrier()  # the folder is there
     start_logging(folder, rank)

@@ -110,41 +110,33 @@ def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, mon
 
 
 def test_checkpoints_of_another_run_are_refused_by_its_name_and_a_moved_run_keeps_its_own(tmp_path):
-    first, other, outside = Run.create(tmp_path / "a"), Run.create(tmp_path / "b"), tmp_path / "outside"
+    first, other, outside, old = (Run.create(tmp_path / name) for name in ("a", "b", "outside", "old"))
+    (old.path / "iter_0000001").mkdir()
     for run in (first, other):
         run.claim()
-    for root in (first.checkpoints, outside):
-        first.own(root)
-        with pytest.raises(FileExistsError, match=str(first.path)):
+    first.own(first.checkpoints)
+    first.own(outside.path)
+    for root in (first.checkpoints, outside.path, old.path):
+        with pytest.raises(FileExistsError, match=str(root)):
             other.own(root)
-    (tmp_path / "old" / "iter_0000001").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match=str(tmp_path / "old")):
-        other.own(tmp_path / "old")
     first.release()
     moved = Run(first.path.rename(tmp_path / "moved"))
-    shutil.copytree(moved.path, tmp_path / "copied")
-    assert moved.made_here() and not Run(tmp_path / "copied").made_here()
-    moved.claim()
-    for root in (moved.checkpoints, outside):
-        moved.own(root)
-    moved.release()
-    shutil.rmtree(moved.path)  # as on a node's own disk: the same command begins it anew
-    again = Run.create(moved.path)
-    again.claim()
-    again.own(outside)
-    again.release()
+    assert moved.made_here() and not Run(shutil.copytree(moved.path, tmp_path / "copied")).made_here()
+    for _ in range(2):
+        moved.claim()
+        for root in (moved.checkpoints, outside.path):
+            moved.own(root)
+        shutil.rmtree(moved.path)  # as on a node's own disk: the same command begins it anew
+        moved.release()
+        Run.create(moved.path)
 
 
-def test_only_temporaries_of_our_own_form_are_removed_and_a_moved_folder_stops_no_report(tmp_path):
-    run = Run.create(tmp_path / "run")
-    (run.path / ".folder.tmp").mkdir()
-    (run.path / ".important.docx.tmp").touch()
-    (run.path / ".loss.png.01234567.tmp").touch()
-    run.claim()
-    assert {p.name for p in run.path.glob(".*.tmp")} == {".folder.tmp", ".important.docx.tmp"}
-    run.path.rename(tmp_path / "moved")
-    run.tell("saving")
-    run.release()
+def test_only_temporaries_of_our_own_form_are_removed(tmp_path):
+    (tmp_path / ".folder.tmp").mkdir()
+    for name in (".important.docx.tmp", ".loss.png.01234567.tmp"):
+        (tmp_path / name).touch()
+    Run(tmp_path).claim()
+    assert {p.name for p in tmp_path.glob(".*.tmp")} == {".folder.tmp", ".important.docx.tmp"}
 
 
 # ---- metrics
