@@ -91,7 +91,7 @@ def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
     (code,) = (code for language, code in Page("README.md").blocks if language == "python")
     python((tmp_path, away[1]), "-c", code, timeout_s=500)
     frames, fps = read_video(tmp_path / "swallowtail.mp4")
-    assert frames.shape == (9, 64, 64, 3) and fps == 12
+    assert frames.shape == (9, 64, 64, 3) and fps in (8, 12), "as the training clips"
     assert (tmp_path / "swallowtail.mp4.json").is_file() and (tmp_path / "runs/small/config.yaml").is_file()
 
 
