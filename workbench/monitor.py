@@ -187,10 +187,6 @@ class Monitor(Live):
         return self.runs[0].run
 
     @property
-    def job(self) -> Job:
-        return self.runs[0].job
-
-    @property
     def reader(self) -> MetricsReader:
         return self.runs[0].reader
 
@@ -227,19 +223,13 @@ class Monitor(Live):
         return sum(watched.progress for watched in self.runs) / len(self.runs)
 
     @property
-    def eta_s(self) -> float | None:
-        """Of the first run: seconds to go."""
-        return self.runs[0].eta_s
-
-    @property
     def state(self) -> str:
         """Of the first run."""
         return self.runs[0].state
 
     def status(self) -> str:
         """A line for one run; for several, how many there are in which state."""
-        if not self._followed:
-            self.read()
+        self.read()  # in a script nobody else does
         if len(self.runs) == 1:
             return self.runs[0].status()
         states = [watched.state for watched in self.runs]
@@ -260,12 +250,7 @@ class Monitor(Live):
             self.loss.update(self._losses(self.runs[0]) if one else self._curves(picked, "loss"))
             self.validation.update([] if one else self._curves(picked, "val_loss", smoothing=0.0))
             self.by_sigma.update(self._by_sigma(picked))
-            for plot, key in (
-                (self.lr, "lr"),
-                (self.grad_norm, "grad_norm"),
-                (self.speed, "tokens_per_s"),
-                (self.compute, "tflops_per_s"),
-            ):
+            for plot, key in zip(self.plots[3:], ("lr", "grad_norm", "tokens_per_s", "tflops_per_s")):
                 curves = self._curves(picked, key, smoothing=0.0 if key == "lr" else self._smoothing)
                 if one and curves:
                     curves[0].name, curves[0].colour = plot.y_label, 2
@@ -459,36 +444,33 @@ class Monitor(Live):
 
     # ---- following ------------------------------------------------------------------------------------------------
 
-    @property
-    def _followed(self) -> bool:
-        """Whether the thread reads; else whoever asks does, as in a script."""
-        return self._thread is not None and self._thread.is_alive()
-
     def watch(self) -> None:
         """Follow the runs in a daemon thread until `close`."""
         with self._lock:
-            if not self._followed:
+            if self._thread is None or not self._thread.is_alive():
                 self._closed.clear()
                 self._thread = threading.Thread(target=self._follow, name="dfm-monitor", daemon=True)
                 self._thread.start()
 
     def _follow(self) -> None:
         before: tuple[Any, ...] = ()
+        painted: list[int] = []
         ran = False
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
             now = tuple((w.job.state, w.phase() if w.job.state == "running" else "") for w in self.runs)
             running = any(state == "running" for state, _ in now)
-            new = self.read()
-            if new or len(now) != len(before):
+            self.read()
+            counts = [w.reader.count for w in self.runs]
+            if counts != painted:
                 self.paint()
             elif now != before and self._box is not None:
                 with self._lock:
                     self._paint_box()
             if ran and not running:
                 self.keep()
-            before, ran = now, running
+            before, painted, ran = now, counts, running
             self._closed.wait(max(REPAINT_S, REST * (time.thread_time() - begun)))
 
     def finish(self) -> None:
@@ -504,9 +486,8 @@ class Monitor(Live):
 
     def png(self) -> bytes:
         """Loss, validation and learning rate as one PNG."""
-        if not self._followed:
-            self.read()
-            self.paint()
+        self.read()
+        self.paint()
         return draw_png([self.loss, self.validation, self.by_sigma, self.lr])
 
     def kept_html(self) -> str:

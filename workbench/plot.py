@@ -138,11 +138,12 @@ class LinePlot(anywidget.AnyWidget):
 
     def update(self, series: Sequence[Series]) -> None:
         """Replace the series."""
-        solid = [s for s in series if s.style == "line"]
+        solid = [id(s) for s in series if s.style == "line"]  # the first, and then each has its own dashes
         self.series = []
         for s in series:
             x, y = finite(s.x, s.y, self.log_x)
-            self.series.append(replace(s, x=x, y=y, dash=_dash(solid, s)))
+            dash = DASHES[solid.index(id(s)) % len(DASHES)] if id(s) in solid else ""
+            self.series.append(replace(s, x=x, y=y, dash=dash))
         self._send_shown()
 
     def _send_shown(self) -> None:
@@ -177,11 +178,6 @@ class LinePlot(anywidget.AnyWidget):
             self.send({"name": f"{name}.{asked}", "kind": kind}, [data])
 
 
-def _dash(lines: list[Series], one: Series) -> str:
-    """The first line is solid, the others each have their own dashes."""
-    return next((DASHES[i % len(DASHES)] for i, s in enumerate(lines) if s is one), "")
-
-
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
     """The plots in a row as one PNG; on white, so that it reads on any page."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
@@ -197,20 +193,12 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
             for mark, cut in (("^", np.array(y) > high), ("v", np.array(y) < low)):
                 axes.plot(np.array(x)[cut], np.full(cut.sum(), high if mark == "^" else low), mark, color=colour, ms=4)
             y = [min(max(v, low), high) for v in y]
+            line = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
+            width, alpha, label = (0.8, 0.3, None) if s.style == "faint" else (1.8, 1.0, s.name)
             if s.style == "points":
-                axes.plot(x, y, "o", color=colour, markersize=5, markeredgecolor="white", label=s.name)
+                axes.plot(x, y, "o", color=colour, markersize=5, markeredgecolor="white", label=label)
             else:
-                faint = s.style == "faint"
-                line = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
-                axes.plot(
-                    x,
-                    y,
-                    color=colour,
-                    linewidth=0.8 if faint else 1.8,
-                    alpha=0.3 if faint else 1,
-                    linestyle=line,
-                    label=None if faint else s.name,
-                )
+                axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, linestyle=line, label=label)
         axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
         if plot.log_x:
             axes.set_xscale("log")
