@@ -14,9 +14,11 @@ from typing import Any
 import ipywidgets as w
 
 from dfm_nb.config import notation
+from workbench.slider import Slider
 
 WIDE = w.Layout(width="min(44em, 100%)")
 LABEL = {"description_width": "15em"}
+_CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 SLIDER_SPAN = 4096
 """A bounded integer gets a slider when it has at most this many values."""
 
@@ -75,6 +77,14 @@ def fault_html(text: str, style: str = "") -> str:
     return f'<div role="alert" style="{style}"><b>Must be corrected:</b> {html.escape(text)}</div>'
 
 
+def copied(label: str, text: str) -> str:
+    """Code with a button that copies it; where a page may not reach the clipboard, a click selects all of it."""
+    copy = "navigator.clipboard.writeText(this.parentElement.nextElementSibling.textContent);this.textContent='Copied'"
+    button = f'<button type="button" class="jupyter-button" style="width:auto" onclick="{copy}">Copy {label}</button>'
+    pre = f'<pre tabindex="0" aria-label="{label}" style="{_CODE}">'
+    return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -111,13 +121,11 @@ def text(key: str, label: str, default: Any, help: str, kind: type = str, placeh
 
 def number(key: str, label: str, kind: type, default: Any, help: str, limits: typing.Mapping[str, Any]) -> Control:
     """A slider when both bounds are known, else a text box that takes anything, so that a fault can be explained."""
-    low, high, step = limits.get("ge"), limits.get("le"), limits.get("multiple_of", 1)
-    if kind is int and low is not None and high is not None and high - low <= SLIDER_SPAN:
-        slider = w.IntSlider(value=default, min=low, max=high, step=step, continuous_update=False)
-        return Control(key, label, slider, help, int, _same)
-    if kind is float and low is not None and high is not None:
-        slider = w.FloatSlider(value=default, min=low, max=high, step=(high - low) / 100, continuous_update=False)
-        return Control(key, label, slider, help, float, _same)
+    low, high = limits.get("ge"), limits.get("le")
+    if low is not None and high is not None and (kind is float or high - low <= SLIDER_SPAN):
+        step = limits.get("multiple_of", 1) if kind is int else (high - low) / 100
+        slider = Slider(label=label, value=default, min=low, max=high, step=step)
+        return Control(key, label, slider, help, kind, _same)
     return text(key, label, default, help, kind, "a whole number" if kind is int else "a number")
 
 

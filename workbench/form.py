@@ -70,11 +70,7 @@ class Form(Live):
         return self._box
 
     def _to_copy(self) -> str:
-        """Command and call, each with a button; where a page may not reach the clipboard, a click selects all of it."""
-        button = '<button onclick="navigator.clipboard.writeText(this.nextElementSibling.textContent)">Copy</button>'
-        style = "user-select:all;white-space:pre-wrap;overflow-wrap:anywhere"
-        rows = [f'{button} <code style="{style}">{html.escape(t)}</code>' for t in (self.command(), self.python())]
-        return f'<div style="font-size:12px;line-height:1.6">{"<br>".join(rows)}</div>'
+        return controls.copied("shell", self.command()) + controls.copied("Python", self.python())
 
 
 def _call(function: str, **keywords: Any) -> str:
@@ -387,7 +383,7 @@ class PrepareForm(Form):
             choices = plugins.names(self.MENUS[dest])
             modules = plugins.load_all(self.MENUS[dest])
             first = {n: (inspect.getdoc(m) or "").partition("\n\n")[0].replace("\n", " ") for n, m in modules.items()}
-            return controls.menu(dest, label, choices, value, " ".join(first[n] for n in choices))
+            return controls.menu(dest, label, choices, value, " ".join(first[n] for n in choices).replace("`", ""))
         if action.nargs == 0:
             return controls.check(dest, label, bool(value), help)
         return controls.text(dest, label, value, help, typing.cast(type, action.type or str), "default")

@@ -39,7 +39,7 @@ class Slider(anywidget.AnyWidget):
     .dfm-slider { width: 100%; }
     .dfm-slider label { display: flex; align-items: center; gap: 8px; margin: 2px;
       font-size: var(--jp-widgets-font-size, 13px); color: var(--jp-widgets-label-color, inherit); }
-    .dfm-slider span { flex: 0 0 6em; text-align: right; }
+    .dfm-slider span { flex: 0 0 6em; text-align: right; } .dfm-form .dfm-slider span { flex-basis: 14.5em; }
     .dfm-slider input { flex: 1 1 6em; min-width: 0; accent-color: var(--jp-brand-color1, #1976d2); }
     .dfm-slider output { flex: 0 0 3em; font-variant-numeric: tabular-nums; }
     """

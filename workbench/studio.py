@@ -31,7 +31,7 @@ from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, changed, flag_words, requests_of_keywords
 from dfm_nb.generation.words import word_effects
-from workbench.controls import fault_html
+from workbench.controls import copied, fault_html
 from workbench.gallery import Gallery, load
 from workbench.live import Live
 from workbench.slider import Slider
@@ -40,7 +40,6 @@ from workbench.studio_html import (
     SIDE_PX,
     THUMB_PX,
     caption,
-    copied,
     data_url,
     framed,
     strip_html,

@@ -15,7 +15,6 @@ SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
 UNUSED = 0.2
 """A word is marked when leaving it out moves the estimate less than this share of what the whole prompt does."""
 _SMALL = "font-size:12px;line-height:1.4;color:var(--jp-content-font-color1, inherit)"
-_CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all"
 BORDER = "border:1px solid var(--jp-border-color2, #8888)"
 
 
@@ -71,11 +70,3 @@ def thumb_style(name: str, url: str) -> str:
 def framed(media: str, frame: np.ndarray) -> str:
     """In a box of the picture's final size, so that the page does not jump while one replaces the other."""
     return f'<div style="max-width:{SIDE_PX}px;aspect-ratio:{frame.shape[1]}/{frame.shape[0]}">{media}</div>'
-
-
-def copied(label: str, text: str) -> str:
-    """Code with a button that copies it."""
-    copy = "navigator.clipboard.writeText(this.parentElement.nextElementSibling.textContent);this.textContent='Copied'"
-    button = f'<button type="button" class="jupyter-button" style="width:auto" onclick="{copy}">Copy {label}</button>'
-    pre = f'<pre tabindex="0" aria-label="{label}" style="{_CODE}">'
-    return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"

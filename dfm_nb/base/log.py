@@ -99,7 +99,6 @@ def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes < 100:
         return f"{minutes} min"
-    days = minutes / 24 / 60
-    if days < 2:
+    if minutes < 2 * 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
-    return f"{days:,.0f} days" if days < 730 else f"{days / 365:,.0f} years"
+    return f"{minutes / 24 / 60:,.0f} days" if minutes < 1e6 else f"{minutes / 24 / 60 / 365:,.0f} years"

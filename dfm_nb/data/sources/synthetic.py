@@ -1,4 +1,4 @@
-"""Butterflies drawn on the spot: captioned images and clips whose every attribute is known, with nothing to download.
+"""`synthetic`: butterflies drawn on the spot, stills and clips whose every attribute is known; nothing is downloaded.
 
 Captions name colour, pattern, background, species and posture; `attributes` holds the same facts. Item `index` is a
 pure function of (seed, index), so growing the source changes no earlier image.
