@@ -243,7 +243,7 @@ class PackPlan:
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
                 "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
-                "meaning; use the same dataset.path, or start anew with checkpoint.pretrained=<checkpoint>"
+                "meaning; use the same dataset.path, or another --run-dir, with checkpoint.pretrained=<checkpoint>"
             )
         self.samples, self.tokens, self.packs = state["samples"], state["tokens"], state["packs"]
         self._make_lanes(len(state["lanes"]), state["lane_window"])
