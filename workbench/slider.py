@@ -10,6 +10,7 @@ class Slider(anywidget.AnyWidget):
     """The browser's own range input, with its label and value. `value` may lie outside of the range: it is kept."""
 
     label = traitlets.Unicode().tag(sync=True)
+    description = traitlets.Unicode().tag(sync=True)  # which the page asks for before it shows a tooltip
     value = traitlets.CFloat().tag(sync=True)
     min = traitlets.CFloat().tag(sync=True)
     max = traitlets.CFloat().tag(sync=True)

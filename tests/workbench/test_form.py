@@ -15,6 +15,7 @@ def test_untouched_form_changes_nothing():
     for recipe in cfg.recipes():
         form = ConfigForm(ALL, recipe=recipe)
         assert form.overrides() == [] and form.valid and len(form.controls) == len(cfg.fields())
+    assert all(c.widget.get_state()["description"] for c in form.controls.values()), "a page's tooltips need them"
 
 
 def test_overrides_round_trip_through_the_resolver():
@@ -122,8 +123,7 @@ def test_form_tells_parameters_memory_and_time(monkeypatch):
     form = ConfigForm(["model.size", "train.train_iters"], recipe="demo", nproc=2)
     assert "4.1 M" in form._summary.value and "GiB" in form._summary.value and "about" not in form._summary.value
     form._measure()
-    shown = form._summary.value
-    assert "about" in shown
+    assert "about" in (shown := form._summary.value)
     monkeypatch.setattr(module.cpu, "cpu_flops", lambda bf16: 1e6)  # another program is busy
     form._measure()
     assert form._summary.value == shown
