@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LONGEST_NAME = 512
 
 
 @contextlib.contextmanager
@@ -71,10 +70,10 @@ def local(path: str | os.PathLike) -> Path:
 def lies_inside(name: str) -> bool:
     """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below.
 
-    Names are short, too: pathlib makes a folder in thousands of others by recursion.
+    It is short, too: pathlib makes a folder below thousands of others by recursion.
     """
     place = PurePosixPath(name)
-    plain = len(name) < LONGEST_NAME and "\0" not in name
+    plain = len(name) < 512 and "\0" not in name
     return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
 
 

@@ -1,6 +1,7 @@
 """Damage to any file beside the samples is one sentence with the file's path, in training and in inspect."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -56,6 +57,7 @@ DAMAGE |= {
         "no tokens": empty_text(torch.zeros(1, 0, 384)),
         "other width": empty_text(torch.zeros(1, 2, 8)),
         "NaN": empty_text(torch.full((1, 2, 384), float("nan"))),
+        "sparse": lambda path: os.truncate(path, 1 << 36),
     }.items()
 }
 DAMAGE |= {

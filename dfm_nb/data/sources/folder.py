@@ -151,8 +151,7 @@ def _read_captions(path: Path) -> dict[str, str]:
     if not os.path.lexists(path):
         return {}
     if path.is_file() and path.stat().st_size > LARGEST_CAPTIONS:
-        most = f"{LARGEST_CAPTIONS >> 20} MiB"
-        raise ValueError(f"{path} must have at most {most}; give what is larger as --source table:FILE.parquet")
+        raise ValueError(f"{path} is over {LARGEST_CAPTIONS >> 20} MiB; give it as --source table:FILE.parquet")
     rows = open_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows.columns), None)
     if file_column is None or "caption" not in rows.columns:
