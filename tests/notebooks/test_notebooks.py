@@ -39,8 +39,8 @@ SMALL = {
     "06_finetune": {"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3, "num_measured": 8},
     "07_wan": {"train_iters": 3, "num_steps": 2},
 }
-AGAIN = {"06_finetune": {"num_kept": 0, "rank": 4}}
-"""Exercises that are a second run in the same folders."""
+AGAIN = {"01_prepare": {"output_dir": "other", "limit": 9}, "06_finetune": {"num_kept": 0, "rank": 4}}
+"""Exercises and what comes next are a second run in the same project."""
 NOTEBOOKS = sorted(p.stem for p in FOLDER.glob("*.ipynb"))
 IN_BROWSER = NOTEBOOKS if FULL else ["00_tour"]
 """`tests/browser` runs these; outside `make notebooks` a notebook is run once."""

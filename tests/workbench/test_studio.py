@@ -167,8 +167,7 @@ def test_the_kernel_is_free_while_it_draws():
 
 
 def test_what_takes_long_is_drawn_only_by_the_button():
-    pipe = ClosedForm()
-    studio = small(pipe)
+    studio = small(pipe := ClosedForm())
     studio.controls["width"].value = "100000"
     settled(studio)
     assert pipe.begun == [] and "5 min" in studio.message
