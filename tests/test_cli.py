@@ -52,12 +52,7 @@ def test_config_faults_are_said_once_before_torchrun(capsys):
     assert error.count("error:") == 1 and "tensor_model_parallel_size" in error
 
 
-OUTPUTS = [
-    "prepare --output-dir",
-    "generate --prompt a --video-save-path",
-    "export a --output",
-    "notebook run a --output",
-]
+OUTPUTS = ("prepare --output-dir", "generate --prompt a --video-save-path", "export a --output")
 
 
 @pytest.mark.parametrize("line", [*OUTPUTS, "text preprocess --input a --tokenizer-model a --output-prefix"])

@@ -27,11 +27,7 @@ def test_yaml_of_the_reference_starts_anew_then_resumes(tmp_path):
     assert "Resumed from dfm_experiment/iter_0000002 at iteration 2" in again
     assert [p.name for p in sorted((tmp_path / "dfm_experiment").glob("iter_*"))] == ["iter_0000002", "iter_0000003"]
     # the pages name a checkpoint without zeros; another run may not save where the first one does
-    named = [
-        "--run-dir",
-        "other",
-        "checkpoint.save=anew",
-        "checkpoint.load_checkpoint=dfm_experiment/iter_2/",
-        "train.train_iters=3",
-    ]
-    assert "Resumed from dfm_experiment/iter_0000002 at iteration 2" in pretrain(tmp_path, "--mock", *named)
+    named = ["--run-dir", "other", "checkpoint.save=anew", "checkpoint.load_checkpoint=dfm_experiment/iter_2/"]
+    assert "Resumed from dfm_experiment/iter_0000002 at iteration 2" in pretrain(
+        tmp_path, "--mock", "train.train_iters=3", *named
+    )
