@@ -38,7 +38,6 @@ from megatron.core.dist_checkpointing.strategies.state_dict_saver import (
 )
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
-    TorchDistSaveShardedStrategy,
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
@@ -246,20 +245,11 @@ class _FileWriter(filesystem_async.FileSystemWriterAsync):
         return partial(_write_files, os.getpid()), preload, arguments
 
 
-class SaveStrategy(TorchDistSaveShardedStrategy):
-    """The way above for `dist_checkpointing.save(sharded_strategy=...)`, blocking or not."""
-
-    def __init__(self) -> None:
-        super().__init__("torch_dist", 1, thread_count=THREADS)
-
-    def save(self, sharded_state_dict, checkpoint_dir) -> None:
-        self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
-
-    def async_save(self, sharded_state_dict, checkpoint_dir, *_writer) -> AsyncRequest:
-        """`_writer` : megatron-core 0.19's choice between its own writers."""
-        state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-        writer = _FileWriter(checkpoint_dir, thread_count=self.thread_count)
-        saved, *_ = save_state_dict_async_plan(mcore_to_pyt_state_dict(state), writer, None, 0, planner=planner)
-        write, preload, arguments = writer.get_save_function_and_args()
-        return AsyncRequest(write, arguments, [partial(save_state_dict_async_finalize, *saved)], preload_fn=preload)
+def request_of(sharded: dict[str, Any], folder: Path) -> AsyncRequest:
+    """The way above for the tensors that `dist_checkpointing` saves: `execute_sync`, or for an `AsyncCallsQueue`."""
+    state, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded, True)
+    planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+    writer = _FileWriter(folder, thread_count=THREADS)
+    saved, *_ = save_state_dict_async_plan(mcore_to_pyt_state_dict(state), writer, None, 0, planner=planner)
+    write, preload, arguments = writer.get_save_function_and_args()
+    return AsyncRequest(write, arguments, [partial(save_state_dict_async_finalize, *saved)], preload_fn=preload)

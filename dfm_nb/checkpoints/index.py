@@ -14,19 +14,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
-from megatron.core.dist_checkpointing.strategies.common import TorchCommonLoadStrategy
+from megatron.core.dist_checkpointing.dict_utils import merge, nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges
+from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreLoadPlanner,
-    TorchDistLoadShardedStrategy,
     _replace_sharded_keys_with_state_dict_keys,
     _replace_state_dict_keys_with_sharded_keys,
     _restore_dict_types,
     _unwrap_pyt_sharded_tensor,
     mcore_to_pyt_state_dict,
 )
+from megatron.core.dist_checkpointing.utils import extract_sharded_base
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint import load as load_torch_dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -43,7 +42,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-INDEX = ".metadata"
+INDEX, COMMON = ".metadata", "common.pt"
 
 
 def reason(error: BaseException) -> str:
@@ -247,33 +246,28 @@ class _Planner(MCoreLoadPlanner):
         raise CheckpointError(f"{read_item.dest_index.fqn} is declared as bytes, and only tensors are loaded")
 
 
-class _Tensors(TorchDistLoadShardedStrategy):
-    """megatron-core's, with the two above."""
-
-    def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        wanted = [t for t in nested_values(sharded_state_dict) if isinstance(t, ShardedTensor)]
-        state, flat, renamed = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict)
-        tensors = mcore_to_pyt_state_dict(state, True)
-        planner = _Planner(shapes_validation_sharded_tensors=wanted)
-        load_torch_dist(tensors, storage_reader=_Reader(Path(checkpoint_dir)), planner=planner)
-        unwrapped = {k: _unwrap_pyt_sharded_tensor(v) for k, v in tensors.items()}
-        loaded = _replace_sharded_keys_with_state_dict_keys(unwrapped, flat, renamed)
-        _restore_dict_types(loaded, sharded_state_dict)
-        return loaded
+def _tensors(wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """As megatron-core's strategy loads them, with the two above."""
+    places = [t for t in nested_values(wanted) if isinstance(t, ShardedTensor)]
+    state, flat, renamed = _replace_state_dict_keys_with_sharded_keys(wanted)
+    tensors = mcore_to_pyt_state_dict(state, True)
+    load_torch_dist(tensors, storage_reader=_Reader(folder), planner=_Planner(shapes_validation_sharded_tensors=places))
+    unwrapped = {k: _unwrap_pyt_sharded_tensor(v) for k, v in tensors.items()}
+    loaded = _replace_sharded_keys_with_state_dict_keys(unwrapped, flat, renamed)
+    _restore_dict_types(loaded, wanted)
+    return loaded
 
 
-class _Common(TorchCommonLoadStrategy):
+def _common(folder: Path) -> dict[str, Any]:
     """Values that all ranks share, in `common.pt`: numbers, text, tensors."""
-
-    def load_common(self, checkpoint_dir: Any) -> Any:
-        path = Path(checkpoint_dir) / "common.pt"
-        try:
-            value = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"{path} is damaged or holds more than numbers: {reason(error)}") from None
-        if type(value) is not dict:
-            raise CheckpointError(f"{path} must hold a dict; it holds {type(value).__name__}")
-        return value
+    path = folder / COMMON
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged or holds more than numbers: {reason(error)}") from None
+    if type(value) is not dict:
+        raise CheckpointError(f"{path} must hold a dict; it holds {type(value).__name__}")
+    return value
 
 
 def without_objects(state: dict[str, Any]) -> dict[str, Any]:
@@ -282,12 +276,20 @@ def without_objects(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_tensors(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What `state` (sharded tensors) asks for, from a checkpoint folder, in this layout; runs no code from it."""
+    """What `state` (sharded tensors) asks for, from a checkpoint folder, in this layout; runs no code from it.
+
+    The steps of `megatron.core.dist_checkpointing.load`, which from 0.18 on unpickles the common values itself.
+    """
+    found = _common(folder)
+    wanted, local, factories = load_preprocess(state)
+    merge(found, local)
     try:
-        return dist_checkpointing.load(state, str(folder), sharded_strategy=_Tensors(), common_strategy=_Common())
+        merge(found, _tensors(extract_sharded_base(wanted)[0], folder))
     except CheckpointException as error:  # of all ranks, with a traceback each
         first, _ = next(iter(error.failures.values()))
         raise CheckpointError(f"{folder} is damaged or of another model: {reason(first)}; use another") from None
+    apply_factory_merges(found, factories)
+    return found
 
 
 class _Part(DefaultLoadPlanner):
@@ -319,7 +321,7 @@ class PartReader:
 
     def __init__(self, folder: Path):
         self.folder, self.reader = folder, _Reader(folder)
-        _Common().load_common(folder)  # for its refusals: half a checkpoint is none
+        _common(folder)  # for its refusals: half a checkpoint is none
 
     def __call__(self, place: ShardedTensor) -> torch.Tensor:
         """What `place` describes, in float32 [place.local_shape]."""

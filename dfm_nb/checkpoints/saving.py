@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dfm_nb.base.files import sha256, sync, write_atomically
 from dfm_nb.base.run import iteration_name
-from dfm_nb.checkpoints.background import SaveStrategy, checksum_file, optimizer_shards
-from dfm_nb.checkpoints.index import data_files, load_tensors
+from dfm_nb.checkpoints.background import checksum_file, optimizer_shards, request_of
+from dfm_nb.checkpoints.index import COMMON, data_files, load_tensors
 from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
 from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, listing_text, read_object, whole_checkpoints
 from dfm_nb.model.ema import PowerEMA
@@ -58,6 +58,15 @@ def _sharded_state(pieces: Pieces, loading: bool) -> dict[str, Any]:
     return state
 
 
+FORM = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+"""How megatron-core knows its checkpoints: `metadata.json`."""
+
+
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Without garbage collection: a plan is 100,000 objects, all needed, and each search through them costs time."""
@@ -88,7 +97,7 @@ class Writer:
     ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self._queue = AsyncCallsQueue() if asynchronous else None
-        self._strategy, self._validated = SaveStrategy(), False
+        self._validated = False
         self._pending = ""  # name of the checkpoint that is being written
         # An asynchronous save ends in two steps: all ranks' files are written (the queue knows), then rank 0 closes it.
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # used on rank 0
@@ -114,19 +123,18 @@ class Writer:
         dist.barrier()  # the folder is there
         self._pending = final.name
         with self._explained():
-            request = dist_checkpointing.save(
-                _sharded_state(pieces, loading=False),
-                str(temporary),
-                sharded_strategy=self._strategy,
-                validate_access_integrity=not self._validated,  # the next ones have the same parts
-                async_sharded_save=self._queue is not None,
-                content_metadata=dict(LAYOUT_FREE),
-                # megatron-core writes rank 0's unsharded values, and first checks that all ranks have the same. Those
-                # of the optimizer are each rank's own: drop them from the check.
-                preprocess_common_before_consistancy_check=_without_optimizer,
-            )
-        self._validated = True
-        small = {"state.json": json.dumps(state).encode(), "config.yaml": config_yaml.encode(), **(assets or {})}
+            # The steps of `megatron.core.dist_checkpointing.save`, which from 0.18 on pickles the common values. They
+            # are rank 0's, and checked to be the same on all, but for the optimizer's, which are each rank's own.
+            kept = _sharded_state(pieces, loading=False) | {"content_metadata": dict(LAYOUT_FREE)}
+            sharded, common = save_preprocess(kept, not self._validated, _without_optimizer)
+            if dist.get_rank() == 0:
+                torch.save(common, temporary / COMMON)
+            request = request_of(sharded, temporary)
+            if self._queue is None:
+                request.execute_sync()
+        self._validated = True  # the next ones have the same parts
+        small = {"metadata.json": json.dumps(FORM).encode(), "state.json": json.dumps(state).encode()}
+        small |= {"config.yaml": config_yaml.encode(), **(assets or {})}
         if self._queue is None:
             dist.barrier()  # every rank has written its files
             with self._explained():

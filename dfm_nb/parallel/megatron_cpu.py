@@ -181,9 +181,14 @@ def fix_native_adam() -> None:
     """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore what was saved.
 
     Upstream asks for a tensor 'step' (KeyError), and after loading lets all parameters share one `step`, which AdamW
-    then advances once per parameter.
+    then advances once per parameter. From 0.18 on it also finds a stored group by its learning rates, which a resumed
+    run may have changed: the names of 0.16 tell ours apart.
     """
+    from megatron.core.optimizer import distrib_optimizer, optimizer
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    names = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
+    optimizer.param_group_identifier_keys = distrib_optimizer.param_group_identifier_keys = names
 
     if getattr(DistributedOptimizer, "_native_adam_fixed", False):
         return
