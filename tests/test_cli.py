@@ -71,7 +71,7 @@ def test_overlong_path_is_one_sentence(capsys):
 def test_doctor_finds_what_is_needed(capsys):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "megatron-core imports" in out and "weights found and checked" in out
+    assert "ok      megatron-core" in out and "weights found and checked" in out
 
 
 def test_a_full_disk_is_one_sentence(capsys):

@@ -19,6 +19,7 @@ SIZE = [
     "scheduler.lr_warmup_iters=1",
     "optimizer.lr=0.02",
     "train.eval_interval=0",
+    "mixed_precision=fp32",
 ]
 
 

@@ -20,6 +20,7 @@ from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
@@ -87,9 +88,13 @@ class WanLayer(TransformerLayer):
         self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
     ):
         super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
+        attention, eps = self.self_attention, config.layernorm_epsilon
+        # Not in the spec, as megatron-core 0.19 wants `qk_layernorm` with it, and sums such gradients over tp.
+        attention.q_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
+        attention.k_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
         h, dtype = config.hidden_size, config.params_dtype
         self.scale_shift_table = nn.Parameter(torch.empty(6, h, dtype=dtype))
-        self.cross_norm = nn.LayerNorm(h, config.layernorm_epsilon, dtype=dtype)
+        self.cross_norm = nn.LayerNorm(h, eps, dtype=dtype)
         for p in (self.scale_shift_table, *self.cross_norm.parameters()):  # as those of `AdaLN`
             p.sequence_parallel = config.sequence_parallel
 
@@ -145,7 +150,7 @@ class Wan(DiT):
     """See the module."""
 
     def spec(self) -> ModuleSpec:
-        return layer_spec(HeadsRMSNorm, HeadsNormedCrossAttention, WanLayer)
+        return layer_spec(IdentityOp, HeadsNormedCrossAttention, WanLayer)
 
     def add_embedders(self) -> None:
         self.sigma_embedder = TimeEmbedder(self.config)

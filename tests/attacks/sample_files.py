@@ -131,7 +131,7 @@ PTH: dict[str, Callable[[Parts], None]] = {
     "Inf latent": latent(at(float("inf"))),
     "huge latent": latent(at(1e30)),
     "32 channels": latent(lambda t: torch.cat([t, t], 1)),
-    "4 dims": latent(lambda t: t[0]),
+    "3 dims": latent(lambda t: t[0, 0]),
     "larger latent": latent(lambda t: wide(t)),
     "no frames": latent(lambda t: t[:, :, :0].clone()),
     "stride 0": latent(lambda t: torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 100, 1000, 1000)),
