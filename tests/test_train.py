@@ -27,6 +27,7 @@ SMALL = [
     "demo",
     *tiny_run.WIDTH,
     "model.num_layers=2",
+    "mixed_precision=fp32",
     "train.eval_interval=0",
     "dataset.task_encoder_seq_length=96",
     "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]",

@@ -200,7 +200,7 @@ def quiet_libraries() -> None:
     """Leave out of a command's output what megatron-core and torch say of their own future."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(megatron|torch\.distributed).*")
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
-    for message in ("full scope is deprecated", "Apex is not installed"):
+    for message in ("full scope is deprecated", "Apex is not installed", ".* is experimental and still under"):
         warnings.filterwarnings("ignore", message=message, category=UserWarning)
     warnings.filterwarnings(
         "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning

@@ -1,5 +1,6 @@
 from dataclasses import fields, replace
 
+import megatron.core
 import pytest
 import torch
 
@@ -43,6 +44,7 @@ def outputs(chunk, pack):
     return {key: out[pack.cu_q[i] : pack.cu_q[i + 1]] for i, key in enumerate(pack.keys)}
 
 
+@pytest.mark.skipif(megatron.core.__version__ != "0.16.1", reason="the defaults of 0.16")
 def test_network_has_what_the_settings_of_upstream_that_are_implied_say(one_rank):
     network = transformer_config(model_config("model.num_attention_heads=4", "model.text_dim=8"), "bf16")
     implied = {key.removeprefix("model."): values for key, (values, _) in IMPLIED.items() if values}
