@@ -29,7 +29,7 @@ def parser() -> ArgumentParser:
     hints = typing.get_type_hints(PrepareConfig)
     for field in PrepareConfig.own_fields():
         _add(p, field, hints[field.name])
-    for kind in plugins.KINDS:
+    for kind in plugins.BUILT_IN:
         group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}")
         for flag in plugins.flags(kind).values():
             if flag.type is bool:  # None where it is not given, so that it is not taken for a flag of another plugin

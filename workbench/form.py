@@ -400,7 +400,7 @@ class PrepareForm(Form):
         if menu is None:
             return True
         module = plugins.load(self.MENUS[menu], self.controls[menu].value)
-        return not getattr(module, has_own, False) if has_own else dest in [f.name for f in plugins.own_flags(module)]
+        return not getattr(module, has_own, False) if has_own else dest in plugins.own_flags(module)
 
     def values(self) -> dict[str, Any]:
         """The value of every flag that is of use now, the hidden ones among them; `source` has its file or folder."""

@@ -1,6 +1,12 @@
-"""Sources, tokenizers and text encoders are plugins: the file's name is the plugin's name, there is no list to keep.
+"""Sources, tokenizers and text encoders are plugins, found by name: those of `BUILT_IN` and those of entry points.
 
-To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It may also have:
+To add one, add a module with a function `build`: here, one file in `dfm_nb/data/<kind>/` and its name in `BUILT_IN`;
+in a package of your own, an entry point, for example for a source that is then `dfm prepare --source moths`:
+
+    [project.entry-points."dfm_nb.sources"]
+    moths = "their_package.moths"
+
+The module may also have:
 
 - `FLAGS`, its own flags of `dfm prepare`, which reach `build` as keywords (`tokenizer_window` is a flag of
   `dfm generate` too: a field of `Request`, which reaches `encode` and `decode_windows` as `window`);
@@ -15,18 +21,23 @@ To add one, add one file to `dfm_nb/data/<kind>/` with a function `build`. It ma
 
 from __future__ import annotations
 
-import importlib
+import functools
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dfm_nb.base.nearest import nearest
 
-KINDS = ("sources", "tokenizers", "text_encoders")
+BUILT_IN = {
+    "sources": ("folder", "smithsonian_butterflies", "synthetic", "table"),
+    "tokenizers": ("cosmos_cv", "pca", "residual", "wan_vae"),
+    "text_encoders": ("minilm", "t5", "umt5"),
+}
+"""By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +58,30 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
 
+@functools.cache
+def _found(kind: str) -> dict[str, EntryPoint]:
+    """Where the plugins of a kind are, by name.
+
+    A name is only ever looked up here, never imported, so that one in a manifest reaches no other module.
+    """
+    group = f"dfm_nb.{kind}"
+    own = [EntryPoint(name, f"dfm_nb.data.{kind}.{name}", group) for name in BUILT_IN[kind]]
+    return {point.name: point for point in (*entry_points(group=group), *own)}  # no package replaces one of ours
+
+
 def names(kind: str) -> list[str]:
     """Names of the plugins of a kind, sorted."""
-    package = importlib.import_module(f"dfm_nb.data.{kind}")
-    return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_"))
+    return sorted(_found(kind))
 
 
 def load(kind: str, name: str) -> ModuleType:
-    """Import `dfm_nb.data.<kind>.<name>`; ValueError names the nearest plugin when there is none of that name."""
-    if kind not in KINDS:
-        raise ValueError(f"a plugin kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    """Import the plugin of that name; ValueError names the nearest one when there is none."""
     known = names(kind)
     if name not in known:
         near = nearest(name, known)
         hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){hint}")
-    return importlib.import_module(f"dfm_nb.data.{kind}.{name}")
+    return _found(kind)[name].load()
 
 
 def check_carried(module: ModuleType, name: str, folder: Path, flag: str) -> None:
@@ -80,14 +99,14 @@ def load_all(kind: str) -> dict[str, ModuleType]:
     return {name: load(kind, name) for name in names(kind)}
 
 
-def own_flags(module: ModuleType) -> tuple[Flag, ...]:
-    """The flags that a plugin declares."""
-    return getattr(module, "FLAGS", ())
+def own_flags(module: ModuleType) -> dict[str, Flag]:
+    """The flags that a plugin declares, by name."""
+    return {flag.name: flag for flag in getattr(module, "FLAGS", ())}
 
 
 def flags(kind: str) -> dict[str, Flag]:
-    """The flags of all plugins of a kind by name."""
-    return {flag.name: flag for module in load_all(kind).values() for flag in own_flags(module)}
+    """The flags of all plugins of a kind, by name."""
+    return {name: flag for module in load_all(kind).values() for name, flag in own_flags(module).items()}
 
 
 def takes(module: ModuleType, parameter: str) -> bool:
@@ -102,14 +121,13 @@ def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]
     ------
     ValueError : an entry is for other plugins of this kind; the message says for which, and what this one takes.
     """
-    module = load(kind, name)
-    own = [flag.name for flag in own_flags(module)]
-    strange = [flag.option for flag in flags(kind).values() if flag.name in given and flag.name not in own]
+    own = own_flags(load(kind, name))
+    strange = {n: flag.option for n, flag in flags(kind).items() if n in given and n not in own}
     if strange:
-        usable = ", ".join(flag.option for flag in own_flags(module)) or "no such flags"
-        others = [n for n, m in load_all(kind).items() if any(flag.option in strange for flag in own_flags(m))]
+        usable = ", ".join(flag.option for flag in own.values()) or "no such flags"
+        others = [n for n, module in load_all(kind).items() if strange.keys() & own_flags(module).keys()]
         raise ValueError(
-            f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange)}, "
+            f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange.values())}, "
             f"which is for {', '.join(others)}; it takes {usable}"
         )
-    return {option: given[option] for option in own if option in given}
+    return {n: given[n] for n in own if n in given}

@@ -185,13 +185,14 @@ class PrepareConfig:
             "max_text_tokens",
             "pad_text_tokens",
         )
+        of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
             "format": FORMAT_VERSION,
             "source": source.identity(),
             "short_side": self.side_px,
             "ranks": world,
             **{name: getattr(self, name) for name in settings},
-            **{name: self.options.get(name) for kind in plugins.KINDS[1:] for name in plugins.flags(kind)},
+            **{name: self.options.get(name) for name in of_encoders},
         }
         # a fitted tokenizer follows from all the rest, one that was named does not
         if self.tokenizer_path and hasattr(self.tokenizer_module, "fit"):

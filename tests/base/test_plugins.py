@@ -1,0 +1,71 @@
+"""An outside package's plugin is found by name; the names of this package stay its own, and a mistake is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dfm_nb import prepare
+from dfm_nb.base import plugins
+
+MOTHS = """
+import numpy as np
+from dfm_nb.base.plugins import Flag
+from dfm_nb.base.records import Clip
+
+FLAGS = (Flag("wing_grey", "moths: how bright", int),)
+
+
+class Moths:
+    def __init__(self, grey): self.grey = grey
+    def __len__(self): return 8
+    def item_key(self, index): return f"moth-{index}"
+    def identity(self): return {"name": "moths", "wing_grey": self.grey}
+
+    def read(self, index):
+        yield Clip(self.item_key(index), np.full((1, 32, 32, 3), self.grey + index, np.uint8), "a moth", 8.0, "moths")
+
+
+def build(spec=None, wing_grey=100):
+    return Moths(wing_grey)
+"""
+
+
+@pytest.fixture
+def moths(tmp_path, monkeypatch):
+    """A package that pip has installed, by what it leaves on the path."""
+    (tmp_path / "their_moths.py").write_text(MOTHS)
+    about = tmp_path / "their_moths-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-moths\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[dfm_nb.sources]\nmoths = their_moths\nfolder = their_moths\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._found.cache_clear()
+    yield
+    plugins._found.cache_clear()
+
+
+def test_an_outside_source_is_prepared_by_its_name_and_flags(moths, tmp_path):
+    argv = ["--source", "moths", "--wing-grey", "7", "--short-side", "32", "--output-dir", str(tmp_path / "data")]
+    assert prepare.main(argv) == 0
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    assert manifest["source"]["wing_grey"] == 7 and manifest["counts"]["samples"] == 8
+
+
+def test_no_package_replaces_a_plugin_of_this_one(moths):
+    assert plugins.load("sources", "folder").__name__ == "dfm_nb.data.sources.folder"
+    assert plugins.load("sources", "moths").__name__ == "their_moths"
+
+
+@pytest.mark.parametrize("name", ["their_moths", "moth", "os", "../moths"])
+def test_a_module_that_is_no_plugin_is_not_imported(moths, name):
+    with pytest.raises(ValueError, match=rf"no '{name}' .*moths"):
+        plugins.load("sources", name)
+
+
+@pytest.mark.parametrize("kind", plugins.BUILT_IN)
+def test_every_file_of_a_kind_is_listed(kind):
+    modules = Path(plugins.__file__).parents[1].glob(f"data/{kind}/[a-z]*.py")
+    assert {p.stem for p in modules} <= set(plugins.names(kind))
