@@ -15,7 +15,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 from dfm_nb.evaluation import attributes, distance, features
 
 

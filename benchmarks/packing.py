@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from dfm_nb import config as cfg
+from dfm_nb.butterflies import synthetic
 from dfm_nb.config import counts
 from dfm_nb.data.pack_plan import PackPlan, StepPlan
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.stores import MockStore
 from dfm_nb.model.attention import SegmentLayout, cumulative
 from dfm_nb.packs.packer import Packer

@@ -29,11 +29,11 @@ import webdataset as wds
 from PIL import Image
 
 from benchmarks import report
+from dfm_nb.butterflies import synthetic
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, Reading, encode_shards, to_pixels
 from dfm_nb.data.shard_plan import ShardPlans
 from dfm_nb.data.sources import folder as folder_source
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.text_encoders import minilm
 from dfm_nb.data.tokenizers.pca import PCATokenizer
 

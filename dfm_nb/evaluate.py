@@ -36,8 +36,8 @@ from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
+from dfm_nb.butterflies import synthetic
 from dfm_nb.config.schema import TRAINED_SIZE
-from dfm_nb.data.sources import synthetic
 from dfm_nb.evaluation import distance, diversity, features, reference, wordings
 from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
 from dfm_nb.evaluation.judge import AttributeClassifier

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from dfm_nb.butterflies import synthetic
 from dfm_nb.data.encoding import to_frames, to_pixels
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
 from dfm_nb.evaluation.attributes import THRESHOLDS, Renders, thresholds
 from dfm_nb.evaluation.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input

@@ -34,8 +34,8 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from train_tokenizer import BATCHES, Batches, draw, picture, reconstruction_loss, table
 
+from dfm_nb.butterflies import synthetic
 from dfm_nb.data.encoding import to_pixels
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
 from dfm_nb.data.tokenizers.residual import ResidualTokenizer
 

@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dfm_nb.butterflies import synthetic
 from dfm_nb.data.encoding import to_pixels
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
 from dfm_nb.data.tokenizers.pca import PCATokenizer
 from dfm_nb.data.tokenizers.residual import ASSET, ResidualTokenizer, Shape

@@ -15,8 +15,8 @@ from PIL import Image
 import dfm_nb
 from dfm_nb import evaluate_model, plan_layouts, prepare_dataset, read_metrics, train_model
 from dfm_nb.base.video import read_video
+from dfm_nb.butterflies import synthetic
 from dfm_nb.config import ConfigError, notation
-from dfm_nb.data.sources import synthetic
 from dfm_nb.generation.request import DIFFUSERS, Request, requests_of_keywords
 from tests import tiny_run
 from tests.processes import commands

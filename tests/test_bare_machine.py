@@ -11,7 +11,7 @@ from PIL import Image
 
 SCRIPT = """
 import dfm_nb
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 dfm_nb.prepare_dataset(source="folder:pictures", output_dir="data", short_side=32)
 settings = {"train.train_iters": 1, "train.global_batch_size": 1, "dataset.task_encoder_seq_length": 64}
 run = dfm_nb.train_model(dataset_path="data", run_dir="run", model="tiny", overrides=settings)

@@ -10,9 +10,9 @@ import torch
 from dfm_nb import generate, prepare
 from dfm_nb.base import video
 from dfm_nb.base.argv import guard
+from dfm_nb.butterflies import synthetic
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_pixels
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import cosmos_cv
 from dfm_nb.generation.pipeline import Pipeline
 from tests import tiny_run

@@ -38,6 +38,7 @@ BUILT_IN = {
     "text_encoders": ("minilm", "t5", "umt5"),
 }
 """By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
+ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
     A name is only ever looked up here, never imported, so that one in a manifest reaches no other module.
     """
     group = f"dfm_nb.{kind}"
-    own = [EntryPoint(name, f"dfm_nb.data.{kind}.{name}", group) for name in BUILT_IN[kind]]
+    own = [EntryPoint(name, ELSEWHERE.get(name, f"dfm_nb.data.{kind}.{name}"), group) for name in BUILT_IN[kind]]
     return {point.name: point for point in (*entry_points(group=group), *own)}  # no package replaces one of ours
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dfm_nb.base.progress import tqdm
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 from dfm_nb.evaluation.judge import HEADS, AttributeClassifier, wing_motion
 
 MEASURED = tuple(HEADS)

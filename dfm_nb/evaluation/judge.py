@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 
 HEADS: dict[str, tuple[str, ...]] = {
     "colour": synthetic.COLOURS,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 
 FILE = Path(__file__).with_suffix(".toml")
 

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from dfm_nb.base import video
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 from tests.browser.lab_page import FLAGS, find_browser
 from tests.processes import wait_until
 from workbench import Gallery

@@ -8,8 +8,8 @@ import pytest
 
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video, write_mp4
+from dfm_nb.butterflies import synthetic
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.data.sources import synthetic
 from tests.docs.docs_pages import Page, desk
 from tests.model.wan_folder import save_wan
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dfm_nb.data.sources import _captions, synthetic
+from dfm_nb.butterflies import captions, synthetic
 from dfm_nb.evaluation import wordings
 from dfm_nb.evaluation.attributes import (
     MEASURED,
@@ -126,8 +126,7 @@ def test_the_interval_holds_the_scatter_of_the_thresholds():
 def test_wordings_are_not_those_of_training():
     """No synonym of the file is in the grammar of training, and no prompt follows a template of it."""
     vocabulary = " ".join(
-        str(v)
-        for v in (_captions.COLOURS, _captions.ADJECTIVES, _captions.WINGS, _captions.PLACES, synthetic.TEMPLATES)
+        str(v) for v in (captions.COLOURS, captions.ADJECTIVES, captions.WINGS, captions.PLACES, synthetic.TEMPLATES)
     )
     for name, form in wordings.forms().items():
         for synonyms in form.get("words", {}).values():

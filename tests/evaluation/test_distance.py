@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 from dfm_nb.evaluation.distance import (
     compare,
     kernel_distance,

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dfm_nb.data.sources import synthetic
+from dfm_nb.butterflies import synthetic
 from dfm_nb.evaluation import features
 from dfm_nb.evaluation.distance import kernel_distance
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dfm_nb.base import plugins
+from dfm_nb.butterflies import synthetic
 from dfm_nb.data.encoding import to_pixels
 from dfm_nb.data.prepared_folder import TOKENIZER
-from dfm_nb.data.sources import synthetic
 from dfm_nb.data.tokenizers import residual
 from dfm_nb.export import with_decoder
 

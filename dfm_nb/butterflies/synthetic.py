@@ -17,16 +17,16 @@ import numpy as np
 
 from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip
-from dfm_nb.data.sources import _butterflies, _captions
+from dfm_nb.butterflies import captions, drawing
 
-COLOURS = tuple(_butterflies.COLOUR_RGB)
+COLOURS = tuple(drawing.COLOUR_RGB)
 PATTERNS = ("plain", "spots", "stripes", "eyespots")
-BACKGROUNDS = tuple(_butterflies.PAINT_BACKGROUND)
-SPECIES = tuple(_butterflies.WINGS)
-POSTURES = tuple(_butterflies.TILT_DEGREES)
+BACKGROUNDS = tuple(drawing.PAINT_BACKGROUND)
+SPECIES = tuple(drawing.WINGS)
+POSTURES = tuple(drawing.TILT_DEGREES)
 MOTIONS = ("still", "flapping")
 SIZES = ("large", "small")
-POSITIONS = tuple(_butterflies.POSITION)  # of small ones; a large one fills the picture
+POSITIONS = tuple(drawing.POSITION)  # of small ones; a large one fills the picture
 PARTS = ("development", "test")
 FLAGS = (
     Flag("num_images", "synthetic: images to draw", int),
@@ -193,7 +193,7 @@ def render(
         raise ValueError(f"sizes and frames must be positive; got {height_px}x{width_px} px, {num_frames} frames")
     if only is not None and not 0 <= only < num_frames:
         raise ValueError(f"only must be one of the {num_frames} frames, from 0 on; got {only}")
-    return _butterflies.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames, only)
+    return drawing.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames, only)
 
 
 def _pick(rng: np.random.Generator, weighted):
@@ -258,7 +258,7 @@ class Synthetic:
         fps = CLIP_FPS[rng.integers(len(CLIP_FPS))]
         caption = caption_for(attributes, int(rng.integers(NUM_TEMPLATES)))
         if self.varied and (rng.random() >= PLAIN_SHARE or attributes.get("size") == "small"):
-            caption = with_articles(_captions.spoken(_checked(attributes), rng))
+            caption = with_articles(captions.spoken(_checked(attributes), rng))
         pixels = render(attributes, int(rng.integers(2**63)), height, width, frames)
         yield Clip(self.item_key(index), pixels, caption, fps, self.name, attributes)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.records import KEY_PATTERN
-from dfm_nb.data.sources import _captions, synthetic
+from dfm_nb.butterflies import captions, drawing, synthetic
 
 ALL = {"colour": synthetic.COLOURS, "pattern": synthetic.PATTERNS, "background": synthetic.BACKGROUNDS}
 
@@ -83,7 +83,7 @@ def test_varied_items_say_what_they_show():
     named = 0
     for clip in items:
         low, a = clip.caption.lower(), clip.attributes
-        for name, words in (("background", _captions.PLACES), ("pattern", _captions.ADJECTIVES)):
+        for name, words in (("background", captions.PLACES), ("pattern", captions.ADJECTIVES)):
             said = {value for value, phrases in words.items() if any(re.search(rf"\b{p}\b", low) for p in phrases)}
             assert said <= {a[name]}, clip.caption
             named += len(said)
@@ -104,7 +104,7 @@ def test_training_never_shows_an_unseen_combination():
 @pytest.mark.parametrize("colour", synthetic.COLOURS)
 def test_wings_have_their_colour(colour):
     """The named colour is, next to the background's, the most common of the palette."""
-    palette = np.array(list(synthetic._butterflies.COLOUR_RGB.values()), float)
+    palette = np.array(list(drawing.COLOUR_RGB.values()), float)
     frame = synthetic.render({"colour": colour, "background": "night", "species": "morpho"}, 1, 64, 64)[0].astype(float)
     distance = np.linalg.norm(frame.reshape(-1, 1, 3) - palette, axis=-1)
     close = distance.argmin(1)[distance.min(1) < 60]
