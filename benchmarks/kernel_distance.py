@@ -15,8 +15,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from dfm_nb.butterflies import synthetic
-from dfm_nb.evaluation import attributes, distance, features
+from dfm_nb.butterflies import attributes, synthetic
+from dfm_nb.evaluation import distance, features
 
 
 def main() -> None:

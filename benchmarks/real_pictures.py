@@ -30,7 +30,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
-from dfm_nb.evaluation.attributes import wilson
+from dfm_nb.butterflies.attributes import wilson
 
 KINDS = {
     "map": ("geography",),

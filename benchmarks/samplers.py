@@ -212,8 +212,8 @@ def on_mixtures(num_samples: int) -> dict:
 def on_model(checkpoint: str, count: int) -> dict:
     """The fine solution and each cell: evaluations, share as asked with its interval, and distance."""
     from dfm_nb.butterflies import synthetic
-    from dfm_nb.evaluation.attributes import CORE, unseen_attributes, wilson
-    from dfm_nb.evaluation.judge import AttributeClassifier
+    from dfm_nb.butterflies.attributes import CORE, unseen_attributes, wilson
+    from dfm_nb.butterflies.judge import AttributeClassifier
     from dfm_nb.generate import Request
     from dfm_nb.generation.pipeline import Pipeline
 

@@ -5,7 +5,7 @@ them a colour that never had that pattern. With it, they are the captions of its
 figures, each with its 95 % interval:
 
 - the share of samples in which a classifier finds the asked attributes, by argmax and where it is sure
-  (`evaluation.attributes`). Beside it the same of real renders, as they are (what the classifier can do) and through
+  (`butterflies.attributes`). Beside it the same of real renders, as they are (what the classifier can do) and through
   the tokenizer (the upper bound for any model);
 - with `--wordings`, the same for prompts in words that training did not use;
 - with `--distances`, the kernel distance and recall to real renders;
@@ -36,11 +36,11 @@ from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly
 from dfm_nb.base.files import write_atomically
-from dfm_nb.butterflies import synthetic
+from dfm_nb.butterflies import synthetic, wordings
+from dfm_nb.butterflies.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
+from dfm_nb.butterflies.judge import AttributeClassifier
 from dfm_nb.config.schema import TRAINED_SIZE
-from dfm_nb.evaluation import distance, diversity, features, reference, wordings
-from dfm_nb.evaluation.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
-from dfm_nb.evaluation.judge import AttributeClassifier
+from dfm_nb.evaluation import distance, diversity, features, reference
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.evaluation.table import rows, table
 from dfm_nb.generation.clip_files import Generated

@@ -1,4 +1,4 @@
-"""Train the classifier that names five attributes of butterflies (`evaluation.judge`), and measure it.
+"""Train the classifier that names five attributes of butterflies (`butterflies.judge`), and measure it.
 
     python scripts/train_classifier.py                 # and its thresholds
     python scripts/train_classifier.py --thresholds    # these alone, of the one that is there
@@ -26,10 +26,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dfm_nb.butterflies import synthetic
+from dfm_nb.butterflies.attributes import THRESHOLDS, Renders, thresholds
+from dfm_nb.butterflies.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.tokenizers import residual
-from dfm_nb.evaluation.attributes import THRESHOLDS, Renders, thresholds
-from dfm_nb.evaluation.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"
 SIZES_PX = {64: 0.7, 96: 0.15, 128: 0.15}

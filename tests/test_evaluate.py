@@ -11,9 +11,10 @@ import torch
 from dfm_nb import evaluate
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
+from dfm_nb.butterflies import wordings
+from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
 from dfm_nb.data.stores import EnergonStore
-from dfm_nb.evaluation import reference, wordings
-from dfm_nb.evaluation.attributes import MEASURED, TOGETHER
+from dfm_nb.evaluation import reference
 from dfm_nb.packs.packs import LatentStatistics
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]

@@ -1,1 +1,1 @@
-"""The toy world: butterflies drawn on the spot, with captions, as a plug-in that could live in a package of its own."""
+"""The toy world, as a plug-in of another package would be: butterflies drawn on the spot, captions, and their judge."""

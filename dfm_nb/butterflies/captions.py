@@ -1,6 +1,6 @@
 """Says what a butterfly picture shows as people would: synonyms, orders, registers, and captions that leave facts out.
 
-No phrase of `dfm_nb/evaluation/wordings.toml` that stands there as unseen is used here; single words of it ("dots",
+No phrase of `dfm_nb/butterflies/wordings.toml` that stands there as unseen is used here; single words of it ("dots",
 "clouds") are. A test holds it.
 """
 

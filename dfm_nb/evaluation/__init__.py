@@ -1,1 +1,1 @@
-"""What measures samples: the attribute judge, features, kernel distance, recall and copies."""
+"""What measures samples of any data: features, kernel distance, recall, copies, and the table of what was found."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dfm_nb.evaluation.attributes import MEASURED, TOGETHER
-
 KINDS = ("images", "clips")
 DISTANCES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
@@ -25,7 +23,7 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
     for kind in (k for k in KINDS if k in result):
         r = result[kind]
-        for name in (n for n in (*MEASURED, *TOGETHER) if n in r):
+        for name in _having("chance", r):
             real, bound = (r["real_renders"][k][name]["sure"]["share"] for k in ("as_drawn", "decoded"))
             row = _shares(r[name]) | {"chance": r[name]["chance"], "real": real, "upper_bound": bound}
             found.append({"kind": kind, "measure": name, "samples": r["samples"], **row})
@@ -39,6 +37,11 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     for form, w in result.get("wordings", {}).items():
         found.append({"kind": "wordings", "measure": form, "samples": w["samples"], **_shares(w)})
     return found
+
+
+def _having(key: str, r: Mapping[str, Any]) -> list[str]:
+    """The measures with this key; the attributes that a judge names, and sets of them, have the "chance" of a guess."""
+    return [name for name, measured in r.items() if isinstance(measured, Mapping) and key in measured]
 
 
 def _shares(found: Mapping[str, Any]) -> dict[str, float]:
@@ -102,7 +105,7 @@ def _notes(kind: str, r: Mapping[str, Any]) -> list[str]:
     for name in (n for n in ("pairs", "triples") if n in r):
         share, count = _interval(r[name], "share"), r[name]["samples"]
         lines.append(f"{kind.capitalize()}, all three surely right of unseen {name}: {share} of {count}.")
-    for name in (n for n in MEASURED if n in r and r[n]["argmax"]["share"] < 1):
+    for name in (n for n in _having("found", r) if r[n]["argmax"]["share"] < 1):
         parts = ", ".join(
             f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in r[name]["found"].items()
         )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from dfm_nb.butterflies import judge as attributes
 from dfm_nb.butterflies import synthetic
-from dfm_nb.evaluation import judge as attributes
 from scripts import train_classifier as script
 
 

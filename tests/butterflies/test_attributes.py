@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from dfm_nb.butterflies import captions, synthetic
-from dfm_nb.evaluation import wordings
-from dfm_nb.evaluation.attributes import (
+from dfm_nb.butterflies import captions, synthetic, wordings
+from dfm_nb.butterflies.attributes import (
     MEASURED,
     TOGETHER,
     is_pair,
@@ -16,7 +15,7 @@ from dfm_nb.evaluation.attributes import (
     unseen_attributes,
     wilson,
 )
-from dfm_nb.evaluation.judge import HEADS
+from dfm_nb.butterflies.judge import HEADS
 from dfm_nb.evaluation.table import table
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from dfm_nb.base.progress import tqdm
 from dfm_nb.butterflies import synthetic
-from dfm_nb.evaluation.judge import HEADS, AttributeClassifier, wing_motion
+from dfm_nb.butterflies.judge import HEADS, AttributeClassifier, wing_motion
 
 MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")
