@@ -3,7 +3,7 @@
 About two and a half hours on two CPU cores, two of them training. Finished stages are skipped and a stopped training
 goes on, so it can be run again.
 
-    python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/pretrained]
+    python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ frames with half-closed wings lose their pattern. At 128 px wings are softer tha
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run-dir", default="runs/base", type=Path)
-    parser.add_argument("--output", default=Path("dfm_nb/pretrained"), type=Path)
+    parser.add_argument("--output", default=Path("dfm_nb/butterflies/pretrained"), type=Path)
     args = parser.parse_args()
     Base(args.run_dir).main(args.output)

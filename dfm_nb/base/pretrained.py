@@ -1,4 +1,4 @@
-"""Models that come with the package, by name: `dfm_nb/pretrained/NAME.safetensors`, each with a card, `NAME.md`."""
+"""Models that come with the package, by name: `FOLDER` has NAME.safetensors, each with a card, NAME.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dfm_nb.base.run import iteration_folders, written_path
 
-FOLDER = Path(__file__).parents[1] / "pretrained"
+FOLDER = Path(__file__).parents[1] / "butterflies" / "pretrained"
 DEFAULT = "butterflies"
 """What `dfm generate` takes without `--checkpoint-path`."""
 EXPORTED = "model.safetensors"

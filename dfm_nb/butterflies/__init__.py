@@ -1,1 +1,1 @@
-"""The toy world, as a plug-in of another package would be: butterflies drawn on the spot, captions, and their judge."""
+"""The toy world, as an outside plug-in would be: butterflies drawn on the spot, captions, a judge, a trained model."""
