@@ -70,9 +70,10 @@ def test_wheel_holds_all_that_is_not_code(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     data = {n.rpartition("/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
     assert sorted(data) == NOTEBOOKS
+    suffixes = ".yaml .toml .json .safetensors .js .css .typed .md .py".split()
     for folder in ("dfm_nb", "workbench"):
         for path in (ROOT / folder).rglob("*"):
-            if path.is_file() and path.suffix in (".yaml", ".safetensors", ".js", ".css", ".typed", ".md", ".py"):
+            if path.is_file() and path.suffix in suffixes:
                 assert str(path.relative_to(ROOT)) in names
     tops = {n.partition("/")[0] for n in names if not n.partition("/")[0].endswith((".dist-info", ".data"))}
     assert tops == {"dfm_nb", "workbench"}, "and nothing else"

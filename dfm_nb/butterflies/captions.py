@@ -1,80 +1,20 @@
 """Says what a butterfly picture shows as people would: synonyms, orders, registers, and captions that leave facts out.
 
-No phrase of `dfm_nb/butterflies/wordings.toml` that stands there as unseen is used here; single words of it ("dots",
-"clouds") are. A test holds it.
+The words are in `captions.toml`.
 """
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Sequence
 
 import numpy as np
 
-COLOURS = {
-    "red": ("crimson", "scarlet", "ruby", "brick-red", "blood-red", "cherry-coloured", "bright red"),
-    "orange": ("tangerine", "amber", "pumpkin-coloured", "apricot", "bright orange", "copper"),
-    "yellow": ("golden", "canary", "mustard", "sunflower-yellow", "honey-coloured", "bright yellow"),
-    "green": ("emerald", "jade", "olive", "mint-green", "forest-green", "dark green"),
-    "blue": ("azure", "navy", "sapphire", "indigo", "sky-blue", "deep blue"),
-    "purple": ("violet", "lilac", "plum-coloured", "lavender", "deep purple", "aubergine"),
-    "pink": ("rose", "magenta", "blush-pink", "candy-pink", "coral-pink", "light pink"),
-    "white": ("ivory", "snow-white", "cream-coloured", "pearl-white", "milky", "pale"),
-}
-"""Beside the name itself, which a third of the captions take."""
-
-ADJECTIVES = {
-    "plain": ("plain", "unmarked", "single-coloured", "unpatterned"),
-    "spots": ("spotted", "dotted", "speckled", "polka-dot"),
-    "stripes": ("striped", "banded", "streaked", "stripy"),
-    "eyespots": ("eyespotted", "owl-eyed", "eye-marked"),
-}
-WINGS = {
-    "plain": ("plain wings", "wings without markings", "no pattern on its wings", "wings of one colour", "no spots"),
-    "spots": ("spotted wings", "spots on its wings", "dots all over", "wings full of dots", "small round spots"),
-    "stripes": ("striped wings", "stripes across its wings", "bands on its wings", "streaks", "bold stripes"),
-    "eyespots": (
-        "eyespots",
-        "wings with eyespots",
-        "big eyes on its wings",
-        "eye-like rings",
-        "a false eye on each wing",
-    ),
-}
-PLACES = {
-    "sky": ("in the sky", "against the sky", "high in the air", "up among white clouds", "on a clear day"),
-    "meadow": ("over a meadow", "in the grass", "in a field of flowers", "over a lawn", "in a green pasture"),
-    "sand": ("over sand", "on the beach", "in the desert", "over sand dunes", "on sandy ground"),
-    "night": ("at night", "under the stars", "in the moonlight", "in the dark", "beneath a starry sky"),
-}
-POSTURES = {
-    "open": ("seen from above", "wings spread", "from above"),
-    "tilted left": ("tilted to the left", "leaning left", "turned a little to the left"),
-    "tilted right": ("tilted to the right", "leaning right", "turned a little to the right"),
-    "folded": ("seen from the side", "in profile", "from the side"),
-}
-MOTIONS = {
-    "still": ("resting", "sitting still", "with its wings held still", "at rest"),
-    "flapping": ("flapping its wings", "fluttering", "beating its wings", "flying", "in flight"),
-}
-SMALL = ("small", "little", "tiny")
-POSITIONS = {
-    "centre": ("in the middle", "in the centre"),
-    "left": ("on the left", "at the left side"),
-    "right": ("on the right", "at the right side"),
-    "top": ("at the top", "in the upper half"),
-    "bottom": ("at the bottom", "in the lower half"),
-}
-KINDS = {"still": ("Drawing", "Picture", "Image", "Illustration"), "flapping": ("Clip", "Video", "Animation", "Film")}
-OPENINGS = (
-    "Show me {}.",
-    "I would like {}.",
-    "Draw {}.",
-    "Can you make {}?",
-    "There is {}.",
-    "Here we see {}.",
-    "This is {}.",
-    "Imagine {}.",
-)
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SPOKEN = WORDS["spoken"]
+COLOURS, ADJECTIVES, WINGS, PLACES = (SPOKEN[name] for name in ("colours", "adjectives", "wings", "places"))
+POSTURES, MOTIONS, POSITIONS, KINDS = (SPOKEN[name] for name in ("postures", "motions", "positions", "kinds"))
 SPECIES_SHARE, POSTURE_SHARE = 0.6, 0.5
 """Of the captions, those that name the species and the posture."""
 
@@ -91,7 +31,7 @@ def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     """A noun phrase without its full stop, "a spotted blue monarch, fluttering at night"; `said` names its facts."""
     before, after = [], []
     if "size" in said:
-        before.append(_one(rng, SMALL))
+        before.append(_one(rng, SPOKEN["small"]))
         after.append(_one(rng, POSITIONS[a["position"]]))
     if "pattern" in said:
         if _maybe(rng, 0.5):
@@ -107,12 +47,9 @@ def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     noun = "butterfly"
     if "species" in said:
         noun = _one(rng, ("{}", "{} butterfly")).format(a["species"])
-    if "motion" in said:
-        after.append(_one(rng, MOTIONS[a["motion"]]))
-    if "background" in said:
-        after.append(_one(rng, PLACES[a["background"]]))
-    if "posture" in said:
-        after.append(_one(rng, POSTURES[a["posture"]]))
+    for name, words in (("motion", MOTIONS), ("background", PLACES), ("posture", POSTURES)):
+        if name in said:
+            after.append(_one(rng, words[a[name]]))
     order = rng.permutation(len(after))
     comma = _one(rng, (" ", ", "))
     return comma.join([" ".join(["a", *before, noun]), *(after[i] for i in order)])
@@ -120,19 +57,15 @@ def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
 
 def _tags(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     """Keywords in any order: "night, blue butterfly, dots"."""
-    words = ["butterfly", *(w for name in ("species", "colour") if name in said for w in [a[name]])]
+    words = ["butterfly", *(a[name] for name in ("species", "colour") if name in said)]
     if "colour" in said and _maybe(rng, 2 / 3):
         words[-1] = _one(rng, COLOURS[a["colour"]])
-    for name, vocabulary in (
-        ("pattern", ADJECTIVES),
-        ("background", PLACES),
-        ("motion", MOTIONS),
-        ("posture", POSTURES),
-    ):
+    vocabularies = {"pattern": ADJECTIVES, "background": PLACES, "motion": MOTIONS, "posture": POSTURES}
+    for name, vocabulary in vocabularies.items():
         if name in said:
             words.append(_one(rng, vocabulary[a[name]]))
     if "size" in said:
-        words += [_one(rng, SMALL), _one(rng, POSITIONS[a["position"]])]
+        words += [_one(rng, SPOKEN["small"]), _one(rng, POSITIONS[a["position"]])]
     return ", ".join(words[i] for i in rng.permutation(len(words)))
 
 
@@ -158,7 +91,7 @@ def spoken(attributes: dict[str, str], rng: np.random.Generator) -> str:
     if way < 0.6:
         text = phrase
     elif way < 0.8:
-        return _one(rng, OPENINGS).format(phrase)
+        return _one(rng, SPOKEN["openings"]).format(phrase)
     elif "background" in said and way < 0.9:
         text = f"{_one(rng, PLACES[attributes['background']])}: {_phrase(attributes, said - {'background'}, rng)}"
     else:

@@ -52,41 +52,8 @@ IMAGE_SHAPES = (
 )
 CLIP_SHAPES = (((1, 1), 0.8), ((1, 1.25), 0.1), ((1.25, 1), 0.1))
 
-WINGS_WORDS = {
-    "plain": ("plain wings", "plain"),
-    "spots": ("spotted wings", "spotted"),
-    "stripes": ("striped wings", "striped"),
-    "eyespots": ("wings with eyespots", "eyespotted"),
-}
-PLACE_WORDS = {"sky": "in the sky", "meadow": "over a meadow", "sand": "over sand", "night": "at night"}
-POSTURE_WORDS = {
-    "still": {
-        "open": "wings wide open",
-        "tilted left": "tilted to the left",
-        "tilted right": "tilted to the right",
-        "folded": "wings folded, seen from the side",
-    },
-    "flapping": {
-        "open": "seen from above",
-        "tilted left": "tilted to the left",
-        "tilted right": "tilted to the right",
-        "folded": "seen from the side",
-    },
-}
-TEMPLATES = {
-    "still": (
-        "A {colour} {species} butterfly with {wings}, {posture}, {place}.",
-        "{Place}: a {pattern} {colour} butterfly, a {species}, {posture}.",
-        "A {pattern} {colour} {species} {place}, {posture}.",
-        "Drawing of a {species} butterfly, {colour}, {wings}, {posture}, {place}.",
-    ),
-    "flapping": (
-        "A {colour} {species} butterfly, {wings}, flapping its wings {place}, {posture}.",
-        "{Place}: a {pattern} {colour} butterfly, a {species}, flapping its wings, {posture}.",
-        "A {pattern} {colour} {species} flapping its wings {place}, {posture}.",
-        "Clip of a {species} butterfly, {colour}, {wings}, flapping {place}, {posture}.",
-    ),
-}
+WINGS_WORDS, PLACE_WORDS = captions.WORDS["plain"]["wings"], captions.WORDS["plain"]["places"]
+POSTURE_WORDS, TEMPLATES = captions.WORDS["plain"]["postures"], captions.WORDS["plain"]["templates"]
 NUM_TEMPLATES = len(TEMPLATES["still"])
 
 
