@@ -22,13 +22,7 @@ from torch import Tensor, nn
 
 from dfm_nb.butterflies import synthetic
 
-HEADS: dict[str, tuple[str, ...]] = {
-    "colour": synthetic.COLOURS,
-    "background": synthetic.BACKGROUNDS,
-    "pattern": synthetic.PATTERNS,
-    "species": synthetic.SPECIES,
-    "posture": synthetic.POSTURES,
-}
+HEADS = {name: synthetic.ATTRIBUTES[name] for name in ("colour", "background", "pattern", "species", "posture")}
 IN_THE_MIRROR = {"tilted left": "tilted right", "tilted right": "tilted left"}
 ASSET = Path(__file__).with_suffix(".safetensors")
 INPUT_PX = 64

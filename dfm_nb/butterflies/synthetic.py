@@ -10,6 +10,7 @@ choosing settings (`development`), half for what is reported once (`test`).
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Iterator
 
@@ -19,14 +20,18 @@ from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip
 from dfm_nb.butterflies import captions, drawing
 
-COLOURS = tuple(drawing.COLOUR_RGB)
-PATTERNS = ("plain", "spots", "stripes", "eyespots")
-BACKGROUNDS = tuple(drawing.PAINT_BACKGROUND)
-SPECIES = tuple(drawing.WINGS)
-POSTURES = tuple(drawing.TILT_DEGREES)
-MOTIONS = ("still", "flapping")
-SIZES = ("large", "small")
-POSITIONS = tuple(drawing.POSITION)  # of small ones; a large one fills the picture
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "colour": tuple(drawing.COLOUR_RGB),
+    "pattern": ("plain", "spots", "stripes", "eyespots"),
+    "background": tuple(drawing.PAINT_BACKGROUND),
+    "species": tuple(drawing.WINGS),
+    "posture": tuple(drawing.TILT_DEGREES),
+    "motion": ("still", "flapping"),
+    "size": ("large", "small"),
+    "position": tuple(drawing.POSITION),  # of small ones; a large one fills the picture
+}
+"""Their values; the first one holds where nothing is said."""
+COLOURS, PATTERNS, BACKGROUNDS, SPECIES, POSTURES, MOTIONS, SIZES, POSITIONS = ATTRIBUTES.values()
 PARTS = ("development", "test")
 FLAGS = (
     Flag("num_images", "synthetic: images to draw", int),
@@ -91,21 +96,11 @@ def seen_combinations() -> list[dict[str, str]]:
 
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
     """All attributes, the missing ones by default, each a known name."""
-    known = {
-        "colour": COLOURS,
-        "pattern": PATTERNS,
-        "background": BACKGROUNDS,
-        "species": SPECIES,
-        "posture": POSTURES,
-        "motion": MOTIONS,
-        "size": SIZES,
-        "position": POSITIONS,
-    }
     for name, value in attributes.items():
-        if name not in known or value not in known[name]:
-            options = ", ".join(known.get(name, known))
+        if value not in ATTRIBUTES.get(name, ()):
+            options = ", ".join(ATTRIBUTES.get(name, ATTRIBUTES))
             raise ValueError(f"{name}={value!r} is not an attribute of a synthetic butterfly; available: {options}")
-    return {name: values[0] for name, values in known.items()} | attributes
+    return {name: values[0] for name, values in ATTRIBUTES.items()} | attributes
 
 
 def caption_for(attributes: dict[str, str], template: int = 0) -> str:
@@ -174,28 +169,26 @@ def image_size(rng: np.random.Generator, size_px: int, shapes=IMAGE_SHAPES) -> t
     return height, width
 
 
+@dataclass(eq=False)
 class Synthetic:
-    """Items 0 .. num_images - 1 are images, then come `num_clips` clips."""
+    """Items 0 .. num_images - 1 are images, then come `num_clips` clips; the fields are the parameters of `build`."""
 
+    num_images: int
+    num_clips: int
+    size_px: int
+    seed: int
+    unseen: bool
+    square: bool
+    varied: bool
     name = "synthetic"
 
-    def __init__(
-        self,
-        num_images: int,
-        num_clips: int,
-        size_px: int,
-        seed: int,
-        unseen: bool = False,
-        square: bool = False,
-        varied: bool = False,
-    ):
-        if num_images < 0 or num_clips < 0:
-            raise ValueError(f"num_images and num_clips cannot be negative; got {num_images} and {num_clips}")
-        if size_px < 32 or size_px % 16:
-            raise ValueError(f"the synthetic source draws at multiples of 16 px from 32 px up; got {size_px}")
-        self.num_images, self.num_clips = num_images, num_clips
-        self.size_px, self.seed, self.unseen, self.square, self.varied = size_px, seed, unseen, square, varied
-        self._combinations = unseen_combinations() if unseen else seen_combinations()
+    def __post_init__(self) -> None:
+        if min(self.num_images, self.num_clips) < 0:
+            counts = f"{self.num_images} and {self.num_clips}"
+            raise ValueError(f"num_images and num_clips cannot be negative; got {counts}")
+        if self.size_px < 32 or self.size_px % 16:
+            raise ValueError(f"the synthetic source draws at multiples of 16 px from 32 px up; got {self.size_px}")
+        self._combinations = unseen_combinations() if self.unseen else seen_combinations()
 
     def __len__(self) -> int:
         return self.num_images + self.num_clips
@@ -230,18 +223,7 @@ class Synthetic:
         yield Clip(self.item_key(index), pixels, caption, fps, self.name, attributes)
 
     def identity(self) -> dict:
-        return {
-            "name": self.name,
-            "num_images": self.num_images,
-            "num_clips": self.num_clips,
-            "size_px": self.size_px,
-            "seed": self.seed,
-            "unseen": self.unseen,
-            "square": self.square,
-            "varied": self.varied,
-            "drawing": DRAWING,
-            "held_out": HELD_OUT,
-        }
+        return {"name": self.name, **asdict(self), "drawing": DRAWING, "held_out": HELD_OUT}
 
 
 def build(
@@ -267,9 +249,8 @@ def build(
         items at twice the size.
     """
     words = set(spec.split(",")) if spec else set()
-    if not words <= {"unseen", "square", "varied"}:
+    switches = {"unseen": unseen, "square": square, "varied": varied}
+    if not words <= switches.keys():
         raise ValueError(f"--source synthetic takes no SPEC but unseen, square and varied, with commas; got {spec!r}")
-    switches = {
-        name: given or name in words for name, given in (("unseen", unseen), ("square", square), ("varied", varied))
-    }
-    return Synthetic(num_images, num_clips, size_px, seed, **switches)
+    given = {name: on or name in words for name, on in switches.items()}
+    return Synthetic(num_images, num_clips, size_px, seed, **given)
