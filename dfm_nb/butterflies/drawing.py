@@ -1,14 +1,15 @@
 """Draws one butterfly, still or in flight, with Skia.
 
 A random generator decides everything that a caption does not say: place, size, tilt, shades, clouds, grass, stars. All
-lengths are relative, so one generator state gives the same picture at any size.
-
-Wings are drawn in wing coordinates: the root at (0, 0), x outward, y towards the tail, forewing about 1 long.
+lengths are relative, so one generator state gives the same picture at any size. Wings are drawn in the coordinates of
+`wings.toml`.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 if TYPE_CHECKING:
     import skia
 
-RGB = tuple[int, int, int]
+RGB = tuple[int, ...]
 
 COLOUR_RGB: dict[str, RGB] = {
     "red": (214, 36, 44),
@@ -32,63 +33,8 @@ INK: RGB = (34, 26, 34)
 CREAM: RGB = (255, 246, 218)
 PATTERN_RGB = {c: INK if c in ("orange", "yellow", "pink", "white") else CREAM for c in COLOUR_RGB}
 
-# Points that the outline passes through, from the root along the leading edge and back to the root.
-WINGS: dict[str, tuple[list[tuple[float, float]], list[tuple[float, float]]]] = {
-    "monarch": (
-        [(0.35, -0.56), (0.78, -0.82), (0.97, -0.70), (0.90, -0.36), (0.82, -0.04), (0.45, 0.05)],
-        [(0.45, 0.00), (0.76, 0.10), (0.82, 0.42), (0.60, 0.68), (0.30, 0.64), (0.08, 0.36)],
-    ),
-    "swallowtail": (
-        [(0.34, -0.50), (0.80, -0.80), (0.98, -0.74), (0.88, -0.36), (0.74, 0.00), (0.40, 0.06)],
-        [
-            (0.42, 0.02),
-            (0.66, 0.14),
-            (0.70, 0.42),
-            (0.64, 0.64),
-            (0.66, 0.86),
-            (0.60, 1.02),
-            (0.50, 0.96),
-            (0.48, 0.72),
-            (0.28, 0.66),
-            (0.08, 0.40),
-        ],
-    ),
-    "birdwing": (
-        [(0.42, -0.48), (0.92, -0.78), (1.14, -0.76), (1.06, -0.46), (0.72, -0.10), (0.38, 0.02)],
-        [(0.34, -0.02), (0.56, 0.10), (0.58, 0.38), (0.44, 0.54), (0.20, 0.50), (0.06, 0.30)],
-    ),
-    "longwing": (
-        [(0.46, -0.44), (0.94, -0.56), (1.15, -0.40), (1.04, -0.14), (0.70, 0.00), (0.35, 0.05)],
-        [(0.40, 0.00), (0.74, 0.08), (0.84, 0.28), (0.64, 0.50), (0.30, 0.50), (0.06, 0.28)],
-    ),
-    "comma": (
-        [
-            (0.30, -0.54),
-            (0.68, -0.84),
-            (0.90, -0.78),
-            (0.76, -0.54),
-            (0.88, -0.34),
-            (0.72, -0.20),
-            (0.78, 0.00),
-            (0.40, 0.05),
-        ],
-        [
-            (0.42, 0.01),
-            (0.76, 0.08),
-            (0.66, 0.26),
-            (0.80, 0.44),
-            (0.58, 0.48),
-            (0.56, 0.74),
-            (0.34, 0.58),
-            (0.08, 0.36),
-        ],
-    ),
-    "morpho": (
-        [(0.30, -0.54), (0.68, -0.86), (0.98, -0.78), (1.04, -0.44), (0.94, -0.02), (0.45, 0.07)],
-        [(0.50, 0.02), (0.90, 0.10), (0.96, 0.46), (0.72, 0.74), (0.34, 0.70), (0.08, 0.40)],
-    ),
-}
-
+WINGS = tomllib.loads(Path(__file__).with_name("wings.toml").read_text(encoding="utf-8"))
+"""{species: {"fore", "hind"}}, each the points of an outline."""
 SMALL = 0.62
 """Size of a small butterfly, in sizes of a large one."""
 POSITION = {"centre": (0.0, 0.0), "left": (-0.2, 0.0), "right": (0.2, 0.0), "top": (0.0, -0.2), "bottom": (0.0, 0.2)}
@@ -97,16 +43,11 @@ TILT_DEGREES = {"open": 0.0, "tilted left": -30.0, "tilted right": 30.0, "folded
 
 
 def _mix(a: RGB, b: RGB, t: float) -> RGB:
-    return tuple(round(x + (y - x) * t) for x, y in zip(a, b))  # type: ignore[return-value]
+    return tuple(round(x + (y - x) * t) for x, y in zip(a, b))
 
 
 def _argb(rgb: RGB, alpha: float = 1.0) -> int:
     return round(255 * alpha) << 24 | rgb[0] << 16 | rgb[1] << 8 | rgb[2]
-
-
-def _reach(species: str) -> float:
-    """Distance of the farthest outline point from the root."""
-    return max(math.hypot(x, y) for wing in WINGS[species] for x, y in wing)
 
 
 def _fill(rgb: RGB, alpha: float = 1.0) -> skia.Paint:
@@ -122,11 +63,6 @@ def _line(rgb: RGB, width: float, alpha: float = 1.0) -> skia.Paint:
         StrokeCap=skia.Paint.kRound_Cap,
         StrokeJoin=skia.Paint.kRound_Join,
     )
-
-
-def _blurred(paint: skia.Paint, sigma: float) -> skia.Paint:
-    paint.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, sigma))
-    return paint
 
 
 # ---- backgrounds: drawn in units of the short side ----------------------------------------------------------------
@@ -214,10 +150,8 @@ SHADOW_ALPHA = {"sky": 0.22, "meadow": 0.34, "sand": 0.34, "night": 0.5}
 def _outline(points: np.ndarray) -> skia.Path:
     """A smooth closed curve from the root through `points` [N, 2] and back, sharp at the root (Catmull-Rom)."""
     p = np.vstack([[0, 0], points, [0, 0]])
-    ahead = np.vstack([p[1:], p[-1:]])
-    behind = np.vstack([p[:1], p[:-1]])
-    slope = (ahead - behind) / 6
-    slope[0] = slope[-1] = 0
+    slope = np.zeros_like(p)
+    slope[1:-1] = (p[2:] - p[:-2]) / 6
     path = skia.Path()
     path.moveTo(0, 0)
     for a, b, sa, sb in zip(p[:-1], p[1:], slope[:-1], slope[1:]):
@@ -230,18 +164,15 @@ def _outline(points: np.ndarray) -> skia.Path:
 class Wing:
     """One wing's outline, paints and marks; made once per picture, drawn once per side and frame."""
 
-    def __init__(self, points: list[tuple[float, float]], colour: str, pattern: str, rng: np.random.Generator):
+    def __init__(self, points: list[list[float]], colour: str, pattern: str, rng: np.random.Generator):
         self.points = np.array(points) * (1 + rng.normal(0, 0.02, (len(points), 2)))
         self.path = _outline(self.points)
         self.pattern, self.ink = pattern, PATTERN_RGB[colour]
-        red, green, blue = (int(np.clip(c + d, 0, 255)) for c, d in zip(COLOUR_RGB[colour], rng.normal(0, 5, 3)))
-        base = (red, green, blue)
+        base = tuple(int(np.clip(c + d, 0, 255)) for c, d in zip(COLOUR_RGB[colour], rng.normal(0, 5, 3)))
         reach = float(np.hypot(*self.points.T).max())
         shades = [_mix(base, INK, 0.22), _mix(base, (255, 255, 255), 0.12), base, _mix(base, INK, 0.10)]
-        self.paint = skia.Paint(AntiAlias=True)
-        self.paint.setShader(
-            skia.GradientShader.MakeRadial((0, 0), reach, [_argb(c) for c in shades], [0.0, 0.28, 0.75, 1.0])
-        )
+        shader = skia.GradientShader.MakeRadial((0, 0), reach, [_argb(c) for c in shades], [0.0, 0.28, 0.75, 1.0])
+        self.paint = skia.Paint(AntiAlias=True, Shader=shader)
         dark = _mix(base, INK, 0.82)
         self.margin = _line(dark, 0.16)
         self.edge = _line(dark, 0.035)
@@ -267,7 +198,8 @@ class Wing:
             self._stripes(canvas)
         canvas.drawPath(self.path, self.margin)
         if marked and self.pattern == "spots":
-            self._spots(canvas)
+            for x, y in self.spots:
+                canvas.drawCircle(x, y, 0.074, _fill(self.ink))
         elif marked and self.pattern == "eyespots":
             self._eyespot(canvas)
         canvas.restore()
@@ -280,11 +212,6 @@ class Wing:
             stripe.moveTo(x - 0.06, -1.0)
             stripe.quadTo(x + 0.06, -0.1, x - 0.10, 1.0)
             canvas.drawPath(stripe, paint)
-
-    def _spots(self, canvas: skia.Canvas) -> None:
-        paint = _fill(self.ink)
-        for x, y in self.spots:
-            canvas.drawCircle(x, y, 0.074, paint)
 
     def _eyespot(self, canvas: skia.Canvas) -> None:
         x, y = (self.points[self.points[:, 1] < 0.75].mean(0) * 1.06).tolist()  # a tail does not count
@@ -339,8 +266,9 @@ def draw(
     PAINT_BACKGROUND[attributes["background"]](canvas, w, h, scene_rng)
     pose = _Pose(attributes, rng, w, h)
     shapes = WINGS[attributes["species"]]
-    fore, hind = (Wing(s, attributes["colour"], attributes["pattern"], rng) for s in shapes)
-    shadow = _blurred(_fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]]), 0.05)
+    fore, hind = (Wing(shapes[s], attributes["colour"], attributes["pattern"], rng) for s in ("fore", "hind"))
+    shadow = _fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]])
+    shadow.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, 0.05))
     beat_frames, droop = rng.uniform(7.0, 10.0), rng.uniform(0, 0.05)
     wanted = range(num_frames) if only is None else (only,)
     frames = np.empty((len(wanted), height_px, width_px, 3), np.uint8)
@@ -365,7 +293,8 @@ class _Pose:
         self.scale = SMALL if attributes["size"] == "small" else 1.0
         self.middle = 0.74 if self.folded else 0.62  # of the wing beat; from 2 * middle - 1 to 1
         self.degrees = TILT_DEGREES[posture] + rng.uniform(-7, 7)
-        self.size = self.scale * rng.uniform(0.41, 0.47) / _reach(attributes["species"])
+        reach = max(math.hypot(x, y) for outline in WINGS[attributes["species"]].values() for x, y in outline)
+        self.size = self.scale * rng.uniform(0.41, 0.47) / reach
         self.x = w / 2 + dx + rng.uniform(-1, 1) * (0.03 + 0.3 * (w - 1))
         self.y = h / 2 + dy + rng.uniform(-1, 1) * (0.03 + 0.3 * (h - 1)) + 0.02
         self.bend = rng.uniform(-0.03, 0.03)
