@@ -20,17 +20,8 @@ import numpy as np
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER_BYTES = 34
-DTYPES: dict[int, type[np.generic]] = {
-    1: np.uint8,
-    2: np.int8,
-    3: np.int16,
-    4: np.int32,
-    5: np.int64,
-    6: np.float64,
-    7: np.float32,
-    8: np.uint16,
-}
-CODES = {np.dtype(t): code for code, t in DTYPES.items()}
+DTYPES = dict(enumerate(map(np.dtype, ("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2")), 1))
+CODES = {dtype: code for code, dtype in DTYPES.items()}
 _BLOCK = 1 << 17
 
 
@@ -79,18 +70,23 @@ def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file:
     out.write(MAGIC + struct.pack("<QBQQ", VERSION, CODES[dtype], sequences, documents + 1))
     with open(lengths_file, "rb") as f:
         shutil.copyfileobj(f, out)
-    pointer = 0  # bytes of the tokens before this block
-    for block in read_blocks(lengths_file, np.int32):
-        ends = np.cumsum(block, dtype=np.int64) * dtype.itemsize + pointer
-        out.write((ends - block.astype(np.int64) * dtype.itemsize).tobytes())
-        pointer = int(ends[-1])
-    document = 0  # sequences before this block; the bounds begin with 0
-    out.write(np.zeros(1, np.int64).tobytes())
-    for block in read_blocks(counts_file, np.int32):
-        ends = np.cumsum(block, dtype=np.int64) + document
-        out.write(ends.tobytes())
-        document = int(ends[-1])
-    assert document == sequences
+    _write_starts(out, lengths_file, dtype.itemsize)
+    end = _write_starts(out, counts_file, 1)
+    assert end == sequences
+    out.write(struct.pack("<Q", end))  # the bounds have one more: where the last document ends
+
+
+def _write_starts(out: BinaryIO, sizes_file: Path, scale: int) -> int:
+    """Write where each item begins when they lie one behind the other, int64; the end of the last.
+
+    Sizes 3, 0, 2 and scale 2 (bytes a token) write 0, 6, 6 and give 10.
+    """
+    start = 0
+    for block in read_blocks(sizes_file, np.int32):
+        ends = start + np.cumsum(block, dtype=np.int64) * scale
+        out.write((ends - block * np.int64(scale)).tobytes())
+        start = int(ends[-1])
+    return start
 
 
 @dataclass(frozen=True)
@@ -131,14 +127,8 @@ class Index:
         if size != want:
             raise ValueError(f"{path} must have {want} bytes, as its header says; it has {size}; copy it again")
         data = np.memmap(path, mode="r")
-        a, b = HEADER_BYTES + 4 * sequences, HEADER_BYTES + 12 * sequences
-        return cls(
-            prefix,
-            np.dtype(DTYPES[code]),
-            data[HEADER_BYTES:a].view(np.int32),
-            data[a:b].view(np.int64),
-            data[b:].view(np.int64),
-        )
+        lengths, pointers, bounds = np.split(data[HEADER_BYTES:], (4 * sequences, 12 * sequences))
+        return cls(prefix, DTYPES[code], lengths.view(np.int32), pointers.view(np.int64), bounds.view(np.int64))
 
     @property
     def num_sequences(self) -> int:
