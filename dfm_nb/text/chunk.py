@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 import orjson
 
 from dfm_nb.text.encode import DocumentTooLong, TextEncoder
-from dfm_nb.text.input import CHUNK_BYTES, Chunk
+from dfm_nb.text.input import CHUNK_BYTES, Chunk, TooLong
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 Row = dict[str, Any]
@@ -91,20 +91,16 @@ class Encoded:
 
 
 class ChunkEncoder:
-    """Encodes chunks; one a process, so that the words seen so far stay known."""
+    """Encodes chunks: the work of a worker process. One a process, so that the words seen so far stay known."""
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
         self.config, self._dtype = config, np.dtype(config.dtype)
         self._text = TextEncoder(spec.backend(), self._dtype, config.fast)
         self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
 
-    def encode(self, chunk: Chunk) -> Encoded:
+    def __call__(self, chunk: Chunk) -> Encoded:
         """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
         out = Encoded()
-        if chunk.too_long:
-            reason = f"the line is longer than --max-document-bytes {self.config.max_document_bytes}"
-            out.bad.append(BadLine(chunk.first_line, reason, _excerpt(chunk.lines[0])))
-            return out
         rows = self._parse(chunk, out)
         try:
             self._encode_rows(rows, out)
@@ -125,8 +121,7 @@ class ChunkEncoder:
     def _parse(self, chunk: Chunk, out: Encoded) -> list[tuple[int, Row]]:
         rows = []
         for number, line in enumerate(chunk.lines, chunk.first_line):
-            line = line.removesuffix(b"\n")
-            if not line.strip():
+            if not line.strip() and not isinstance(line, TooLong):
                 out.blank_lines += 1
                 continue
             try:
@@ -138,7 +133,9 @@ class ChunkEncoder:
         return rows
 
     def _row(self, line: bytes) -> Row:
-        row = _loads(line, self.config.json_keys)
+        if isinstance(line, TooLong):
+            raise ValueError(f"the line is longer than --max-document-bytes {self.config.max_document_bytes}")
+        row = _loads(line.removesuffix(b"\n"), self.config.json_keys)
         if not isinstance(row, dict):
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
         for key in self.config.json_keys:
@@ -155,17 +152,17 @@ class ChunkEncoder:
             documents = [row[key] if isinstance(row[key], list) else [row[key]] for _, row in rows]
             encoded = iter(self._text.encode_batch([text for texts in documents for text in texts]))
             tokens: list[bytes] = []  # of each sequence
-            counts = np.zeros(len(documents), np.int32)  # sequences of each document
-            for i, texts in enumerate(documents):
+            counts: list[int] = []  # sequences of each document
+            for texts in documents:
                 sequences = [s for s in itertools.islice(encoded, len(texts)) if s]
                 if sequences and self._eod:
                     sequences[-1] += self._eod
                 tokens += sequences
-                counts[i] = len(sequences)
-            lengths = np.fromiter(map(len, tokens), np.int64, len(tokens)) // self._dtype.itemsize
+                counts.append(len(sequences))
+            lengths = [len(t) // self._dtype.itemsize for t in tokens]
             out.files[f"{key}.bin"] = b"".join(tokens)
-            out.files[f"{key}.lengths"] = lengths.astype(np.int32).tobytes()
-            out.files[f"{key}.counts"] = counts.tobytes()
+            out.files[f"{key}.lengths"] = np.array(lengths, np.int32).tobytes()
+            out.files[f"{key}.counts"] = np.array(counts, np.int32).tobytes()
 
 
 def _loads(line: bytes, keys: Sequence[str]) -> object:
@@ -191,10 +188,5 @@ def _loads(line: bytes, keys: Sequence[str]) -> object:
 
 
 def _excerpt(line: bytes) -> str:
-    text = line[:100].decode("utf-8", "backslashreplace")
-    return text + ("..." if len(line) > 100 else "")
-
-
-def chunk_encoder(spec: TokenizerSpec, config: PreprocessConfig) -> Callable[[Chunk], Encoded]:
-    """The work of a worker process."""
-    return ChunkEncoder(spec, config).encode
+    line = line.removesuffix(b"\n")
+    return line[:100].decode("utf-8", "backslashreplace") + ("..." if len(line) > 100 else "")

@@ -23,7 +23,7 @@ import numpy as np
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.chunk import Encoded, PreprocessConfig, chunk_encoder, part_prefix
+from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, part_prefix
 from dfm_nb.text.index import Index, bin_path, idx_path, optimal_dtype, read_meta
 from dfm_nb.text.input import (
     STDIN,
@@ -83,15 +83,8 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         progress = parts.progress
         resumed = progress.documents
         if not progress.finished:
-            source = chunks(
-                spans,
-                config.chunk_size,
-                config.max_document_bytes,
-                progress.span,
-                progress.offset,
-                progress.line,
-                config.chunk_bytes,
-            )
+            done = (progress.span, progress.offset, progress.line)
+            source = chunks(spans, config.chunk_size, config.max_document_bytes, done, config.chunk_bytes)
             with contextlib.closing(_encoded(source, spec, config)) as results:
                 _write(config, spans, results, parts)
             # An input without one document is a mistake; a part that got none is not.
@@ -137,11 +130,11 @@ def _encoded(
 ) -> Generator[tuple[Chunk, Encoded], None, None]:
     """Chunks with their encodings in order."""
     if config.workers == 1:
-        encode = chunk_encoder(spec, config)
+        encode = ChunkEncoder(spec, config)
         yield from ((chunk, encode(chunk)) for chunk in source)
         return
     try:
-        yield from ordered_map(chunk_encoder, (spec, config), source, config.workers)
+        yield from ordered_map(ChunkEncoder, (spec, config), source, config.workers)
     except LostWorker as error:
         raise ValueError(
             "a worker process ended (out of memory, most often); run the same command again to go on from the last "

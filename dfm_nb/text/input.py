@@ -14,12 +14,16 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Iterator
+from typing import Any, BinaryIO, Callable, Iterator
 
 import zstandard
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
+_UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": lambda f: gzip.GzipFile(fileobj=f),
+    ".zst": lambda f: zstandard.ZstdDecompressor().stream_reader(f, read_across_frames=True),
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,10 @@ class Span:
     end: int | None = None
 
 
+class TooLong(bytes):
+    """The head of a line over the limit; the rest was not kept."""
+
+
 @dataclass
 class Chunk:
     """Whole lines with their newlines, from line `first_line` of the span on; the next begins at `next_offset`."""
@@ -39,7 +47,6 @@ class Chunk:
     first_line: int
     lines: list[bytes]
     next_offset: int  # bytes, uncompressed
-    too_long: bool = False  # the one line is the head of one over the limit; the rest was not kept
 
     @property
     def next_line(self) -> int:
@@ -56,10 +63,8 @@ def expand_inputs(patterns: list[str]) -> list[str]:
     """
     paths: list[str] = []
     for pattern in patterns:
-        if pattern == STDIN or os.path.exists(pattern):
-            found = [pattern]
-        else:
-            found = sorted(glob.glob(pattern, recursive=True))
+        exists = pattern == STDIN or os.path.exists(pattern)
+        found = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; nothing is at {pattern}")
         for path in found:
@@ -72,7 +77,7 @@ def expand_inputs(patterns: list[str]) -> list[str]:
 
 
 def is_compressed(path: str) -> bool:
-    return path.endswith((".gz", ".zst"))
+    return os.path.splitext(path)[1] in _UNPACKERS
 
 
 def partition(paths: list[str], index: int, count: int) -> list[Span]:
@@ -106,18 +111,13 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     ------
     ValueError : while it is read, when a compressed file is not whole
     """
+    if path == STDIN:
+        yield sys.stdin.buffer
+        return
+    unpack = _UNPACKERS.get(os.path.splitext(path)[1])
     try:
-        if path == STDIN:
-            yield sys.stdin.buffer
-        elif path.endswith(".gz"):
-            with gzip.open(path, "rb") as f:
-                yield io.BufferedReader(f, CHUNK_BYTES)  # type: ignore[arg-type]
-        elif path.endswith(".zst"):
-            with open(path, "rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as f:
-                yield io.BufferedReader(f, CHUNK_BYTES)  # type: ignore[arg-type]
-        else:
-            with open(path, "rb", CHUNK_BYTES) as f:
-                yield f
+        with open(path, "rb", CHUNK_BYTES) as f:
+            yield io.BufferedReader(unpack(f), CHUNK_BYTES) if unpack else f
     except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
         kind = "zstd" if path.endswith(".zst") else "gzip"
         raise ValueError(f"{path} must be a whole {kind} file; {error}; copy it again") from error
@@ -133,20 +133,29 @@ def _skip_line(f: BinaryIO) -> int:
     return taken
 
 
-def _go_to_line(f: BinaryIO, start: int) -> int:
-    """Move to the first line that begins at or after `start`, and say where that is."""
-    if start == 0:
-        return 0
-    f.seek(start - 1)  # a newline here means that a line begins at `start`
-    return start - 1 + _skip_line(f)
+def _go_to(f: BinaryIO, path: str, offset: int, line: int) -> int:
+    """Move to the first line that begins at byte `offset` or after it, and say where that is.
+
+    It is line `line`, which is how it is found where a file can only be read from its start.
+    """
+    if is_compressed(path):
+        for _ in range(line):
+            _skip_line(f)
+    elif offset:
+        f.seek(offset - 1)  # a newline here means that a line begins at `offset`
+        offset += _skip_line(f) - 1
+    return offset
 
 
-def _go_to_offset(f: BinaryIO, offset: int, path: str) -> None:
-    if not is_compressed(path):
-        f.seek(offset)
-        return
-    while offset and (data := f.read(min(offset, CHUNK_BYTES))):
-        offset -= len(data)
+def _lines(f: BinaryIO, offset: int, end: int | None, limit: int) -> Iterator[tuple[bytes, int]]:
+    """The lines from `offset` on that begin before `end`, and where the next one begins."""
+    # One byte over the limit shows that a line is too long.
+    while (end is None or offset < end) and (line := f.readline(limit + 1)):
+        offset += len(line)
+        if len(line) > limit and not line.endswith(b"\n"):
+            offset += _skip_line(f)
+            line = TooLong(line[:4096])
+        yield line, offset
 
 
 def lines_before(span: Span) -> int:
@@ -162,50 +171,35 @@ def chunks(
     spans: list[Span],
     chunk_documents: int,
     max_document_bytes: int,
-    first_span: int = 0,
-    offset: int = 0,
-    line: int = 0,
+    done: tuple[int, int, int] = (0, 0, 0),
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[Chunk]:
-    """Cut the spans into chunks, from `offset` and `line` (lines already done) of `first_span` on.
+    """Cut the spans into chunks, after what is `done`: whole spans, then bytes of the file and lines of the next span.
 
     Lines are numbered from the span's first; `lines_before` gives what to add for a span inside a file.
     """
-    for number, span in enumerate(spans[first_span:], first_span):
+    first, offset, line = done
+    for number, span in enumerate(spans[first:], first):
         with open_input(span.path) as f:
-            if number == first_span and line:
-                _go_to_offset(f, offset, span.path)
-            else:
-                offset, line = _go_to_line(f, span.start), 0
+            start = _go_to(f, span.path, offset if line else span.start, line)
             lines: list[bytes] = []
             size = 0
-            while True:
-                # A line belongs to the span in which it begins. One byte over the limit shows that a line is too long.
-                ended = span.end is not None and offset >= span.end
-                text = b"" if ended else f.readline(max_document_bytes + 1)
-                too_long = len(text) > max_document_bytes and not text.endswith(b"\n")
-                if lines and (not text or too_long or len(lines) == chunk_documents or size >= chunk_bytes):
+            for text, offset in _lines(f, start, span.end, max_document_bytes):
+                lines.append(text)
+                size += len(text)
+                if len(lines) == chunk_documents or size >= chunk_bytes:
                     yield Chunk(number, line + 1, lines, offset)
                     line, lines, size = line + len(lines), [], 0
-                if not text:
-                    break
-                offset += len(text)
-                if too_long:
-                    offset += _skip_line(f)
-                    yield Chunk(number, line + 1, [text[:4096]], offset, too_long)
-                    line += 1
-                else:
-                    lines.append(text)
-                    size += len(text)
+            if lines:
+                yield Chunk(number, line + 1, lines, offset)
+        line = 0
 
 
 def fingerprint(spans: list[Span]) -> list[list[object]]:
     """What a resumed run must find unchanged: names, ranges, sizes and times of change."""
-    rows: list[list[object]] = []
-    for span in spans:
-        if span.path == STDIN:
-            rows.append([STDIN])
-            continue
+
+    def row(span: Span) -> list[object]:
         stat = os.stat(span.path)
-        rows.append([str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns])
-    return rows
+        return [str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns]
+
+    return [[STDIN] if span.path == STDIN else row(span) for span in spans]
