@@ -17,9 +17,9 @@ from typing import BinaryIO, Iterator
 
 import numpy as np
 
-from dfm_nb.base.files import fsync_replace, sync
+from dfm_nb.base.files import read_json, sync
 from dfm_nb.text.chunk import Encoded
-from dfm_nb.text.index import bin_path, idx_path, meta_path, read_blocks, write_index
+from dfm_nb.text.index import idx_path, meta_path, read_blocks, write_index
 from dfm_nb.text.input import STDIN, Chunk
 
 SKIPPED = "skipped"
@@ -56,9 +56,8 @@ class Parts:
         self._signature = json.loads(json.dumps(signature))
         self._from_stdin = [STDIN] in self._signature["inputs"]
         self._state = Path(f"{prefix}.progress.json")
-        self._paths = {
-            f"{key}.{name}": self._part(key, name) for key in prefixes for name in ("bin", "lengths", "counts")
-        }
+        appended = ("bin", "lengths", "counts")
+        self._paths = {f"{key}.{name}": self._part(key, name) for key in prefixes for name in appended}
         self._paths[SKIPPED] = Path(f"{prefix}.skipped.jsonl")
         self._files: dict[str, BinaryIO] = {}
         self.progress = Progress(sizes=dict.fromkeys(self._paths, 0))
@@ -74,54 +73,52 @@ class Parts:
         """Open or continue; a state of other inputs, tokenizer or flags is begun anew."""
         parts = cls(prefix, prefixes, signature)
         with parts._lock():
-            state = parts._read_state() if resume else None
-            parts.progress = state or parts.progress
+            if resume:
+                parts._read_state()
             if not parts.progress.finished:
                 for name, path in parts._paths.items():
-                    parts._files[name] = open(path, "ab" if state else "wb")
+                    parts._files[name] = open(path, "ab")
                     parts._files[name].truncate(parts.progress.sizes[name])
             try:
                 yield parts
             except BaseException:
                 if parts._nothing_to_keep():
-                    parts._close()
                     parts._remove_parts()
                 raise
             finally:
-                parts._close()
+                for f in parts._files.values():
+                    with contextlib.suppress(OSError):  # `write` flushed what counts; the disk may be full
+                        f.close()
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         path = Path(f"{self._prefix}.lock")
-        while True:
-            with open(path, "w") as f:
-                try:
-                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise ValueError(f"another run is writing {self._prefix}; change --output-prefix") from None
-                if not path.exists() or os.fstat(f.fileno()).st_ino != path.stat().st_ino:
-                    continue  # the run before removed the file between our open and our lock
-                try:
-                    yield
-                finally:
-                    path.unlink(missing_ok=True)
-                return
+        with open(path, "w") as f:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                alone = os.fstat(f.fileno()).st_nlink > 0  # else a run removed it at its end, after our open
+            except BlockingIOError:
+                alone = False
+            if not alone:
+                raise ValueError(f"another run is writing {self._prefix}; change --output-prefix")
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
 
     def _part(self, key: str, name: str) -> Path:
         return Path(f"{self._prefixes[key]}.{name}.part")
 
-    def _read_state(self) -> Progress | None:
-        try:
-            data = json.loads(self._state.read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-        if data.get("signature") != self._signature or self._from_stdin:
-            return None
+    def _read_state(self) -> None:
+        """Go on from the progress of a run with the same inputs, tokenizer and flags, if there is one."""
+        data = read_json(self._state)
+        if not data or data.get("signature") != self._signature or self._from_stdin:
+            return
         progress = Progress(**data["progress"])
         sizes = {name: path.stat().st_size if path.exists() else -1 for name, path in self._paths.items()}
+        # Fewer bytes than were done: lost with the machine's power, and the work is done again.
         if progress.finished or all(sizes[name] >= done for name, done in progress.sizes.items()):
-            return progress
-        return None  # lost with the machine's power: the work is done again
+            self.progress = progress
 
     def append(self, chunk: Chunk, encoded: Encoded, bad: list[dict]) -> None:
         """Add a chunk's documents, and one record for each bad line; then say that the chunk is done."""
@@ -146,19 +143,14 @@ class Parts:
         # Not synced, unlike base.files.write_atomically: it comes with every chunk, and what a power cut takes is only
         # work, which `_read_state` notices.
         temporary = Path(f"{self._state}.tmp")
-        try:
-            temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
-            os.replace(temporary, self._state)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
+        os.replace(temporary, self._state)
 
     def finish(self, dtype: np.dtype, meta: dict | None) -> None:
         """Write the indices beside the parts, bring them to disk, and say that only the renames are left.
 
         `meta` None: where the tokens come from is not known, and no `.meta.json` is written.
         """
-        self._close()
         for key in self._prefixes:
             index, counts = self._part(key, "idx"), self._paths[f"{key}.counts"]
             with open(index, "wb") as f:
@@ -178,15 +170,13 @@ class Parts:
     def publish(self) -> None:
         """Rename to the final names, `.idx` last. Safe to repeat from any point."""
         for key, prefix in self._prefixes.items():
-            binary, meta, index = (self._part(key, name) for name in ("bin", "meta.json", "idx"))
-            if binary.exists():
+            if (tokens := self._part(key, "bin")).exists():
+                sync(tokens)
                 for older in (idx_path(prefix), meta_path(prefix)):  # must not meet the new tokens
                     older.unlink(missing_ok=True)
-                fsync_replace(binary, bin_path(prefix))
-            if meta.exists():
-                os.replace(meta, meta_path(prefix))
-            if index.exists():
-                os.replace(index, idx_path(prefix))
+            for name in ("bin", "meta.json", "idx"):
+                if (part := self._part(key, name)).exists():
+                    os.replace(part, f"{prefix}.{name}")
         self._remove_parts()
 
     def _remove_parts(self) -> None:
@@ -195,14 +185,9 @@ class Parts:
                 self._part(key, name).unlink(missing_ok=True)
         if not self.progress.skipped:
             self._paths[SKIPPED].unlink(missing_ok=True)
-        self._state.unlink(missing_ok=True)
+        for state in (f"{self._state}.tmp", self._state):
+            Path(state).unlink(missing_ok=True)
 
     def _nothing_to_keep(self) -> bool:
         empty = not any(size for name, size in self.progress.sizes.items() if name != SKIPPED)
         return self._from_stdin or (empty and not self.progress.finished)
-
-    def _close(self) -> None:
-        for f in self._files.values():
-            with contextlib.suppress(OSError):  # `append` flushed what counts; a full disk must not stop the tidying
-                f.close()
-        self._files = {}
