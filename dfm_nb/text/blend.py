@@ -7,7 +7,6 @@ keyed by the corpora's sizes and times of change.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.index import Index, bin_path, idx_path, read_meta
+from dfm_nb.text.index import Index, read_meta
+from dfm_nb.text.input import corpora_sha256
 from dfm_nb.text.weights import SPLITS, Blend, Source, apply_strategy, token_counts
 
 
@@ -79,13 +79,8 @@ class BlendConfig:
 
 def _cache(blend: Blend, config: BlendConfig) -> str:
     """A folder named by the corpora's sizes and times of change: a replaced .bin never meets an old cache."""
-    rows = []
-    for prefix in blend.prefixes():
-        for path in (bin_path(prefix), idx_path(prefix)):
-            stat = path.stat()
-            rows.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
     base = config.cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
-    path = Path(base, hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16])
+    path = Path(base, corpora_sha256(blend.prefixes())[:16])
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     return str(path)
 

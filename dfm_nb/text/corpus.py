@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
-import hashlib
-import json
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Generator, Iterator
 
 import numpy as np
 
+from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
@@ -30,6 +29,7 @@ from dfm_nb.text.input import (
     Chunk,
     Span,
     chunks,
+    corpora_sha256,
     expand_inputs,
     fingerprint,
     is_compressed,
@@ -40,6 +40,7 @@ from dfm_nb.text.parts import Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
 from dfm_nb.text.workers import LostWorker, ordered_map
 
+_COUNTS = ("documents", "blank_lines", "skipped")
 _SAVE_EVERY = 64 << 20  # bytes of a merge's tokens: at most this much is done again after a kill
 
 
@@ -80,48 +81,32 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     }
     prefixes = {key: f"{config.prefix}_{key}_document" for key in config.json_keys}
     with _writing(config.prefix), Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
-        progress = parts.progress
-        resumed = progress.documents
-        if not progress.finished:
-            done = (progress.span, progress.offset, progress.line)
-            source = chunks(spans, config.chunk_size, config.max_document_bytes, done, config.chunk_bytes)
+        done = parts.progress
+        resumed = done.documents
+        if not done.finished:
+            at = (done.span, done.offset, done.line)
+            source = chunks(spans, config.chunk_size, config.max_document_bytes, at, config.chunk_bytes)
             with contextlib.closing(_encoded(source, spec, config)) as results:
                 _write(config, spans, results, parts)
             # An input without one document is a mistake; a part that got none is not.
-            if progress.documents == 0 and config.partition[1] == 1:
-                skipped = f" ({progress.skipped} lines were skipped)" if progress.skipped else ""
+            if done.documents == 0 and config.partition[1] == 1:
+                skipped = f" ({done.skipped} lines were skipped)" if done.skipped else ""
                 raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none{skipped}")
-            meta = {
-                "tokenizer": spec.name,
-                "tokenizer_sha256": spec.sha256,
-                "vocab_size": spec.vocab_size,
-                "max_id": spec.max_id,
-                "eod_id": spec.eod_id,
-                "append_eod": config.append_eod,
-                "dtype": dtype.name,
-                "documents": progress.documents,
-                "blank_lines": progress.blank_lines,
-                "skipped": progress.skipped,
-                "inputs": [asdict(s) for s in spans],
-            }
+            meta = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
+            meta |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
+            meta |= {name: getattr(done, name) for name in _COUNTS}
+            meta["inputs"] = [asdict(s) for s in spans]
             parts.finish(dtype, meta)
         parts.publish()
     metas = {key: read_meta(prefix) for key, prefix in prefixes.items()}
+    tokens, empty = ({key: meta[name] for key, meta in metas.items()} for name in ("tokens", "empty_documents"))
     warnings = [
         f"every text under {key!r} is empty: {prefixes[key]}.bin has no token"
         for key in config.json_keys
-        if progress.documents and not metas[key]["tokens"]
+        if done.documents and not tokens[key]
     ]
     return PreprocessResult(
-        prefixes,
-        progress.documents,
-        {key: meta["tokens"] for key, meta in metas.items()},
-        {key: meta["empty_documents"] for key, meta in metas.items()},
-        progress.blank_lines,
-        progress.skipped,
-        resumed,
-        parts.skipped_path,
-        warnings,
+        prefixes, done.documents, tokens, empty, done.blank_lines, done.skipped, resumed, parts.skipped_path, warnings
     )
 
 
@@ -177,12 +162,11 @@ def _writing(prefix: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        fault = f"the disk of {folder} is full"
         if error.errno == errno.EFBIG:
             fault = f"a file in {folder} may not grow further (a limit of the file system, or ulimit -f)"
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fault = f"the disk of {folder} is full"
-        else:
-            raise
         raise ValueError(
             f"{fault}; nothing was written under the final names; make room and run the same command again"
         ) from error
@@ -229,15 +213,14 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     require_same_tokenizer(prefixes)
     metas = [read_meta(p) for p in prefixes]
     key = metas[0].get("key", "text")
-    files = [Span(str(path)) for p in prefixes for path in (bin_path(p), idx_path(p))]
     # A hash, since the state is written often and there may be thousands of parts.
-    signature = {"merge": 1, "inputs": [hashlib.sha256(json.dumps(fingerprint(files)).encode()).hexdigest()]}
+    signature = {"merge": 1, "inputs": [corpora_sha256(prefixes)]}
     with _writing(output), Parts.open(output, {key: output}, signature, resume=True) as parts:
         if not parts.progress.finished:
             _join(prefixes, key, parts, progress)
             meta = None
             if all(metas):
-                total = {name: sum(m[name] for m in metas) for name in ("documents", "blank_lines", "skipped")}
+                total = {name: sum(m[name] for m in metas) for name in _COUNTS}
                 meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
             parts.finish(Index.open(prefixes[0]).dtype, meta)
         parts.publish()

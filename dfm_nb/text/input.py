@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import glob
 import gzip
+import hashlib
 import io
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
 import zstandard
+
+from dfm_nb.text.index import bin_path, idx_path
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
@@ -203,3 +207,9 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
         return [str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns]
 
     return [[STDIN] if span.path == STDIN else row(span) for span in spans]
+
+
+def corpora_sha256(prefixes: list[str]) -> str:
+    """What a merge that goes on, or a cache, must find unchanged: the fingerprint of the corpora's files, as a hash."""
+    files = [Span(str(path)) for p in prefixes for path in (bin_path(p), idx_path(p))]
+    return hashlib.sha256(json.dumps(fingerprint(files)).encode()).hexdigest()
