@@ -59,24 +59,23 @@ def parse_list(words: Sequence[str], split: str | None = "969,30,1", normalize: 
     ------
     ValueError : weights that are no numbers, or do not sum to 1; a corpus named twice
     """
-    words = list(words)
+    weights = [_number(word) for word in words]
     if not words:
         raise ValueError("a blend needs one corpus or more: 0.5 PREFIX 0.5 PREFIX; got nothing")
-    if not any(map(_is_number, words)):
-        sources = [Source(p) for p in words]
+    if weights.count(None) == len(words):
+        sources = [Source(prefix) for prefix in words]
+    elif len(words) % 2 or None in weights[::2]:
+        raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
     else:
-        if len(words) % 2 or not all(map(_is_number, words[::2])):
-            raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
-        sources = [Source(p, float(w)) for w, p in zip(words[::2], words[1::2])]
+        sources = [Source(prefix, weight) for weight, prefix in zip(weights[::2], words[1::2])]
     return check(Blend(tuple(sources), split=split), normalize)
 
 
-def _is_number(word: str) -> bool:
+def _number(word: str) -> float | None:
     try:
-        float(word)
+        return float(word)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
@@ -86,12 +85,12 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} must be YAML; {' '.join(str(error).split())}") from None
     top = data if isinstance(data, dict) else {"datasets": data}
-    unknown = set(top) - {"datasets", "split"}
-    if unknown or not isinstance(top.get("datasets"), list) or not top["datasets"]:
-        extra = f"; unknown: {', '.join(map(str, sorted(unknown)))}" if unknown else ""
-        raise ValueError(f"{path} must be a list of dataset_prefix, dataset_weight, dataset_split{extra}")
+    rows = top.get("datasets")
+    if not set(top) <= {"datasets", "split"} or not isinstance(rows, list) or not rows:
+        wanted = "must be rows of dataset_prefix, dataset_weight, dataset_split, alone or as `datasets` beside `split`"
+        raise ValueError(f"{path} {wanted}; got {str(data)[:100]}")
     found: dict[str, list[Source]] = {name: [] for name in SPLITS}
-    for number, row in enumerate(top["datasets"], 1):
+    for number, row in enumerate(rows, 1):
         split, source = _row(f"{path}, entry {number}", row)
         found[split].append(source)
     train, validation, test = (tuple(found[s]) for s in SPLITS)
@@ -99,19 +98,16 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
 
 
 def _row(where: str, row: object) -> tuple[str, Source]:
-    if not isinstance(row, dict) or "dataset_prefix" not in row:
-        raise ValueError(f"{where} must have dataset_prefix; got {row!r}")
     known = ("dataset_prefix", "dataset_weight", "dataset_split")
-    unknown = set(row) - set(known)
-    if unknown:
-        raise ValueError(f"{where} may have {', '.join(known)}; got {', '.join(map(str, sorted(unknown)))}")
+    if not isinstance(row, dict) or not {known[0]} <= set(row) <= set(known):
+        raise ValueError(f"{where} must have {known[0]}, and may have {known[1]} and {known[2]}; got {row!r}")
     split = _ALIASES.get(str(row.get("dataset_split", "train")))
     if split is None:
         raise ValueError(f"{where}: dataset_split must be one of {', '.join(SPLITS)}; got {row['dataset_split']!r}")
     weight = row.get("dataset_weight")
-    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, (int, float))):
+    if type(weight) not in (int, float, type(None)):  # true is an int, too
         raise ValueError(f"{where}: dataset_weight must be a number; got {weight!r}")
-    return split, Source(str(row["dataset_prefix"]), None if weight is None else float(weight))
+    return split, Source(str(row["dataset_prefix"]), weight)
 
 
 def write_yaml(blend: Blend, path: str | Path) -> None:
@@ -180,21 +176,14 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
     tokens = [counts[s.prefix] for s in blend.train]
     if 0 in tokens:
         raise ValueError(f"a corpus of a blend must hold tokens; {blend.train[tokens.index(0)].prefix} is empty")
-    if argument and kind != "upweight":
-        raise ValueError(f"--strategy {kind} takes no argument; got {argument!r}")
-    if kind == "proportional":
-        raw = [float(t) for t in tokens]
-    elif kind == "equal":
-        raw = [1.0] * len(tokens)
-    elif kind == "token-balanced":
-        raw = [1 / t for t in tokens]
-    elif kind == "upweight":
-        raw = _upweight(blend.train, tokens, argument)
-    else:
+    equal, inverse = [1.0] * len(tokens), [1 / t for t in tokens]
+    by_name: dict[str, Sequence[float]] = {"proportional": tokens, "equal": equal, "token-balanced": inverse}
+    raw = _upweight(blend.train, tokens, argument) if kind == "upweight" else by_name.get(strategy)
+    if raw is None:
         raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
     train = _weighted(blend.train, raw)
     validation, test = (
-        rows if not rows or rows[0].weight is not None else _weighted(rows, [float(counts[s.prefix]) for s in rows])
+        rows if not rows or rows[0].weight is not None else _weighted(rows, [counts[s.prefix] for s in rows])
         for rows in (blend.validation, blend.test)
     )
     return check(Blend(train, validation, test, blend.split))
@@ -202,7 +191,7 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
 
 def _upweight(sources: Sequence[Source], tokens: list[int], argument: str) -> list[float]:
     name, _, value = argument.partition("=")
-    share = float(value) if _is_number(value) else 0.0
+    share = _number(value) or 0.0
     places = [i for i, s in enumerate(sources) if name in (s.name, s.prefix, Path(s.prefix).name)]
     rest = sum(t for i, t in enumerate(tokens) if i not in places)
     if len(places) != 1 or not 0 < share < 1 or not rest:
