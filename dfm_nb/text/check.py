@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
@@ -42,19 +41,22 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
     index, meta = Index.open(prefix), read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
     backend = spec.backend() if spec else None
+
+    def text(ids: list[int]) -> str | None:
+        return backend.decode(ids, skip_special_tokens=False) if backend else None
+
+    def document(number: int) -> dict:
+        first, last = index.documents[number : number + 2].tolist()
+        ids = [int(t) for s in range(first, last) for t in index.sequence(s)[:200]][:200]
+        tokens = int(index.lengths[first:last].sum())
+        return {"document": number, "tokens": tokens, "ids": ids[:20], "text": text(ids)}
+
     lengths = index.document_tokens()
-    values = np.percentile(lengths, _PERCENTILES) if len(lengths) else np.zeros(len(_PERCENTILES))
+    some = lengths if len(lengths) else np.zeros(1)
     tokens = index.tokens()[:_SAMPLE_TOKENS]
     ids, counts = np.unique(tokens, return_counts=True)
-    frequent = [
-        {
-            "id": int(ids[i]),
-            "text": _text(backend, [int(ids[i])]),
-            "count": int(counts[i]),
-            "share": float(counts[i] / len(tokens)),
-        }
-        for i in np.argsort(-counts, kind="stable")[:head]
-    ]
+    most = np.argsort(-counts, kind="stable")[:head]
+    frequent = zip(ids[most].tolist(), counts[most].tolist())
     return {
         "prefix": str(prefix),
         "version": VERSION,
@@ -66,32 +68,21 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         "bin_bytes": bin_path(prefix).stat().st_size,
         "idx_bytes": idx_path(prefix).stat().st_size,
         "distinct_tokens": len(ids),
-        "mean_length": float(lengths.mean()) if len(lengths) else 0.0,
-        "length_percentiles": {str(p): float(v) for p, v in zip(_PERCENTILES, values)},
+        "mean_length": float(some.mean()),
+        "length_percentiles": dict(zip(map(str, _PERCENTILES), np.percentile(some, _PERCENTILES).tolist())),
         "tokenizer": meta.get("tokenizer"),
         "eod_id": meta.get("eod_id"),
         "append_eod": meta.get("append_eod"),
-        "frequent_tokens": frequent,
-        "first_documents": [_document(index, d, backend) for d in range(min(documents, index.num_documents))],
+        "frequent_tokens": [{"id": i, "text": text([i]), "count": n, "share": n / len(tokens)} for i, n in frequent],
+        "first_documents": [document(d) for d in range(min(documents, index.num_documents))],
     }
-
-
-def _text(backend: Tokenizer | None, ids: list[int]) -> str | None:
-    return backend.decode(ids, skip_special_tokens=False) if backend else None
-
-
-def _document(index: Index, number: int, backend: Tokenizer | None) -> dict:
-    first, last = int(index.documents[number]), int(index.documents[number + 1])
-    ids = [int(t) for s in range(first, last) for t in index.sequence(s)[:200]][:200]
-    tokens = int(index.lengths[first:last].sum())
-    return {"document": number, "tokens": tokens, "ids": ids[:20], "text": _text(backend, ids)}
 
 
 def report_text(report: dict) -> str:
     """`inspect`'s result as lines to read."""
     p = report["length_percentiles"]
-    known = bool(report["tokenizer"]) and all(row["text"] is not None for row in report["frequent_tokens"])
-    missing = "" if known or not report["tokenizer"] else " (not found here: no text is shown; give --tokenizer-model)"
+    unknown = report["tokenizer"] and any(row["text"] is None for row in report["frequent_tokens"])
+    missing = " (not found here: no text is shown; give --tokenizer-model)" if unknown else ""
     lines = [
         f"{report['prefix']}: {report['documents']:,} documents, {report['sequences']:,} sequences, "
         f"{report['tokens']:,} tokens ({report['dtype']}, version {report['version']}, {report['bin_bytes']:,} bytes)",
@@ -118,16 +109,14 @@ def histogram(prefix: str | Path, path: str | Path) -> Path:
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.add_subplot()
     if len(lengths):
-        low, high = max(1, int(lengths.min())), int(lengths.max()) + 1
-        bins = np.unique(np.geomspace(low, high, 41).round()).tolist()
+        bins = np.unique(np.geomspace(lengths.min(), lengths.max() + 1, 41).round()).tolist()
         axes.hist(lengths, bins=bins, color="#4477aa", edgecolor="white", linewidth=0.4)
         axes.set_xscale("log")
         for value, name, style in ((50, "median", "-"), (95, "95 %", "--")):
             at = float(np.percentile(lengths, value))
             axes.axvline(at, color="#cc3311", linestyle=style, linewidth=1.2, label=f"{name}: {at:,.0f} tokens")
         axes.legend(frameon=False)
-    axes.set_xlabel("document length (tokens)")
-    axes.set_ylabel("documents")
+    axes.set(xlabel="document length (tokens)", ylabel="documents")
     axes.set_title(f"{Path(prefix).name}: {index.num_documents:,} documents, {index.num_tokens:,} tokens", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(str(path), dpi=130)
@@ -175,11 +164,8 @@ def verify(
     max_id, eod = (spec.max_id, spec.eod_id) if spec else (meta.get("max_id"), meta.get("eod_id"))
     checks += _tokens(index, max_id, eod, meta.get("append_eod") if append_eod is None else append_eod, progress)
     if spec and tokenizer_model is not None and meta:
-        same, detail = (
-            spec.sha256 == meta["tokenizer_sha256"],
-            f"recorded: {meta['tokenizer']}; given: {tokenizer_model}",
-        )
-        checks.append(Check("made with this tokenizer", same, detail))
+        detail = f"recorded: {meta['tokenizer']}; given: {tokenizer_model}"
+        checks.append(Check("made with this tokenizer", spec.sha256 == meta["tokenizer_sha256"], detail))
     checks.append(_count(index, meta, inputs))
     return checks
 
@@ -210,23 +196,20 @@ def _tokens(index: Index, max_id: int | None, eod: int | None, asked: bool | Non
         top, low = max(top, int(block.max())), min(low, int(block.min()))
         if eod is not None:
             eods += int((block == eod).sum())
-    name = "token ids lie in the vocabulary"
-    if max_id is None:
-        ids = Check(name, None, f"largest id {top}; give --tokenizer-model")
-    else:
-        ids = Check(name, 0 <= low and top <= max_id, f"ids {low} to {top}; the vocabulary has {max_id + 1:,}")
+    ids = Check("token ids lie in the vocabulary", None, f"largest id {top}; give --tokenizer-model")
+    if max_id is not None:
+        detail = f"ids {low} to {top}; the vocabulary has {max_id + 1:,}"
+        ids = Check(ids.name, 0 <= low and top <= max_id, detail)
     name = "documents end with EOD"
     if not asked:
         return [ids, Check(name, None, "not asked for (--append-eod)")]
     if eod is None:
         return [ids, Check(name, False, "the tokenizer has no EOD token")]
-    starts, ends = index.documents[:-1], index.documents[1:]
-    last_sequences = ends[ends > starts] - 1
-    last_tokens = index.pointers[last_sequences] // index.dtype.itemsize + index.lengths[last_sequences] - 1
-    total, wrong = len(last_tokens), int((tokens[last_tokens] != eod).sum()) if len(last_tokens) else 0
-    if wrong:
-        return [ids, Check(name, False, f"{wrong} of {total:,} do not")]
-    return [ids, Check(name, True, f"all {total:,}; {eods - total} more inside documents")]
+    sizes = index.document_tokens()
+    last = np.cumsum(sizes)[sizes > 0] - 1  # of each document that is not empty: they lie one behind the other
+    if wrong := int((tokens[last] != eod).sum()):
+        return [ids, Check(name, False, f"{wrong} of {len(last):,} do not")]
+    return [ids, Check(name, True, f"all {len(last):,}; {eods - len(last)} more inside documents")]
 
 
 def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
