@@ -160,7 +160,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except OSError as error:
         if error.errno in DISK_FULL:
             where = f" for {error.filename}" if error.filename else ""
-            text = f"there is no space left{where}; make room and give the same command again"
+            text = f"there is no space left{where} (or ulimit -f is too low); make room and give the same command again"
         elif error.errno == errno.ENAMETOOLONG:
             text = f"a path must be shorter: {str(error.filename)[:80]}..."
         else:

@@ -9,7 +9,6 @@ the same flags, and ends with the same bytes. Memory is a few chunks (1 MiB each
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import os
 from dataclasses import asdict, dataclass, field, replace
@@ -18,24 +17,13 @@ from typing import Generator, Iterator
 
 import numpy as np
 
-from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.progress import tqdm
+from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
 from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, part_prefix
 from dfm_nb.text.index import Index, bin_path, idx_path, optimal_dtype, read_meta
-from dfm_nb.text.input import (
-    STDIN,
-    Chunk,
-    Span,
-    chunks,
-    corpora_sha256,
-    expand_inputs,
-    fingerprint,
-    is_compressed,
-    lines_before,
-    partition,
-)
+from dfm_nb.text.input import Chunk, Span
 from dfm_nb.text.parts import Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
 from dfm_nb.text.workers import LostWorker, ordered_map
@@ -67,25 +55,25 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     ValueError : bad flags or input; with on_error "stop" the first bad line, by file and number
     FileNotFoundError : an input that does not exist
     """
-    paths = expand_inputs(list(config.input))
-    spans = partition(paths, *config.partition)
+    paths = text_input.expand_inputs(list(config.input))
+    spans = text_input.partition(paths, *config.partition)
     spec = text_tokenizer.load(config.tokenizer_model)
     dtype = np.dtype(config.dtype) if config.dtype else optimal_dtype(spec.vocab_size)
     config = replace(config, dtype=dtype.name)
     spec.check(dtype, config.append_eod)
     signature = {
         "state": 3,  # of the part files and their progress
-        "inputs": fingerprint(spans),
+        "inputs": text_input.fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod, config.max_document_bytes],
     }
     prefixes = {key: f"{config.prefix}_{key}_document" for key in config.json_keys}
-    with _writing(config.prefix), Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
+    with Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
         done = parts.progress
         resumed = done.documents
         if not done.finished:
             at = (done.span, done.offset, done.line)
-            source = chunks(spans, config.chunk_size, config.max_document_bytes, at, config.chunk_bytes)
+            source = text_input.chunks(spans, config.chunk_size, config.max_document_bytes, at, config.chunk_bytes)
             with contextlib.closing(_encoded(source, spec, config)) as results:
                 _write(config, spans, results, parts)
             # An input without one document is a mistake; a part that got none is not.
@@ -129,14 +117,14 @@ def _encoded(
 
 def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[Chunk, Encoded]], parts: Parts) -> None:
     # The bar counts bytes of text; a compressed file's size is not known before it is read.
-    known = not any(s.path == STDIN or is_compressed(s.path) for s in spans)
+    known = not any(s.path == text_input.STDIN or text_input.is_compressed(s.path) for s in spans)
     total = sum((s.end or os.path.getsize(s.path)) - s.start for s in spans) if known else None
     with tqdm(
         total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress, mininterval=0.5
     ) as bar:
         for chunk, encoded in results:
             span = spans[chunk.span]
-            before = lines_before(span) if encoded.bad else 0
+            before = text_input.lines_before(span) if encoded.bad else 0
             bad = [
                 {"file": span.path, "line": before + line.line, "reason": line.reason, "excerpt": line.excerpt}
                 for line in encoded.bad
@@ -149,27 +137,6 @@ def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[
             parts.append(chunk, encoded, bad)
             bar.update(sum(map(len, chunk.lines)))
             bar.set_postfix_str(f"{parts.progress.documents} documents", refresh=False)
-
-
-@contextlib.contextmanager
-def _writing(prefix: str) -> Iterator[None]:
-    """Make the prefix's folder; say what to do where it cannot be written to."""
-    folder = Path(prefix).absolute().parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"--output-prefix must be FOLDER/NAME; {folder} is or lies under a file") from None
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        fault = f"the disk of {folder} is full"
-        if error.errno == errno.EFBIG:
-            fault = f"a file in {folder} may not grow further (a limit of the file system, or ulimit -f)"
-        raise ValueError(
-            f"{fault}; nothing was written under the final names; make room and run the same command again"
-        ) from error
 
 
 def find_parts(prefix: str, key: str = "text") -> list[str]:
@@ -214,8 +181,8 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     metas = [read_meta(p) for p in prefixes]
     key = metas[0].get("key", "text")
     # A hash, since the state is written often and there may be thousands of parts.
-    signature = {"merge": 1, "inputs": [corpora_sha256(prefixes)]}
-    with _writing(output), Parts.open(output, {key: output}, signature, resume=True) as parts:
+    signature = {"merge": 1, "inputs": [text_input.corpora_sha256(prefixes)]}
+    with Parts.open(output, {key: output}, signature, resume=True) as parts:
         if not parts.progress.finished:
             _join(prefixes, key, parts, progress)
             meta = None

@@ -17,7 +17,7 @@ from typing import BinaryIO, Iterator
 
 import numpy as np
 
-from dfm_nb.base.files import read_json, sync
+from dfm_nb.base.files import DISK_FULL, read_json, sync
 from dfm_nb.text.chunk import Encoded
 from dfm_nb.text.index import idx_path, meta_path, read_blocks, write_index
 from dfm_nb.text.input import STDIN, Chunk
@@ -70,7 +70,12 @@ class Parts:
     @classmethod
     @contextlib.contextmanager
     def open(cls, prefix: str, prefixes: dict[str, str], signature: dict, resume: bool) -> Iterator[Parts]:
-        """Open or continue; a state of other inputs, tokenizer or flags is begun anew."""
+        """Open or continue; a state of other inputs, tokenizer or flags is begun anew. Makes the prefix's folder."""
+        folder = Path(prefix).absolute().parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ValueError(f"--output-prefix must be FOLDER/NAME; {folder} is or lies under a file") from None
         parts = cls(prefix, prefixes, signature)
         with parts._lock():
             if resume:
@@ -81,7 +86,9 @@ class Parts:
                     parts._files[name].truncate(parts.progress.sizes[name])
             try:
                 yield parts
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, OSError) and error.errno in DISK_FULL:
+                    error.filename = error.filename or prefix  # a write that fails does not say where
                 if parts._nothing_to_keep():
                     parts._remove_parts()
                 raise
