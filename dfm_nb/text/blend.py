@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state as mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
@@ -112,9 +113,8 @@ def build_datasets(
     _check_corpora(blend, config)
     if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
-    chosen: dict[str, object]
     if blend.split and not blend.validation and not blend.test:
-        chosen = {"blend": _pair(blend.train), "split": blend.split}
+        chosen: dict[str, object] = {"blend": _pair(blend.train), "split": blend.split}
     else:
         chosen = {"blend_per_split": [_pair(blend.sources(s)) if blend.sources(s) else None for s in SPLITS]}
     settings = GPTDatasetConfig(
@@ -150,20 +150,20 @@ class BatchSampler:
     ):
         if not 0 <= dp_rank < dp_size:
             raise ValueError(f"dp_rank must be 0 to dp_size - 1 = {dp_size - 1}; got {dp_rank}")
-        self._step = micro_batch_size * dp_size
-        if consumed_samples % self._step:
+        step = micro_batch_size * dp_size
+        if consumed_samples % step:
             raise ValueError(
-                f"consumed_samples must divide by micro_batch_size * dp_size = {self._step}; got {consumed_samples}"
+                f"consumed_samples must divide by micro_batch_size * dp_size = {step}; got {consumed_samples}"
             )
-        self.total, self.consumed_samples, self._size, self._rank = total, consumed_samples, micro_batch_size, dp_rank
+        first = dp_rank * micro_batch_size  # of this rank, in a global batch
+        self._size = micro_batch_size
+        self._starts = range(consumed_samples + first, total - step + 1 + first, step)
 
     def __len__(self) -> int:
-        return max(0, self.total - self.consumed_samples) // self._step
+        return len(self._starts)
 
     def __iter__(self) -> Iterator[list[int]]:
-        for start in range(self.consumed_samples, self.total - self._step + 1, self._step):
-            low = start + self._rank * self._size
-            yield list(range(low, low + self._size))
+        return (list(range(start, start + self._size)) for start in self._starts)
 
 
 def batches(
@@ -178,8 +178,6 @@ def batches(
 
     The ranks come from megatron's parallel state when they are not given.
     """
-    from megatron.core import parallel_state as mpu
-
     dp_rank = mpu.get_data_parallel_rank() if dp_rank is None else dp_rank
     dp_size = mpu.get_data_parallel_world_size() if dp_size is None else dp_size
     sampler = BatchSampler(len(dataset), micro_batch_size, consumed_samples, dp_rank, dp_size)  # type: ignore[arg-type]
