@@ -148,12 +148,10 @@ def _verify(argv: list[str]) -> int:
         found["blend"], ok = [same], same.passed is not False
     if args.json:
         print(json.dumps({"ok": ok, "checks": {p: [vars(c) for c in cs] for p, cs in found.items()}}, indent=1))
-        return 0 if ok else 1
-    marks = {True: "ok  ", False: "FAIL", None: "-   "}
-    for prefix, checks in found.items():
-        print(prefix)
-        for c in checks:
-            print(f"  {marks[c.passed]} {c.name}: {c.detail}")
+    else:
+        marks = {True: "ok  ", False: "FAIL", None: "-   "}
+        for prefix, checks in found.items():
+            print(prefix, *(f"  {marks[c.passed]} {c.name}: {c.detail}" for c in checks), sep="\n")
     return 0 if ok else 1
 
 
@@ -183,15 +181,13 @@ def _blend(argv: list[str]) -> int:
     same = check.require_same_tokenizer(blend.prefixes())
     budget = args.token_budget or float(sum(counts[s.prefix] for s in blend.train))
     rows = weights.exposures(blend, counts, budget)
-    warnings = list(blend.warnings)
-    if same.passed is None:
-        warnings.append(same.detail)
-    for row in rows:
-        if row.epochs > args.max_epochs:
-            warnings.append(
-                f"{row.name} is seen {row.epochs:.1f} times in {budget:,.0f} tokens (over --max-epochs "
-                f"{args.max_epochs:g}); lower its weight or the budget, or add text"
-            )
+    warnings = [*blend.warnings, *([same.detail] if same.passed is None else [])]
+    warnings += [
+        f"{row.name} is seen {row.epochs:.1f} times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); "
+        "lower its weight or the budget, or add text"
+        for row in rows
+        if row.epochs > args.max_epochs
+    ]
     if args.output:
         weights.write_yaml(blend, args.output)
     if args.json:

@@ -125,10 +125,7 @@ def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[
         for chunk, encoded in results:
             span = spans[chunk.span]
             before = text_input.lines_before(span) if encoded.bad else 0
-            bad = [
-                {"file": span.path, "line": before + line.line, "reason": line.reason, "excerpt": line.excerpt}
-                for line in encoded.bad
-            ]
+            bad = [{"file": span.path, **vars(line), "line": before + line.line} for line in encoded.bad]
             if bad and config.on_error == "stop":
                 raise ValueError(
                     "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "

@@ -71,12 +71,11 @@ def load(model: str | Path) -> TokenizerSpec:
     if aliases:
         tokenizer.add_special_tokens(aliases)
     eod = tokenizer.eos_token
-    vocabulary = tokenizer.get_vocab()
     return TokenizerSpec(
         name=str(Path(model).resolve()) if os.path.exists(model) else str(model),
         description=tokenizer.backend_tokenizer.to_str(),
         vocab_size=len(tokenizer),
-        max_id=max(vocabulary.values(), default=0),
+        max_id=max(tokenizer.get_vocab().values(), default=0),
         eod_id=None if eod is None else int(tokenizer.convert_tokens_to_ids(eod)),
     )
 
