@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -64,14 +65,27 @@ def _is_public(url: str) -> bool:
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """Looks at the clock before each read of a socket.
+    """Goes from a public address to public ones only, and looks at the clock before each read of a socket.
 
     A time-out begins anew with every byte, and the status, the headers and the sizes of chunks are read by byte.
     """
 
+    _from_public = False  # the first URL is the table's own
+
     def __init__(self, deadline: float):
         super().__init__()
         self._deadline = deadline
+
+    def send(self, request: Any, *args: Any, **kwargs: Any) -> requests.Response:  # called at each hop
+        public = _is_public(request.url)
+        if self._from_public and not public:
+            said = f"{request.url} is an address of this machine or its network, to which a redirect led"
+            raise SampleError("refused", said)
+        self._from_public = public
+        response = super().send(request, *args, **kwargs)
+        if response.is_redirect:
+            response._content = b""  # requests would read the body of a redirect, however long
+        return response
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
         pool = super().get_connection_with_tls_context(*args, **kwargs)
@@ -93,30 +107,6 @@ class _Adapter(requests.adapters.HTTPAdapter):
         return response
 
 
-class _Session(requests.Session):
-    """Follows redirects to http(s), and from a public address to public ones only; all of it before a deadline."""
-
-    from_public = False  # the first URL is the table's own
-
-    def __init__(self, deadline: float):
-        super().__init__()
-        for scheme in ("http://", "https://"):
-            self.mount(scheme, _Adapter(deadline))
-
-    def get_adapter(self, url: str) -> requests.adapters.BaseAdapter:  # asked at each hop
-        adapter, public = super().get_adapter(url), _is_public(url)
-        if self.from_public and not public:
-            raise SampleError("refused", f"{url} is an address of this machine or its network, to which a redirect led")
-        self.from_public = public
-        return adapter
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        target = super().get_redirect_target(resp)
-        if target is not None:
-            resp._content = b""  # requests would read the body of a redirect, however long
-        return target
-
-
 def download(url: str, path: Path, limits: Limits, accept_text: bool = False) -> str:
     """Fetch `url` into `path`; returns the content type (lower case, without parameters, "" when not told).
 
@@ -132,33 +122,27 @@ def download(url: str, path: Path, limits: Limits, accept_text: bool = False) ->
     for attempt in range(limits.retries + 1):
         try:
             return _attempt(url, path, limits, accept_text)
-        except _Passing as fault:
+        except BaseException as fault:
             path.unlink(missing_ok=True)
+            if not isinstance(fault, _Passing):
+                raise
             if attempt == limits.retries:
                 tries = "1 attempt" if attempt == 0 else f"{attempt + 1} attempts"
                 raise SampleError(fault.reason, f"{url} could not be fetched in {tries}: {fault}") from None
             # not urllib3's own retries: those end with the headers, and bodies break off too
             time.sleep(min(max(limits.backoff_s * 2**attempt, fault.pause_s), LONGEST_PAUSE_S))
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
     raise AssertionError
 
 
 def _attempt(url: str, path: Path, limits: Limits, accept_text: bool) -> str:
     deadline = time.monotonic() + limits.total_s
+    adapter = _Adapter(deadline)
     try:
-        with (
-            _Session(deadline) as session,
-            session.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response,
-        ):
-            _check_status(url, response)
-            kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-            if not accept_text and (kind.startswith("text/") or kind in PAGES):
-                said = f"{url} gives {kind}, not an image or a video; point to the file itself"
-                raise SampleError("wrong_type", said)
-            _save(url, response, path, limits)
-            return kind
+        with requests.Session() as session:
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, adapter)
+            with session.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response:
+                return _receive(url, response, path, limits, accept_text)
     except (requests.Timeout, ReadTimeoutError):
         late = f"not finished after {limits.total_s:g} s" if time.monotonic() > deadline else ""
         raise _Passing("timed_out", late or f"the server sent nothing for {limits.timeout_s:g} s") from None
@@ -178,17 +162,17 @@ def _brief(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _check_status(url: str, response: requests.Response) -> None:
+def _receive(url: str, response: requests.Response, path: Path, limits: Limits, accept_text: bool) -> str:
+    """Save the body and return its kind; urllib3 itself raises when it is shorter than announced."""
     said = f"HTTP {response.status_code} {response.reason}"
     if response.status_code in RETRIED_STATUS:
         raise _Passing("server_error", said, Retry().get_retry_after(response.raw) or 0.0)
     if not response.ok:
         reason = "not_found" if response.status_code in (404, 410) else "refused"
         raise SampleError(reason, f"{url} could not be fetched: {said}; correct the URL or remove the row")
-
-
-def _save(url: str, response: requests.Response, path: Path, limits: Limits) -> None:
-    """The body; urllib3 itself raises when it is shorter than announced."""
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if not accept_text and (kind.startswith("text/") or kind in PAGES):
+        raise SampleError("wrong_type", f"{url} gives {kind}, not an image or a video; point to the file itself")
     received, announced = 0, response.raw.length_remaining or 0
     with path.open("wb") as file:
         while chunk := response.raw.read1(1 << 16):
@@ -197,6 +181,7 @@ def _save(url: str, response: requests.Response, path: Path, limits: Limits) -> 
                 bound = f"{limits.max_bytes / 2**20:g} MiB"
                 raise SampleError("too_large", f"{url} is over the bound of {bound}; use a smaller copy")
             file.write(chunk)
+    return kind
 
 
 def hub_file(url: str) -> Path:
@@ -208,15 +193,14 @@ def hub_file(url: str) -> Path:
     """
     from huggingface_hub import hf_hub_download
 
-    parts = url.removeprefix("hf://datasets/").split("/", 2)
-    if not url.startswith("hf://datasets/") or len(parts) < 3 or not all(parts):
+    found = re.fullmatch(r"hf://datasets/([^/]+/[^/@]+)(?:@([^/]*))?/(.+)", url)
+    if not found:
         raise ValueError(f"a hub file is hf://datasets/OWNER/NAME/PATH; got {url}")
-    owner, name, filename = parts
-    name, _, revision = name.partition("@")
+    repository, revision, filename = found.groups()
     try:
-        return Path(hf_hub_download(f"{owner}/{name}", filename, repo_type="dataset", revision=revision or None))
+        return Path(hf_hub_download(repository, filename, repo_type="dataset", revision=revision or None))
     except Exception as error:  # offline, no such file, no permission, TLS, ...: many types from several libraries
-        said = " ".join(str(error).split()).partition(". ")[0][:300]
+        said = _brief(error).partition(". ")[0]
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         raise FileNotFoundError(
             f"{url} is not in the hub's cache and could not be fetched{offline}: {type(error).__name__}: {said}"
