@@ -1,6 +1,7 @@
-"""Columns of a CSV, TSV, JSONL or parquet file or a DataFrame; an empty cell, a null and a NaN are None.
+"""Tables: {column: its values} of a CSV, TSV, JSONL or parquet file or a DataFrame.
 
-Text files are held in memory, of parquet only two row groups of the columns in use at a time.
+An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", and NA is one.
+Text files are held in memory, of a parquet file only two row groups of each column in use.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 GROUPS_HELD = 2
 
+Rows = Mapping[str, Sequence[Any]]
+
 
 def _none_if_empty(value: Any) -> Any:
     if value is None or (isinstance(value, str) and not value.strip()):
@@ -30,73 +33,50 @@ def _none_if_empty(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-class TextRows:
-    """A table that is held in memory: {column: list of values}."""
+class ParquetColumn(Sequence):
+    """A column that is read when asked for, by row groups. Safe to share between threads.
 
-    def __init__(self, data: dict[str, list]):
-        self._data = data
-        self.columns = tuple(data)
+    starts : the first row of each group, and the number of rows. With groups of 3, 3 and 2 rows it is 0, 3, 6, 8, and
+        row 4 is row 1 of group 1.
+    lock : of the file, which its columns share.
+    """
 
-    def __len__(self) -> int:
-        return len(next(iter(self._data.values()), ()))
+    def __init__(self, file: pq.ParquetFile, name: str, starts: np.ndarray, lock: threading.RLock):
+        self._file, self._name, self._starts, self._lock = file, name, starts, lock
+        self._held = lru_cache(GROUPS_HELD)(self._group)
 
-    def column(self, name: str) -> list:
-        return [_none_if_empty(v) for v in self._data[name]]
-
-    def value(self, name: str, index: int) -> Any:
-        return _none_if_empty(self._data[name][index])
-
-    def is_heavy(self, name: str) -> bool:
-        """Whether the column holds pictures themselves."""
-        return any(holds_picture(v) for v in self._data[name])
-
-
-def holds_picture(value: Any) -> bool:
-    """Whether it is a PIL image, an array, or bytes, also in the hub's struct of bytes and path."""
-    if isinstance(value, dict):
-        value = value.get("bytes")
-    return isinstance(value, (bytes, bytearray)) or hasattr(value, "__array_interface__")
-
-
-class ParquetRows:
-    """A parquet file whose columns are read when asked for. Safe to share between threads."""
-
-    def __init__(self, path: Path):
-        self._file = pq.ParquetFile(path)
-        self.columns = tuple(self._file.schema_arrow.names)
-        sizes = [self._file.metadata.row_group(g).num_rows for g in range(self._file.num_row_groups)]
-        self._starts = np.cumsum([0, *sizes])
-        self._lock = threading.Lock()
-        self._held: OrderedDict[tuple[int, str], pa.ChunkedArray] = OrderedDict()
+    def _group(self, group: int) -> pa.ChunkedArray:
+        with self._lock:
+            return self._file.read_row_group(group, columns=[self._name]).column(0)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def column(self, name: str) -> Iterator[Any]:
-        """The column's values, read a row group at a time."""
+    def __iter__(self) -> Iterator[Any]:
         for group in range(self._file.num_row_groups):
-            with self._lock:
-                values = self._file.read_row_group(group, columns=[name]).column(0)
-            yield from map(_none_if_empty, values.to_pylist())
+            yield from map(_none_if_empty, self._group(group).to_pylist())
 
-    def value(self, name: str, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         group = int(np.searchsorted(self._starts, index, side="right")) - 1
-        with self._lock:
-            held = self._held.pop((group, name), None)
-            if held is None:
-                held = self._file.read_row_group(group, columns=[name]).column(0)
-            self._held[group, name] = held
-            while len({g for g, _ in self._held}) > GROUPS_HELD:
-                self._held.popitem(last=False)
+        with self._lock:  # or threads that miss the same group would all read it
+            held = self._held(group)
         return _none_if_empty(held[index - int(self._starts[group])].as_py())
 
-    def is_heavy(self, name: str) -> bool:
-        """Whether the column holds bytes."""
-        kind = self._file.schema_arrow.field(name).type
+    @property
+    def holds_pictures(self) -> bool:
+        kind = self._file.schema_arrow.field(self._name).type
         return pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
 
-def open_rows(path: Path) -> TextRows | ParquetRows:
+def holds_pictures(values: Sequence[Any]) -> bool:
+    """Whether a column holds pictures themselves: PIL images, arrays, bytes, or the hub's struct of bytes and path."""
+    if isinstance(values, ParquetColumn):
+        return values.holds_pictures
+    inner = (value.get("bytes") if isinstance(value, dict) else value for value in values)
+    return any(isinstance(value, (bytes, bytearray)) or hasattr(value, "__array_interface__") for value in inner)
+
+
+def open_rows(path: Path) -> Rows:
     """Open a table by its suffix.
 
     Raises
@@ -110,55 +90,63 @@ def open_rows(path: Path) -> TextRows | ParquetRows:
         raise FileNotFoundError(f"{path} does not exist; name a table ({kinds})")
     if suffix not in SUFFIXES:
         raise ValueError(f"{path} must be a table that ends in {kinds}; convert or rename it")
+    read = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet}.get(suffix, _read_jsonl)
     try:
-        rows = ParquetRows(path) if suffix == ".parquet" else TextRows(_read_text(path, suffix))
+        rows = read(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
     except (ValueError, pa.ArrowException) as error:
         said = " ".join(str(error).split())
         raise ValueError(f"{path} cannot be read: {said}") from None
-    if not len(rows):
-        raise ValueError(f"{path} has no rows: there is nothing to read")
+    return _some(rows, path)
+
+
+def frame_rows(frame: pd.DataFrame) -> Rows:
+    """The rows of a DataFrame."""
+    return _some(_columns(frame), "the DataFrame")
+
+
+def _some(rows: Rows, name: object) -> Rows:
+    if not any(map(len, rows.values())):
+        raise ValueError(f"{name} has no rows: there is nothing to read")
     return rows
 
 
-def frame_rows(frame: pd.DataFrame) -> TextRows:
-    """The rows of a DataFrame."""
-    if not len(frame):
-        raise ValueError("the DataFrame has no rows: there is nothing to read")
-    return TextRows({str(c): frame[c].astype(object).where(frame[c].notna(), None).tolist() for c in frame.columns})
+def _columns(frame: pd.DataFrame) -> Rows:
+    objects = frame.astype(object).where(frame.notna(), None)
+    return {str(name): list(map(_none_if_empty, objects[name].tolist())) for name in frame.columns}
 
 
-def _read_text(path: Path, suffix: str) -> dict[str, list]:
-    if suffix in (".csv", ".tsv"):
-        import pandas as pd  # half a second, which other sources need not wait for
+def _read_csv(path: Path) -> Rows:
+    import pandas as pd  # half a second, which other sources need not wait for
 
-        separator = "," if suffix == ".csv" else "\t"
-        frame = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-        if not isinstance(frame.index, pd.RangeIndex):  # pandas' way with rows longer than the header
-            raise ValueError("rows have more cells than the header has columns; quote cells that hold the separator")
-        return {str(c): frame[c].tolist() for c in frame.columns}
-    with path.open(encoding="utf-8-sig") as file:
-        return _columns(_records(file))
+    separator = "," if path.suffix.lower() == ".csv" else "\t"
+    frame = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas' way with rows longer than the header
+        raise ValueError("rows have more cells than the header has columns; quote cells that hold the separator")
+    return _columns(frame)
 
 
-def _records(lines: Iterable[str]) -> list[dict]:
+def _read_jsonl(path: Path) -> Rows:
     records = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:  # also an integer of thousands of digits
-            raise ValueError(f"line {number} is not JSON ({getattr(error, 'msg', error)})") from None
-        except RecursionError:
-            raise ValueError(f"line {number} is nested too deep") from None
-        if not isinstance(record, dict):
-            raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
-        records.append(record)
-    return records
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:  # also an integer of thousands of digits
+                raise ValueError(f"line {number} is not JSON ({getattr(error, 'msg', error)})") from None
+            except RecursionError:
+                raise ValueError(f"line {number} is nested too deep") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
+            records.append(record)
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [_none_if_empty(record.get(name)) for record in records] for name in names}
 
 
-def _columns(records: list[dict]) -> dict[str, list]:
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return {name: [record.get(name) for record in records] for name in names}
+def _read_parquet(path: Path) -> Rows:
+    file, lock = pq.ParquetFile(path), threading.RLock()
+    starts = np.cumsum([0, *(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups))])
+    return {name: ParquetColumn(file, name, starts, lock) for name in file.schema_arrow.names}

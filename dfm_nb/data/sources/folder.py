@@ -153,10 +153,10 @@ def _read_captions(path: Path) -> dict[str, str]:
     if path.is_file() and path.stat().st_size > LARGEST_CAPTIONS:
         raise ValueError(f"{path} is over {LARGEST_CAPTIONS >> 20} MiB; give it as --source table:FILE.parquet")
     rows = open_rows(path)
-    file_column = next((c for c in FILE_COLUMNS if c in rows.columns), None)
-    if file_column is None or "caption" not in rows.columns:
-        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows.columns)}")
-    pairs = zip(rows.column(file_column), rows.column("caption"))
+    file_column = next((c for c in FILE_COLUMNS if c in rows), None)
+    if file_column is None or "caption" not in rows:
+        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
+    pairs = zip(rows[file_column], rows["caption"])
     return {f.strip().replace("\\", "/").removeprefix("./"): c.strip() for f, c in pairs if f and c}
 
 

@@ -35,7 +35,7 @@ from dfm_nb.data.sources._media import (
     key_of,
     read_clips,
 )
-from dfm_nb.data.sources._rows import ParquetRows, TextRows, frame_rows, open_rows
+from dfm_nb.data.sources._rows import Rows, frame_rows, holds_pictures, open_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ class Table:
     """
 
     name: str
-    rows: TextRows | ParquetRows
+    rows: Rows
     label: str
     folder: Path
     media: Sequence[str]
@@ -84,7 +84,7 @@ class Table:
     allow_outside: bool = True
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows[self.caption_column])
 
     def item_key(self, index: int) -> str:
         return f"{key_of(Path(self.label).name)}-{index:07d}"
@@ -92,10 +92,10 @@ class Table:
     def identity(self) -> dict:
         """The captions and the paths and URLs are hashed, pictures inside the table are not."""
         listing = hashlib.sha256()
-        _update(listing, "", self.rows.column(self.caption_column), "")
+        _update(listing, "[", self.rows[self.caption_column], "]")
         for column in self.media:
-            if not self.rows.is_heavy(column):
-                _update(listing, f"({column!r}, ", self.rows.column(column), ")")
+            if not holds_pictures(self.rows[column]):
+                _update(listing, f"({column!r}, [", self.rows[column], "])")
         return {
             "name": self.name,
             "table": self.label,
@@ -110,7 +110,7 @@ class Table:
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
         caption = self._caption(index, where)
-        values = (self.rows.value(column, index) for column in self.media)
+        values = (self.rows[column][index] for column in self.media)
         value = next((v for v in values if not _is_empty(v)), None)
         if value is None:
             raise SampleError("no_media", f"{where} has neither bytes, a path nor a URL in {' or '.join(self.media)}")
@@ -123,7 +123,7 @@ class Table:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
     def _caption(self, index: int, where: str) -> str:
-        value = self.rows.value(self.caption_column, index)
+        value = self.rows[self.caption_column][index]
         if value is None:
             raise SampleError("no_caption", f"{where} has an empty {self.caption_column!r}; write a caption there")
         if not isinstance(value, (str, int, float)):
@@ -178,10 +178,9 @@ class Table:
 
 def _update(listing: Any, before: str, values: Iterable[Any], after: str) -> None:
     """Hash the text of `values` as Python writes a list, without making one."""
-    listing.update(f"{before}[".encode("utf-8", "surrogatepass"))
     for i, value in enumerate(values):
-        listing.update(f"{', ' if i else ''}{value!r}".encode("utf-8", "surrogatepass"))
-    listing.update(f"]{after}".encode())
+        listing.update(f"{', ' if i else before}{value!r}".encode("utf-8", "surrogatepass"))
+    listing.update(after.encode())
 
 
 def _is_empty(value) -> bool:
@@ -200,16 +199,14 @@ def _temporary(suffix: str) -> Iterator[Path]:
         yield Path(folder, f"media{suffix}")
 
 
-def pick_columns(
-    rows: TextRows | ParquetRows, label: str, image_column: str | None, caption_column: str | None
-) -> tuple[list[str], str]:
+def pick_columns(rows: Rows, label: str, image_column: str | None, caption_column: str | None) -> tuple[list[str], str]:
     """The media columns in order of preference and the caption column; ValueError says which there are."""
-    there = ", ".join(rows.columns)
+    there = ", ".join(rows)
     for flag, name in (("--image-column", image_column), ("--caption-column", caption_column)):
-        if name is not None and name not in rows.columns:
+        if name is not None and name not in rows:
             raise ValueError(f"{label} has no column {name!r}; choose {flag} from {there}")
-    media = [image_column] if image_column else [c for c in MEDIA_COLUMNS if c in rows.columns]
-    caption = caption_column or next((c for c in CAPTION_COLUMNS if c in rows.columns and c not in media), None)
+    media = [image_column] if image_column else [c for c in MEDIA_COLUMNS if c in rows]
+    caption = caption_column or next((c for c in CAPTION_COLUMNS if c in rows and c not in media), None)
     if not media:
         raise ValueError(f"{label} has none of {', '.join(MEDIA_COLUMNS)}; choose --image-column from {there}")
     if caption is None:
@@ -217,7 +214,7 @@ def pick_columns(
     return media, caption
 
 
-def local_table(spec: str, limits: _fetch.Limits) -> tuple[TextRows | ParquetRows, Path]:
+def local_table(spec: str, limits: _fetch.Limits) -> tuple[Rows, Path]:
     """Rows of a table by path or URL, and the folder that relative paths in it refer to."""
     if spec.startswith("hf://"):
         return open_rows(_fetch.hub_file(spec)), Path()
@@ -260,7 +257,6 @@ def build(
     ValueError, FileNotFoundError, IsADirectoryError : the table cannot be read or lacks the columns.
     """
     clips, colour = ClipOptions(clip_frames, fps, stride), video.parse_colour(background)
-    rows: TextRows | ParquetRows
     if hasattr(spec, "columns"):
         rows, folder, label = frame_rows(spec), Path(), "dataframe"
     elif spec:
