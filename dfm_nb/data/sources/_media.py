@@ -24,26 +24,32 @@ from dfm_nb.base.records import SampleError
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
 VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
 BACKGROUND_FLAG = Flag("background", "colour behind transparent images: a name or #rrggbb")
-OUTSIDE_FLAG = Flag("allow_outside", "also read files outside the folder, by a link or captions.csv", bool)
-CLIP_FLAGS = (
+MEDIA_FLAGS = (
+    BACKGROUND_FLAG,
     Flag("clip_frames", "videos: frames per clip, 1 + 4k", int),
     Flag("fps", "videos: frames per second to sample", float),
     Flag("stride", "videos: frames from one clip's start to the next", int),
+    Flag("allow_outside", "also read files outside the folder, by a link or captions.csv", bool),
 )
 
 
 @dataclass(frozen=True)
-class ClipOptions:
-    """How moving pictures are cut.
+class MediaOptions:
+    """How media files are read; its fields are the values of `MEDIA_FLAGS`.
 
+    background : colour under transparent pixels, a CSS name or #rrggbb.
     clip_frames : frames of a clip, 1 + 4k; None keeps the whole video, cut to 1 + 4k frames.
     fps : frames per second to sample; None keeps every frame.
     stride : frames from one clip's start to the next; None is `clip_frames`: no overlap.
+    allow_outside : also read files outside the folder: who wrote a folder or a table that was fetched may not choose
+        which other files of this machine go into the data.
     """
 
+    background: str = "white"
     clip_frames: int | None = None
     fps: float | None = None
     stride: int | None = None
+    allow_outside: bool = False
 
     def __post_init__(self) -> None:
         n = self.clip_frames
@@ -55,68 +61,71 @@ class ClipOptions:
             raise ValueError(f"--stride must be at least 1 frame; got {self.stride}")
         if self.stride is not None and n is None:
             raise ValueError("--stride says where the next clip starts; give --clip-frames as well")
+        video.parse_colour(self.background)
+
+    def identity(self) -> dict:
+        """What decides on the pixels."""
+        colour = list(video.parse_colour(self.background))
+        return {"background": colour, "clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride}
+
+    def inside(self, path: Path, folder: Path) -> Path:
+        """The path; SampleError when it leaves the folder, by `..`, as an absolute path or through a link."""
+        if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            said = f"{path} lies outside {folder}; move it, or trust its author with --allow-outside"
+            raise SampleError("outside", said)
+        return path
+
+    def clips(self, source: Path | bytes | Image.Image, key: str) -> Iterator[tuple[str, np.ndarray, float]]:
+        """Yield (key, uint8 [T, H, W, 3], fps) of each clip.
+
+        Parameters
+        ----------
+        source : a file, a video when its name ends like one; or a picture or animation, or its bytes.
+        key : of the item; clips cut out of a longer one are `<key>-0000`, `<key>-0001`, ...
+
+        Raises
+        ------
+        SampleError : when the file cannot be used; clips before the fault may already have been given.
+        """
+        name = str(source) if isinstance(source, Path) else key
+        if isinstance(source, Path) and source.suffix.lower() in VIDEO_SUFFIXES:
+            with video.open_video(source, self.fps) as (frames, fps):
+                yield from self._cut(frames, fps, key, name)
+            return
+        stills, native = video.read_still_or_animation(source, video.parse_colour(self.background))
+        if len(stills) == 1:
+            yield key, stills, native
+            return
+        fps = self.fps or native
+        frames = video.held(((i / native, still) for i, still in enumerate(stills)), native, fps, name)
+        yield from self._cut(frames, fps, key, name)
+
+    def _cut(
+        self, frames: Iterator[np.ndarray], fps: float, key: str, name: str
+    ) -> Iterator[tuple[str, np.ndarray, float]]:
+        """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
+
+        What is shorter than one window gives one clip, cut to 1 + 4k frames. Of 12 frames, 5 every 3 are 0-4, 3-7 and
+        6-10; 13 every 3 are 0-8.
+        """
+        length = self.clip_frames
+        step = self.stride or length or 1
+        window: deque[np.ndarray] = deque(maxlen=length)
+        held = given = 0
+        for count, frame in enumerate(frames, 1):
+            window.append(frame)
+            held += frame.nbytes
+            if length is None and held > video.MAX_BYTES:
+                limit = video.MAX_BYTES >> 20
+                raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it with --clip-frames")
+            if length is not None and count >= length and (count - length) % step == 0:
+                yield f"{key}-{given:04d}", np.stack(window), fps
+                given += 1
+        if not given:
+            yield key, np.stack(list(window)[: geometry.floor_frames(len(window))]), fps
 
 
 def key_of(name: str) -> str:
     """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
     legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(name).with_suffix("")))[-60:].strip("_") or "item"
     return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
-
-
-def check_inside(path: Path, folder: Path) -> None:
-    """SampleError when a path leaves the folder, by `..`, as an absolute path or through a link."""
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-        raise SampleError("outside", f"{path} lies outside {folder}; move it, or trust its author with --allow-outside")
-
-
-def read_clips(
-    source: Path | bytes | Image.Image, background: video.RGB, options: ClipOptions, key: str
-) -> Iterator[tuple[str, np.ndarray, float]]:
-    """Yield (key, uint8 [T, H, W, 3], fps) of each clip.
-
-    Parameters
-    ----------
-    source : a file, a video when its name ends like one; or a picture or animation, or its bytes.
-    key : of the item; clips cut out of a longer one are `<key>-0000`, `<key>-0001`, ...
-
-    Raises
-    ------
-    SampleError : when the file cannot be used; clips before the fault may already have been given.
-    """
-    if isinstance(source, Path) and source.suffix.lower() in VIDEO_SUFFIXES:
-        with video.open_video(source, options.fps) as (frames, fps):
-            yield from _cut(frames, fps, options, key, str(source))
-        return
-    stills, native = video.read_still_or_animation(source, background)
-    if len(stills) == 1:
-        yield key, stills, native
-        return
-    name = str(source) if isinstance(source, Path) else key
-    fps = options.fps or native
-    frames = video.held(((i / native, still) for i, still in enumerate(stills)), native, fps, name)
-    yield from _cut(frames, fps, options, key, name)
-
-
-def _cut(
-    frames: Iterator[np.ndarray], fps: float, options: ClipOptions, key: str, name: str
-) -> Iterator[tuple[str, np.ndarray, float]]:
-    """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
-
-    What is shorter than one window gives one clip, cut to 1 + 4k frames.
-    """
-    length = options.clip_frames
-    step = options.stride or length or 1
-    window: deque[np.ndarray] = deque(maxlen=length)
-    held = given = 0
-    for count, frame in enumerate(frames, 1):
-        window.append(frame)
-        held += frame.nbytes
-        if length is None and held > video.MAX_BYTES:
-            limit = video.MAX_BYTES >> 20
-            raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it with --clip-frames")
-        if length is not None and count >= length and (count - length) % step == 0:
-            yield f"{key}-{given:04d}", np.stack(window), fps
-            given += 1
-    if not given:
-        whole = list(window)[: geometry.floor_frames(len(window))]
-        yield key, np.stack(whole), fps

@@ -16,26 +16,16 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.sources._media import (
-    BACKGROUND_FLAG,
-    CLIP_FLAGS,
-    IMAGE_SUFFIXES,
-    OUTSIDE_FLAG,
-    VIDEO_SUFFIXES,
-    ClipOptions,
-    check_inside,
-    key_of,
-    read_clips,
-)
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of
 from dfm_nb.data.sources._rows import open_rows
 
-FLAGS = (BACKGROUND_FLAG, *CLIP_FLAGS, OUTSIDE_FLAG)
+FLAGS = MEDIA_FLAGS
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
@@ -48,9 +38,9 @@ class Folder:
 
     name = "folder"
 
-    def __init__(self, root: Path, background: video.RGB, clips: ClipOptions, allow_outside: bool = False):
-        self.root, self.background, self.clips, self.allow_outside = root, background, clips, allow_outside
-        self.captions = _read_captions(self._inside(root / CAPTIONS))
+    def __init__(self, root: Path, reading: MediaOptions):
+        self.root, self.reading = root, reading
+        self.captions = _read_captions(reading.inside(root / CAPTIONS, root))
         self.files: list[str] = []
         other: Counter[str] = Counter()
         known = {*CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
@@ -86,15 +76,9 @@ class Folder:
             "folder": self.root.resolve().name,
             "files": len(self.files),
             "listing_sha256": listing.hexdigest(),
-            "background": list(self.background),
-            **asdict(self.clips),
-            "allow_outside": self.allow_outside,
+            **self.reading.identity(),
+            "allow_outside": self.reading.allow_outside,
         }
-
-    def _inside(self, path: Path) -> Path:
-        if not self.allow_outside:
-            check_inside(path, self.root)
-        return path
 
     def caption(self, index: int) -> str:
         """The caption of a file; SampleError when what should hold it does not."""
@@ -106,18 +90,18 @@ class Folder:
         for suffix in CAPTION_SUFFIXES:
             beside = path.with_suffix(suffix)
             if os.path.lexists(beside):
-                return _caption_file(self._inside(beside))
+                return _caption_file(self.reading.inside(beside, self.root))
         words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not words:
             raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
         return words
 
     def read(self, index: int) -> Iterator[Clip]:
-        path = self._inside(self.root / self.files[index])
+        path = self.reading.inside(self.root / self.files[index], self.root)
         caption = self.caption(index)
         if path.suffix.lower() not in MEDIA_SUFFIXES:
             raise SampleError("unknown_type", f"{path}, named in {CAPTIONS}, is neither an image nor a video")
-        for key, frames, fps in read_clips(path, self.background, self.clips, self.item_key(index)):
+        for key, frames, fps in self.reading.clips(path, self.item_key(index)):
             yield Clip(key, frames, caption, fps, self.name)
 
 
@@ -185,22 +169,14 @@ def _caption_file(path: Path) -> str:
     return " ".join(text.split())
 
 
-def build(
-    spec: str | None = None,
-    background: str = "white",
-    clip_frames: int | None = None,
-    fps: float | None = None,
-    stride: int | None = None,
-    allow_outside: bool = False,
-) -> Folder:
+def build(spec: str | None = None, **reading: Any) -> Folder:
     """The source of `folder:DIR`.
 
     Parameters
     ----------
     spec : the folder.
-    background : colour under transparent pixels, a CSS name or #rrggbb.
-    clip_frames, fps, stride : how videos and animations are cut, see `ClipOptions`.
-    allow_outside : also files that a link or `captions.csv` names outside the folder.
+    **reading : see `MediaOptions`; with `allow_outside` also files that a link or `captions.csv` names
+        outside the folder.
 
     Raises
     ------
@@ -211,8 +187,7 @@ def build(
     root = Path(spec).expanduser()
     if not root.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
-    clips = ClipOptions(clip_frames, fps, stride)
-    source = Folder(root, video.parse_colour(background), clips, allow_outside)
+    source = Folder(root, MediaOptions(**reading))
     if not len(source):
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{root} has no images or videos ({kinds}); name a folder that has some")

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dfm_nb.base import video
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import BACKGROUND_FLAG, ClipOptions
+from dfm_nb.data.sources._media import BACKGROUND_FLAG, MediaOptions
 from dfm_nb.data.sources._rows import open_rows
 from dfm_nb.data.sources.table import COLUMN_FLAGS, Table, pick_columns
 
@@ -68,4 +67,4 @@ def build(
     rows = open_rows(path)
     media, caption = pick_columns(rows, path.name, image_column, caption_column or "name")
     media = [c for c in media if image_column or c in IMAGE_COLUMNS] or media
-    return Table(NAME, rows, FILE, path.parent, media, caption, video.parse_colour(background), ClipOptions(), limits)
+    return Table(NAME, rows, FILE, path.parent, media, caption, MediaOptions(background, allow_outside=True), limits)

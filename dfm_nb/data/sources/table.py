@@ -13,7 +13,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -25,16 +25,7 @@ from dfm_nb.base import video
 from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import (
-    BACKGROUND_FLAG,
-    CLIP_FLAGS,
-    OUTSIDE_FLAG,
-    VIDEO_SUFFIXES,
-    ClipOptions,
-    check_inside,
-    key_of,
-    read_clips,
-)
+from dfm_nb.data.sources._media import MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of
 from dfm_nb.data.sources._rows import Rows, frame_rows, holds_pictures, open_rows
 
 if TYPE_CHECKING:
@@ -44,7 +35,7 @@ COLUMN_FLAGS = (
     Flag("image_column", "table: column with image bytes, paths or URLs"),
     Flag("caption_column", "table: column with captions"),
 )
-FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG, *CLIP_FLAGS, OUTSIDE_FLAG)
+FLAGS = (*COLUMN_FLAGS, *MEDIA_FLAGS)
 MEDIA_COLUMNS = (
     "image",
     "video",
@@ -69,7 +60,7 @@ class Table:
     label : the table's name in keys, messages and the identity.
     folder : what relative paths in the table refer to.
     media : columns with images or videos, in order of preference.
-    allow_outside : whether local paths may leave `folder`.
+    reading : with `allow_outside`, local paths may leave `folder`.
     """
 
     name: str
@@ -78,10 +69,8 @@ class Table:
     folder: Path
     media: Sequence[str]
     caption_column: str
-    background: video.RGB
-    clips: ClipOptions
+    reading: MediaOptions
     limits: _fetch.Limits
-    allow_outside: bool = True
 
     def __len__(self) -> int:
         return len(self.rows[self.caption_column])
@@ -103,8 +92,7 @@ class Table:
             "media_columns": list(self.media),
             "caption_column": self.caption_column,
             "listing_sha256": listing.hexdigest(),
-            "background": list(self.background),
-            **asdict(self.clips),
+            **self.reading.identity(),
         }
 
     def read(self, index: int) -> Iterator[Clip]:
@@ -117,7 +105,7 @@ class Table:
         key = self.item_key(index)
         try:
             with self._local(value) as media:
-                for clip_key, frames, fps in read_clips(media, self.background, self.clips, key):
+                for clip_key, frames, fps in self.reading.clips(media, key):
                     yield Clip(clip_key, frames, caption, fps, self.name)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
@@ -153,16 +141,11 @@ class Table:
         if scheme in ("http", "https"):
             yield from self._fetched(text)
         elif scheme == "file":
-            yield self._inside(Path(url2pathname(urlsplit(text).path)))
+            yield self.reading.inside(Path(url2pathname(urlsplit(text).path)), self.folder)
         elif scheme:
             raise SampleError("bad_url", f"{text} must be a path or a file, http or https URL; got {scheme}")
         else:
-            yield self._inside(self.folder / Path(text).expanduser())
-
-    def _inside(self, path: Path) -> Path:
-        if not self.allow_outside:
-            check_inside(path, self.folder)
-        return path
+            yield self.reading.inside(self.folder / Path(text).expanduser(), self.folder)
 
     def _fetched(self, url: str) -> Iterator[Path]:
         suffix = Path(unquote(urlsplit(url).path)).suffix.lower()
@@ -233,12 +216,8 @@ def build(
     spec: str | pd.DataFrame | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
-    background: str = "white",
-    clip_frames: int | None = None,
-    fps: float | None = None,
-    stride: int | None = None,
-    allow_outside: bool = False,
     limits: _fetch.Limits = _fetch.DEFAULT_LIMITS,
+    **reading: Any,
 ) -> Table:
     """The source of `table:FILE`.
 
@@ -247,16 +226,15 @@ def build(
     spec : path, `hf://datasets/OWNER/NAME/PATH` or http(s) URL of a .csv, .tsv, .jsonl or .parquet file; or a
         DataFrame, whose relative paths start at the working directory.
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
-    background : colour under transparent pixels, a CSS name or #rrggbb.
-    clip_frames, fps, stride : see `ClipOptions`.
-    allow_outside : a table that is fetched may name paths outside the working directory; others always may.
     limits : of each download.
+    **reading : see `MediaOptions`; without `allow_outside` a table that is fetched may not name paths outside the
+        working directory, others always may.
 
     Raises
     ------
     ValueError, FileNotFoundError, IsADirectoryError : the table cannot be read or lacks the columns.
     """
-    clips, colour = ClipOptions(clip_frames, fps, stride), video.parse_colour(background)
+    how = MediaOptions(**reading)
     if hasattr(spec, "columns"):
         rows, folder, label = frame_rows(spec), Path(), "dataframe"
     elif spec:
@@ -265,6 +243,6 @@ def build(
     else:
         raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
     media, caption = pick_columns(rows, label, image_column, caption_column)
-    fetched = isinstance(spec, str) and spec.startswith(FETCHED)
-    outside = allow_outside or not fetched
-    return Table("table", rows, label, folder, media, caption, colour, clips, limits, outside)
+    if not (isinstance(spec, str) and spec.startswith(FETCHED)):
+        how = replace(how, allow_outside=True)
+    return Table("table", rows, label, folder, media, caption, how, limits)
