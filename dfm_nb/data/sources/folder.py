@@ -30,6 +30,7 @@ MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 CAPTIONS = "captions.csv"
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
+KNOWN_SUFFIXES = MEDIA_SUFFIXES | {*CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
 LARGEST_CAPTION, LARGEST_CAPTIONS = 1 << 20, 1 << 28  # bytes; `captions.csv` takes seven times its own in memory
 
 
@@ -41,21 +42,13 @@ class Folder:
     def __init__(self, root: Path, reading: MediaOptions):
         self.root, self.reading = root, reading
         self.captions = _read_captions(reading.inside(root / CAPTIONS, root))
-        self.files: list[str] = []
-        other: Counter[str] = Counter()
-        known = {*CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
-        for name in _visible(root):
-            suffix = PurePosixPath(name).suffix.lower()
-            if suffix in MEDIA_SUFFIXES:
-                self.files.append(name)
-            elif suffix not in known:
-                other[suffix] += 1
-        if self.captions:
-            there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
-            # those that are missing are named when they are read
-            self.files += [name for name in self.captions if name not in there]
+        suffixes = {name: PurePosixPath(name).suffix.lower() for name in _visible(root)}
+        self.files = [name for name, suffix in suffixes.items() if suffix in MEDIA_SUFFIXES]
+        there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
+        # those that are missing are named when they are read
+        self.files += [name for name in self.captions if name not in there]
         self.files.sort()
-        if other:
+        if other := Counter(suffix for suffix in suffixes.values() if suffix not in KNOWN_SUFFIXES):
             kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
             log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
 
@@ -110,24 +103,21 @@ def _visible(root: Path) -> Iterator[str]:
 
     Also pipes, devices and links that lead nowhere: reading them says what they are.
     """
-    below = [""]
+    below = [""]  # not os.walk, which calls itself: a tree may be deeper than Python's stack
     while below:
         place = below.pop()
         try:
-            entries = os.scandir(root / place)
+            entries = [entry for entry in os.scandir(root / place) if not entry.name.startswith(".")]
         except PermissionError:
             log.warning("%s may not be read and is left out", root / place)
             continue
-        with entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    below.append(f"{place}{entry.name}/")
-                elif os.path.isdir(entry):  # of a link that leads to itself, entry.is_dir() raises
-                    log.warning("%s is a link to a folder and is left out", root / place / entry.name)
-                else:
-                    yield place + entry.name
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                below.append(f"{place}{entry.name}/")
+            elif os.path.isdir(entry):  # of a link that leads to itself, entry.is_dir() raises
+                log.warning("%s is a link to a folder and is left out", root / place / entry.name)
+            else:
+                yield place + entry.name
 
 
 def _read_captions(path: Path) -> dict[str, str]:
