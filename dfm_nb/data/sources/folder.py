@@ -159,13 +159,13 @@ def _caption_file(path: Path) -> str:
     return " ".join(text.split())
 
 
-def build(spec: str | None = None, **reading: Any) -> Folder:
+def build(spec: str | None = None, **options: Any) -> Folder:
     """The source of `folder:DIR`.
 
     Parameters
     ----------
     spec : the folder.
-    **reading : see `MediaOptions`; with `allow_outside` also files that a link or `captions.csv` names
+    **options : see `MediaOptions`; with `allow_outside` also files that a link or `captions.csv` names
         outside the folder.
 
     Raises
@@ -177,7 +177,7 @@ def build(spec: str | None = None, **reading: Any) -> Folder:
     root = Path(spec).expanduser()
     if not root.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
-    source = Folder(root, MediaOptions(**reading))
+    source = Folder(root, MediaOptions(**options))
     if not len(source):
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{root} has no images or videos ({kinds}); name a folder that has some")

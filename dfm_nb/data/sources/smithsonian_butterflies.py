@@ -8,20 +8,19 @@ Source of the data: https://huggingface.co/datasets/huggan/smithsonian_butterfli
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import BACKGROUND_FLAG, MediaOptions
-from dfm_nb.data.sources._rows import open_rows
-from dfm_nb.data.sources.table import COLUMN_FLAGS, Table, pick_columns
+from dfm_nb.data.sources import _fetch, table
+from dfm_nb.data.sources._media import BACKGROUND_FLAG
 
-FLAGS = (*COLUMN_FLAGS, BACKGROUND_FLAG)
+FLAGS = (*table.COLUMN_FLAGS, BACKGROUND_FLAG)
 FETCHES = True
 NAME = "smithsonian_butterflies"
 REPOSITORY = "huggan/smithsonian_butterflies_subset"
 FILE = "data/train-00000-of-00001.parquet"
 URL = f"hf://datasets/{REPOSITORY}/{FILE}"
-IMAGE_COLUMNS = ("image", "image_url")
 LIMITS = _fetch.Limits(max_bytes=64 << 20)
 HOW_TO_FETCH = (
     f"where there is a network, run: hf download {REPOSITORY} {FILE} --repo-type dataset --local-dir DIR, "
@@ -44,9 +43,9 @@ def build(
     spec: str | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
-    background: str = "white",
     limits: _fetch.Limits = LIMITS,
-) -> Table:
+    **options: Any,
+) -> table.Table:
     """The source.
 
     Parameters
@@ -55,6 +54,7 @@ def build(
     image_column : default: bytes in `image`, else `image_url`.
     caption_column : default `name`; `scientific_name` and `image_alt` are others.
     limits : of each image that has to be fetched.
+    **options : `background`, as in `MediaOptions`.
 
     Raises
     ------
@@ -64,7 +64,5 @@ def build(
         path = _local_file(spec) if spec else _fetch.hub_file(URL)
     except FileNotFoundError as error:
         raise error if spec else FileNotFoundError(f"{error}; {HOW_TO_FETCH}") from None
-    rows = open_rows(path)
-    media, caption = pick_columns(rows, path.name, image_column, caption_column or "name")
-    media = [c for c in media if image_column or c in IMAGE_COLUMNS] or media
-    return Table(NAME, rows, FILE, path.parent, media, caption, MediaOptions(background, allow_outside=True), limits)
+    source = table.build(str(path), image_column, caption_column or "name", limits, **options)
+    return replace(source, name=NAME, label=FILE)

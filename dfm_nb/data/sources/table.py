@@ -36,19 +36,7 @@ COLUMN_FLAGS = (
     Flag("caption_column", "table: column with captions"),
 )
 FLAGS = (*COLUMN_FLAGS, *MEDIA_FLAGS)
-MEDIA_COLUMNS = (
-    "image",
-    "video",
-    "image_path",
-    "video_path",
-    "path",
-    "file",
-    "file_name",
-    "filename",
-    "image_url",
-    "video_url",
-    "url",
-)
+MEDIA_COLUMNS = "image video image_path video_path path file file_name filename image_url video_url url".split()
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 FETCHED = ("hf://", "http://", "https://")
 
@@ -99,7 +87,9 @@ class Table:
         where = f"row {index + 1} of {self.label}"
         caption = self._caption(index, where)
         values = (self.rows[column][index] for column in self.media)
-        value = next((v for v in values if not _is_empty(v)), None)
+        # the hub's struct of bytes and path is its bytes, or its path when it has none
+        plain = ((v.get("bytes") or v.get("path") or None) if isinstance(v, dict) else v for v in values)
+        value = next((v for v in plain if v is not None), None)
         if value is None:
             raise SampleError("no_media", f"{where} has neither bytes, a path nor a URL in {' or '.join(self.media)}")
         key = self.item_key(index)
@@ -120,43 +110,38 @@ class Table:
         return str(value).strip()
 
     @contextmanager
-    def _local(self, value) -> Iterator[Path | bytes | Image.Image]:
+    def _local(self, value: Any) -> Iterator[Path | bytes | Image.Image]:
         """The value as a picture, its bytes or a file; temporary files go when the block ends."""
-        if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
+        if isinstance(value, (bytearray, memoryview)):
+            value = bytes(value)
         if hasattr(value, "__array_interface__"):
             yield video.picture(value)
-            return
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            value = bytes(value)
-            if not _is_video(value):
-                yield value
-                return
+        elif not isinstance(value, bytes):
+            yield from self._file(str(value).strip())
+        elif _is_video(value):
             with _temporary(".mp4") as path:
                 path.write_bytes(value)
                 yield path
-            return
-        text = str(value).strip()
-        scheme = urlsplit(text).scheme.lower() if "://" in text else ""
-        if scheme in ("http", "https"):
-            yield from self._fetched(text)
-        elif scheme == "file":
-            yield self.reading.inside(Path(url2pathname(urlsplit(text).path)), self.folder)
-        elif scheme:
-            raise SampleError("bad_url", f"{text} must be a path or a file, http or https URL; got {scheme}")
         else:
-            yield self.reading.inside(self.folder / Path(text).expanduser(), self.folder)
+            yield value
 
-    def _fetched(self, url: str) -> Iterator[Path]:
-        suffix = Path(unquote(urlsplit(url).path)).suffix.lower()
+    def _file(self, text: str) -> Iterator[Path]:
+        """The file of a path or URL."""
+        parts = urlsplit(text if "://" in text else "")
+        if parts.scheme in ("", "file"):
+            path = Path(url2pathname(parts.path) if parts.scheme else text).expanduser()
+            yield self.reading.inside(self.folder / path, self.folder)
+            return
+        if parts.scheme not in ("http", "https"):
+            raise SampleError("bad_url", f"{text} must be a path or a file, http or https URL; got {parts.scheme}")
         with _temporary(".download") as path:
-            kind = _fetch.download(url, path, self.limits)
-            if suffix in VIDEO_SUFFIXES or kind.startswith("video/"):
+            kind = _fetch.download(text, path, self.limits)
+            if Path(unquote(parts.path)).suffix.lower() in VIDEO_SUFFIXES or kind.startswith("video/"):
                 path = path.rename(path.with_suffix(".mp4"))  # any video's: the content decides
             try:
                 yield path
             except SampleError as error:  # name what the user knows
-                raise SampleError(error.reason, error.detail.replace(str(path), url)) from None
+                raise SampleError(error.reason, error.detail.replace(str(path), text)) from None
 
 
 def _update(listing: Any, before: str, values: Iterable[Any], after: str) -> None:
@@ -164,10 +149,6 @@ def _update(listing: Any, before: str, values: Iterable[Any], after: str) -> Non
     for i, value in enumerate(values):
         listing.update(f"{', ' if i else before}{value!r}".encode("utf-8", "surrogatepass"))
     listing.update(after.encode())
-
-
-def _is_empty(value) -> bool:
-    return value is None or (isinstance(value, dict) and not (value.get("bytes") or value.get("path")))
 
 
 def _is_video(data: bytes) -> bool:
@@ -182,7 +163,9 @@ def _temporary(suffix: str) -> Iterator[Path]:
         yield Path(folder, f"media{suffix}")
 
 
-def pick_columns(rows: Rows, label: str, image_column: str | None, caption_column: str | None) -> tuple[list[str], str]:
+def _pick_columns(
+    rows: Rows, label: str, image_column: str | None, caption_column: str | None
+) -> tuple[list[str], str]:
     """The media columns in order of preference and the caption column; ValueError says which there are."""
     there = ", ".join(rows)
     for flag, name in (("--image-column", image_column), ("--caption-column", caption_column)):
@@ -197,7 +180,7 @@ def pick_columns(rows: Rows, label: str, image_column: str | None, caption_colum
     return media, caption
 
 
-def local_table(spec: str, limits: _fetch.Limits) -> tuple[Rows, Path]:
+def _open(spec: str, limits: _fetch.Limits) -> tuple[Rows, Path]:
     """Rows of a table by path or URL, and the folder that relative paths in it refer to."""
     if spec.startswith("hf://"):
         return open_rows(_fetch.hub_file(spec)), Path()
@@ -217,7 +200,7 @@ def build(
     image_column: str | None = None,
     caption_column: str | None = None,
     limits: _fetch.Limits = _fetch.DEFAULT_LIMITS,
-    **reading: Any,
+    **options: Any,
 ) -> Table:
     """The source of `table:FILE`.
 
@@ -227,22 +210,22 @@ def build(
         DataFrame, whose relative paths start at the working directory.
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
     limits : of each download.
-    **reading : see `MediaOptions`; without `allow_outside` a table that is fetched may not name paths outside the
+    **options : see `MediaOptions`; without `allow_outside` a table that is fetched may not name paths outside the
         working directory, others always may.
 
     Raises
     ------
     ValueError, FileNotFoundError, IsADirectoryError : the table cannot be read or lacks the columns.
     """
-    how = MediaOptions(**reading)
+    reading = MediaOptions(**options)
     if hasattr(spec, "columns"):
         rows, folder, label = frame_rows(spec), Path(), "dataframe"
     elif spec:
-        rows, folder = local_table(spec, limits)
+        rows, folder = _open(spec, limits)
         label = Path(urlsplit(spec).path).name or spec
     else:
         raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
-    media, caption = pick_columns(rows, label, image_column, caption_column)
+    media, caption = _pick_columns(rows, label, image_column, caption_column)
     if not (isinstance(spec, str) and spec.startswith(FETCHED)):
-        how = replace(how, allow_outside=True)
-    return Table("table", rows, label, folder, media, caption, how, limits)
+        reading = replace(reading, allow_outside=True)
+    return Table("table", rows, label, folder, media, caption, reading, limits)
