@@ -200,8 +200,6 @@ def hub_file(url: str) -> Path:
     try:
         return Path(hf_hub_download(repository, filename, repo_type="dataset", revision=revision or None))
     except Exception as error:  # offline, no such file, no permission, TLS, ...: many types from several libraries
-        said = _brief(error).partition(". ")[0]
+        said = f"{type(error).__name__}: {_brief(error).partition('. ')[0]}"
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
-        raise FileNotFoundError(
-            f"{url} is not in the hub's cache and could not be fetched{offline}: {type(error).__name__}: {said}"
-        ) from None
+        raise FileNotFoundError(f"{url} is not in the hub's cache and could not be fetched{offline}: {said}") from None

@@ -44,6 +44,7 @@ class ParquetColumn(Sequence):
     def __init__(self, file: pq.ParquetFile, name: str, starts: np.ndarray, lock: threading.RLock):
         self._file, self._name, self._starts, self._lock = file, name, starts, lock
         self._held = lru_cache(GROUPS_HELD)(self._group)
+        self.type = file.schema_arrow.field(name).type
 
     def _group(self, group: int) -> pa.ChunkedArray:
         with self._lock:
@@ -62,16 +63,12 @@ class ParquetColumn(Sequence):
             held = self._held(group)
         return _none_if_empty(held[index - int(self._starts[group])].as_py())
 
-    @property
-    def holds_pictures(self) -> bool:
-        kind = self._file.schema_arrow.field(self._name).type
-        return pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
 
 def holds_pictures(values: Sequence[Any]) -> bool:
     """Whether a column holds pictures themselves: PIL images, arrays, bytes, or the hub's struct of bytes and path."""
     if isinstance(values, ParquetColumn):
-        return values.holds_pictures
+        kind = values.type
+        return pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     inner = (value.get("bytes") if isinstance(value, dict) else value for value in values)
     return any(isinstance(value, (bytes, bytearray)) or hasattr(value, "__array_interface__") for value in inner)
 

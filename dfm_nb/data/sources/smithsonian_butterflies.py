@@ -40,21 +40,16 @@ def _local_file(spec: str) -> Path:
 
 
 def build(
-    spec: str | None = None,
-    image_column: str | None = None,
-    caption_column: str | None = None,
-    limits: _fetch.Limits = LIMITS,
-    **options: Any,
+    spec: str | None = None, caption_column: str = "name", limits: _fetch.Limits = LIMITS, **options: Any
 ) -> table.Table:
     """The source.
 
     Parameters
     ----------
     spec : None for the hub; else the parquet file, or a folder that holds it (as `hf download --local-dir` leaves it).
-    image_column : default: bytes in `image`, else `image_url`.
-    caption_column : default `name`; `scientific_name` and `image_alt` are others.
+    caption_column : `scientific_name` and `image_alt` are others.
     limits : of each image that has to be fetched.
-    **options : `background`, as in `MediaOptions`.
+    **options : `image_column`, else bytes in `image` or else `image_url`; `background`, as in `MediaOptions`.
 
     Raises
     ------
@@ -64,5 +59,5 @@ def build(
         path = _local_file(spec) if spec else _fetch.hub_file(URL)
     except FileNotFoundError as error:
         raise error if spec else FileNotFoundError(f"{error}; {HOW_TO_FETCH}") from None
-    source = table.build(str(path), image_column, caption_column or "name", limits, **options)
+    source = table.build(str(path), caption_column=caption_column, limits=limits, **options)
     return replace(source, name=NAME, label=FILE)

@@ -163,21 +163,15 @@ def _temporary(suffix: str) -> Iterator[Path]:
         yield Path(folder, f"media{suffix}")
 
 
-def _pick_columns(
-    rows: Rows, label: str, image_column: str | None, caption_column: str | None
-) -> tuple[list[str], str]:
-    """The media columns in order of preference and the caption column; ValueError says which there are."""
+def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[str]) -> list[str]:
+    """The column that was asked for, or those with a usual name; ValueError says which there are."""
     there = ", ".join(rows)
-    for flag, name in (("--image-column", image_column), ("--caption-column", caption_column)):
-        if name is not None and name not in rows:
-            raise ValueError(f"{label} has no column {name!r}; choose {flag} from {there}")
-    media = [image_column] if image_column else [c for c in MEDIA_COLUMNS if c in rows]
-    caption = caption_column or next((c for c in CAPTION_COLUMNS if c in rows and c not in media), None)
-    if not media:
-        raise ValueError(f"{label} has none of {', '.join(MEDIA_COLUMNS)}; choose --image-column from {there}")
-    if caption is None:
-        raise ValueError(f"{label} has none of {', '.join(CAPTION_COLUMNS)}; choose --caption-column from {there}")
-    return media, caption
+    if given is not None and given not in rows:
+        raise ValueError(f"{label} has no column {given!r}; choose {flag} from {there}")
+    found = [name for name in usual if name in rows] if given is None else [given]
+    if not found:
+        raise ValueError(f"{label} has none of {', '.join(usual)}; choose {flag} from {there}")
+    return found
 
 
 def _open(spec: str, limits: _fetch.Limits) -> tuple[Rows, Path]:
@@ -225,7 +219,9 @@ def build(
         label = Path(urlsplit(spec).path).name or spec
     else:
         raise ValueError("name the table: --source table:FILE (.csv, .tsv, .jsonl or .parquet)")
-    media, caption = _pick_columns(rows, label, image_column, caption_column)
+    media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
+    usual = [name for name in CAPTION_COLUMNS if name not in media]
+    caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
     if not (isinstance(spec, str) and spec.startswith(FETCHED)):
         reading = replace(reading, allow_outside=True)
     return Table("table", rows, label, folder, media, caption, reading, limits)
