@@ -32,6 +32,9 @@ MEDIA_FLAGS = (
     Flag("allow_outside", "also read files outside the folder, by a link or captions.csv", bool),
 )
 
+Clips = Iterator[tuple[str, np.ndarray, float]]
+"""Of each clip its key, its frames, uint8 [T, H, W, 3], and frames per second."""
+
 
 @dataclass(frozen=True)
 class MediaOptions:
@@ -75,8 +78,8 @@ class MediaOptions:
             raise SampleError("outside", said)
         return path
 
-    def clips(self, source: Path | bytes | Image.Image, key: str) -> Iterator[tuple[str, np.ndarray, float]]:
-        """Yield (key, uint8 [T, H, W, 3], fps) of each clip.
+    def clips(self, source: Path | bytes | Image.Image, key: str) -> Clips:
+        """Yield the clips of one item.
 
         Parameters
         ----------
@@ -100,9 +103,7 @@ class MediaOptions:
         frames = video.held(((i / native, still) for i, still in enumerate(stills)), native, fps, name)
         yield from self._cut(frames, fps, key, name)
 
-    def _cut(
-        self, frames: Iterator[np.ndarray], fps: float, key: str, name: str
-    ) -> Iterator[tuple[str, np.ndarray, float]]:
+    def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: str) -> Clips:
         """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
 
         What is shorter than one window gives one clip, cut to 1 + 4k frames. Of 12 frames, 5 every 3 are 0-4, 3-7 and
@@ -111,11 +112,10 @@ class MediaOptions:
         length = self.clip_frames
         step = self.stride or length or 1
         window: deque[np.ndarray] = deque(maxlen=length)
-        held = given = 0
+        given = 0
         for count, frame in enumerate(frames, 1):
             window.append(frame)
-            held += frame.nbytes
-            if length is None and held > video.MAX_BYTES:
+            if length is None and len(window) * frame.nbytes > video.MAX_BYTES:
                 limit = video.MAX_BYTES >> 20
                 raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it with --clip-frames")
             if length is not None and count >= length and (count - length) % step == 0:

@@ -77,9 +77,8 @@ class Folder:
         """The caption of a file; SampleError when what should hold it does not."""
         name = self.files[index]
         path = self.root / name
-        for known in (name, path.name):
-            if known in self.captions:
-                return self.captions[known]
+        if listed := self.captions.get(name) or self.captions.get(path.name):
+            return listed
         for suffix in CAPTION_SUFFIXES:
             beside = path.with_suffix(suffix)
             if os.path.lexists(beside):
@@ -140,23 +139,20 @@ def _caption_file(path: Path) -> str:
         raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
     try:
         text = path.read_text(encoding="utf-8-sig")
+        record = json.loads(text) if path.suffix == ".json" else text
     except UnicodeDecodeError as error:
         said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
         raise SampleError("caption_not_utf8", said) from None
     except OSError as error:
         raise SampleError("caption_unreadable", f"{path} cannot be read: {error.strerror}") from None
-    if path.suffix == ".json":
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
-        found = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
-        if not isinstance(found, str):
-            raise SampleError("no_caption", f'{path} must be a string or an object with a string "caption"')
-        text = found
-    if not text.strip():
+    except (ValueError, RecursionError) as error:
+        raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
+    found = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
+    if not isinstance(found, str):
+        raise SampleError("no_caption", f'{path} must be a string or an object with a string "caption"')
+    if not found.strip():
         raise SampleError("no_caption", f"{path} is empty; write a caption in it, or remove it to use the file's name")
-    return " ".join(text.split())
+    return " ".join(found.split())
 
 
 def build(spec: str | None = None, **options: Any) -> Folder:

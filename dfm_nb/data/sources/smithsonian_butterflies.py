@@ -28,17 +28,6 @@ HOW_TO_FETCH = (
 )
 
 
-def _local_file(spec: str) -> Path:
-    path = Path(spec).expanduser()
-    if not path.is_dir():
-        return path
-    inside = [path / FILE, *sorted(path.glob("*.parquet")), *sorted(path.glob("data/*.parquet"))]
-    found = next((p for p in inside if p.is_file()), None)
-    if found is None:
-        raise FileNotFoundError(f"{path} holds no parquet file; {HOW_TO_FETCH}")
-    return found
-
-
 def build(
     spec: str | None = None, caption_column: str = "name", limits: _fetch.Limits = LIMITS, **options: Any
 ) -> table.Table:
@@ -56,8 +45,14 @@ def build(
     FileNotFoundError : the file is not there and cannot be fetched; the message says how to get it.
     """
     try:
-        path = _local_file(spec) if spec else _fetch.hub_file(URL)
+        path = Path(spec).expanduser() if spec else _fetch.hub_file(URL)
     except FileNotFoundError as error:
-        raise error if spec else FileNotFoundError(f"{error}; {HOW_TO_FETCH}") from None
+        raise FileNotFoundError(f"{error}; {HOW_TO_FETCH}") from None
+    if path.is_dir():
+        inside = [path / FILE, *sorted(path.glob("*.parquet")), *sorted(path.glob("data/*.parquet"))]
+        found = next((p for p in inside if p.is_file()), None)
+        if found is None:
+            raise FileNotFoundError(f"{path} holds no parquet file; {HOW_TO_FETCH}")
+        path = found
     source = table.build(str(path), caption_column=caption_column, limits=limits, **options)
     return replace(source, name=NAME, label=FILE)

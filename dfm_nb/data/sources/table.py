@@ -92,11 +92,10 @@ class Table:
         value = next((v for v in plain if v is not None), None)
         if value is None:
             raise SampleError("no_media", f"{where} has neither bytes, a path nor a URL in {' or '.join(self.media)}")
-        key = self.item_key(index)
         try:
             with self._local(value) as media:
-                for clip_key, frames, fps in self.reading.clips(media, key):
-                    yield Clip(clip_key, frames, caption, fps, self.name)
+                for key, frames, fps in self.reading.clips(media, self.item_key(index)):
+                    yield Clip(key, frames, caption, fps, self.name)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
