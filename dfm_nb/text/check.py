@@ -232,14 +232,13 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
     """The corpora of a blend must come from one tokenizer, by the hash of its whole definition."""
     name = "one tokenizer over the blend"
     hashes = {p: read_meta(p).get("tokenizer_sha256") for p in prefixes}
-    unknown = [p for p, h in hashes.items() if h is None]
-    known = {h: p for p, h in hashes.items() if h is not None}
+    known = {h: p for p, h in hashes.items() if h}
     if len(known) > 1:
         return Check(name, False, " and ".join(known.values()) + " were made with different tokenizers")
     dtypes = {Index.open(p).dtype.name for p in prefixes}
     if len(dtypes) > 1:
         return Check(name, False, f"the corpora have dtypes {', '.join(sorted(dtypes))}")
-    if unknown:
+    if unknown := [p for p, h in hashes.items() if not h]:
         detail = f"no .meta.json beside {', '.join(unknown)}; only the dtype ({dtypes.pop()}) could be compared"
         return Check(name, None, detail)
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 import orjson
 
-from dfm_nb.text.encode import DocumentTooLong, TextEncoder
+from dfm_nb.text import encode as text_encode
 from dfm_nb.text.input import CHUNK_BYTES, Chunk, TooLong
 from dfm_nb.text.tokenizer import TokenizerSpec
 
-Row = dict[str, Any]
-"""A line's object, in which every asked key holds a string or a list of strings."""
+Row = dict[str, list[str]]
+"""The texts of a line under each key that was asked for; a string is a list of one."""
 
 
 def part_prefix(prefix: str, index: int, count: int) -> str:
@@ -95,42 +95,27 @@ class ChunkEncoder:
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
         self.config, self._dtype = config, np.dtype(config.dtype)
-        self._text = TextEncoder(spec.backend(), self._dtype, config.fast)
+        self._text = text_encode.TextEncoder(spec.backend(), self._dtype, config.fast)
         self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
 
     def __call__(self, chunk: Chunk) -> Encoded:
         """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
         out = Encoded()
-        rows = self._parse(chunk, out)
-        try:
-            self._encode_rows(rows, out)
-        except DocumentTooLong:  # rare: find out which ones it is, and encode the others
-            rows = [(line, row) for line, row in rows if self._fits(line, row, out)]
-            self._encode_rows(rows, out)
-        out.documents = len(rows)
-        return out
-
-    def _fits(self, line: int, row: Row, out: Encoded) -> bool:
-        try:
-            self._encode_rows([(line, row)], Encoded())
-        except DocumentTooLong as error:
-            out.bad.append(BadLine(line, str(error), _excerpt(str(row)[:100].encode("utf-8", "replace"))))
-            return False
-        return True
-
-    def _parse(self, chunk: Chunk, out: Encoded) -> list[tuple[int, Row]]:
-        rows = []
+        rows: list[Row] = []
         for number, line in enumerate(chunk.lines, chunk.first_line):
             if not line.strip() and not isinstance(line, TooLong):
                 out.blank_lines += 1
                 continue
             try:
-                rows.append((number, self._row(line)))
+                rows.append(self._row(line))
             except ValueError as error:
                 out.bad.append(BadLine(number, str(error), _excerpt(line)))
                 if self.config.on_error == "stop":
                     break
-        return rows
+        out.documents = len(rows)
+        for key in self.config.json_keys:
+            self._encode(key, [row[key] for row in rows], out)
+        return out
 
     def _row(self, line: bytes) -> Row:
         if isinstance(line, TooLong):
@@ -138,31 +123,33 @@ class ChunkEncoder:
         row = _loads(line.removesuffix(b"\n"), self.config.json_keys)
         if not isinstance(row, dict):
             raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
+        found: Row = {}
         for key in self.config.json_keys:
             if key not in row:
                 has = ", ".join(map(repr, row)) or "no keys"
                 raise ValueError(f"the key {key!r} is missing; the line has {has} (--json-keys names those to read)")
-            text = row[key]
-            if not isinstance(text, str) and not (isinstance(text, list) and all(isinstance(t, str) for t in text)):
-                raise ValueError(f"{key!r} must be a string or a list of strings; got {type(text).__name__}")
-        return row
+            texts = [row[key]] if isinstance(row[key], str) else row[key]
+            if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+                raise ValueError(f"{key!r} must be a string or a list of strings; got {type(texts).__name__}")
+            found[key] = texts
+            if len(line) > text_encode.MAX_PLAIN_CHARS:  # it may be DocumentTooLong, which alone fails its own line
+                self._text.encode_batch(texts)
+        return found
 
-    def _encode_rows(self, rows: list[tuple[int, Row]], out: Encoded) -> None:
-        for key in self.config.json_keys:
-            documents = [row[key] if isinstance(row[key], list) else [row[key]] for _, row in rows]
-            encoded = iter(self._text.encode_batch([text for texts in documents for text in texts]))
-            tokens: list[bytes] = []  # of each sequence
-            counts: list[int] = []  # sequences of each document
-            for texts in documents:
-                sequences = [s for s in itertools.islice(encoded, len(texts)) if s]
-                if sequences and self._eod:
-                    sequences[-1] += self._eod
-                tokens += sequences
-                counts.append(len(sequences))
-            lengths = [len(t) // self._dtype.itemsize for t in tokens]
-            out.files[f"{key}.bin"] = b"".join(tokens)
-            out.files[f"{key}.lengths"] = np.array(lengths, np.int32).tobytes()
-            out.files[f"{key}.counts"] = np.array(counts, np.int32).tobytes()
+    def _encode(self, key: str, documents: list[list[str]], out: Encoded) -> None:
+        encoded = iter(self._text.encode_batch([text for texts in documents for text in texts]))
+        tokens: list[bytes] = []  # of each sequence
+        counts: list[int] = []  # sequences of each document
+        for texts in documents:
+            sequences = [s for s in itertools.islice(encoded, len(texts)) if s]
+            if sequences and self._eod:
+                sequences[-1] += self._eod
+            tokens += sequences
+            counts.append(len(sequences))
+        lengths = [len(t) // self._dtype.itemsize for t in tokens]
+        out.files[f"{key}.bin"] = b"".join(tokens)
+        out.files[f"{key}.lengths"] = np.array(lengths, np.int32).tobytes()
+        out.files[f"{key}.counts"] = np.array(counts, np.int32).tobytes()
 
 
 def _loads(line: bytes, keys: Sequence[str]) -> object:

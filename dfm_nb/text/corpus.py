@@ -29,7 +29,7 @@ from dfm_nb.text.tokenizer import TokenizerSpec
 from dfm_nb.text.workers import LostWorker, ordered_map
 
 _COUNTS = ("documents", "blank_lines", "skipped")
-_SAVE_EVERY = 64 << 20  # bytes of a merge's tokens: at most this much is done again after a kill
+_MERGE_BYTES = 8 << 20  # copied between two records of the progress: as much is done again after a kill
 
 
 @dataclass
@@ -165,7 +165,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     prefixes : of the corpora, without `.bin`; all of one dtype and, where it is known, one tokenizer
     output : prefix of the joined corpus; must differ from all of them
 
-    A merge that was killed goes on when it is called again with the same corpora, at most 64 MiB before where it stood.
+    A merge that was killed goes on when it is called again with the same corpora, at most 8 MiB before where it stood.
     One corpus is mapped at a time, so memory does not grow with their number.
     """
     if not prefixes:
@@ -193,8 +193,8 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
 def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
     """Append the corpora from where `parts` stands. One is open at a time: memory does not grow with their number."""
-    done, saved = parts.progress, 0
-    block, buffer = 1 << 18, memoryview(bytearray(1 << 20))  # documents or sequences at a time; bytes
+    done = parts.progress
+    block, buffer = 1 << 18, memoryview(bytearray(_MERGE_BYTES))  # documents or sequences at a time; bytes
     rest = prefixes[done.span :]
     for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress, total=len(prefixes), initial=done.span):
         index = Index.open(prefix)
@@ -205,9 +205,7 @@ def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
             while size := f.readinto(buffer):
                 parts.write(f"{key}.bin", buffer[:size])
                 done.offset += size
-                if parts.progress.sizes[f"{key}.bin"] - saved >= _SAVE_EVERY:
-                    parts.save()
-                    saved = parts.progress.sizes[f"{key}.bin"]
+                parts.save()
         for start in range(0, index.num_sequences, block):
             parts.write(f"{key}.lengths", index.lengths[start : start + block].tobytes())
         for start in range(0, index.num_documents, block):
