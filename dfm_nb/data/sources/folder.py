@@ -1,10 +1,11 @@
 """`folder:DIR`: images, animations and videos of a folder and its sub-folders, captioned by files beside or by name.
 
 Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
-of `a.png` is looked for in this order: `captions.csv` (columns file and caption), `a.txt`, `a.json` (a string, or its
-"caption" or "text"), the file's name with - and _ as spaces.
+of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
+or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, `a.json` (a
+string, or its "caption" or "text"), the file's name with - and _ as spaces.
 Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used,
-a missing file that `captions.csv` names included, is a `SampleError` that names it. So is what lies outside the folder,
+a missing file that a list names included, is a `SampleError` that names it. So is what lies outside the folder,
 unless `allow_outside`: who wrote the folder may not choose which other files of this machine go into the data.
 """
 
@@ -24,14 +25,15 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of
 from dfm_nb.data.sources._rows import open_rows
+from dfm_nb.data.sources.table import CAPTION_COLUMNS
 
 FLAGS = MEDIA_FLAGS
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
-CAPTIONS = "captions.csv"
+LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
-KNOWN_SUFFIXES = MEDIA_SUFFIXES | {*CAPTION_SUFFIXES, Path(CAPTIONS).suffix}
-LARGEST_CAPTION, LARGEST_CAPTIONS = 1 << 20, 1 << 28  # bytes; `captions.csv` takes seven times its own in memory
+KNOWN_SUFFIXES = MEDIA_SUFFIXES | {*CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
+LARGEST_CAPTION, LARGEST_CAPTIONS = 1 << 20, 1 << 28  # bytes; a CSV takes seven times its own in memory
 
 
 class Folder:
@@ -41,8 +43,13 @@ class Folder:
 
     def __init__(self, root: Path, reading: MediaOptions):
         self.root, self.reading = root, reading
-        self.captions = _read_captions(reading.inside(root / CAPTIONS, root))
         suffixes = {name: PurePosixPath(name).suffix.lower() for name in _visible(root)}
+        self.captions: dict[str, str] = {}
+        for name in sorted(suffixes, key=lambda name: (-name.count("/"), name)):  # the nearest list of a file wins
+            if PurePosixPath(name).name in LISTS:
+                below = name.rpartition("/")[0]
+                listed = _read_captions(reading.inside(root / name, root))
+                self.captions = {f"{below}/{file}" if below else file: c for file, c in listed.items()} | self.captions
         self.files = [name for name, suffix in suffixes.items() if suffix in MEDIA_SUFFIXES]
         there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
         # those that are missing are named when they are read
@@ -51,6 +58,8 @@ class Folder:
         if other := Counter(suffix for suffix in suffixes.values() if suffix not in KNOWN_SUFFIXES):
             kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
             log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
+        if self.files and not self.captions and not set(CAPTION_SUFFIXES) & set(suffixes.values()):
+            log.warning("%s has no captions, so names of files are taken; add %s or a .txt beside each", root, LISTS[0])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -92,7 +101,7 @@ class Folder:
         path = self.reading.inside(self.root / self.files[index], self.root)
         caption = self.caption(index)
         if path.suffix.lower() not in MEDIA_SUFFIXES:
-            raise SampleError("unknown_type", f"{path}, named in {CAPTIONS}, is neither an image nor a video")
+            raise SampleError("unknown_type", f"{path}, named in a list of captions, is neither an image nor a video")
         for key, frames, fps in self.reading.clips(path, self.item_key(index)):
             yield Clip(key, frames, caption, fps, self.name)
 
@@ -120,16 +129,15 @@ def _visible(root: Path) -> Iterator[str]:
 
 
 def _read_captions(path: Path) -> dict[str, str]:
-    """{file: caption} of `captions.csv`, {} when there is none; a row without a caption counts as no row."""
-    if not os.path.lexists(path):
-        return {}
+    """{file: caption} of one of `LISTS`; a row without a caption counts as no row."""
     if path.is_file() and path.stat().st_size > LARGEST_CAPTIONS:
         raise ValueError(f"{path} is over {LARGEST_CAPTIONS >> 20} MiB; give it as --source table:FILE.parquet")
     rows = open_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
-    if file_column is None or "caption" not in rows:
+    column = next((c for c in CAPTION_COLUMNS if c in rows), None)
+    if file_column is None or column is None:
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    pairs = zip(rows[file_column], rows["caption"])
+    pairs = zip(rows[file_column], rows[column])
     return {f.strip().replace("\\", "/").removeprefix("./"): c.strip() for f, c in pairs if f and c}
 
 
@@ -166,7 +174,7 @@ def build(spec: str | None = None, **options: Any) -> Folder:
 
     Raises
     ------
-    NotADirectoryError, ValueError : the folder is none, has nothing to read, or its captions.csv is malformed.
+    NotADirectoryError, ValueError : the folder is none, has nothing to read, or a list of captions is malformed.
     """
     if not spec:
         raise ValueError("name the folder: --source folder:DIR")

@@ -56,6 +56,19 @@ def test_captions_come_from_csv_then_txt_then_json_then_name(tmp_path):
     assert captions == ["from csv", "from txt", "from json", "a plain string", "my blue butterfly", "ä, b"]
 
 
+def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warned_of(tmp_path, caplog):
+    for name in ("train/0000.png", "train/0002.png", "test/0000.png"):
+        picture(tmp_path / name)
+    build = lambda: folder.build(str(tmp_path))  # noqa: E731
+    assert [read(build(), i)[0].caption for i in range(3)] == ["0000", "0000", "0002"]
+    assert str(tmp_path) in caplog.text
+    rows = [{"file_name": "0000.png", "text": "a fox"}, {"file_name": "0002.png", "text": "an owl"}]
+    (tmp_path / "train/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "test/metadata.csv").write_text("file_name,text\n0000.png,a hare\n")
+    (tmp_path / "metadata.csv").write_text("file_name,text\ntrain/0000.png,farther away\n")
+    assert [read(build(), i)[0].caption for i in range(3)] == ["a hare", "a fox", "an owl"]
+
+
 def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
     picture(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("file,caption\na.png,one\ngone.png,two\nnotes.pdf,three\n")
