@@ -90,13 +90,13 @@ def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
     page.wait_for_timeout(1000)
     while not notebook.is_done() and not notebook.errors():
         assert time.monotonic() - began < 600, f"still busy; {page.locator('.jp-mod-active').inner_text()[:500]}"
-        pictured = pictured or page.locator(PICTURE).count() > 0
+        pictured = pictured or page.locator(PICTURE).count() > 0  # cells out of sight are not on the page
         for start in page.locator(".dfm-launcher button:has-text('Start'):enabled").all():
             if start.inner_text().strip() == "Start":
                 start.click()
         page.wait_for_timeout(250)
     shot(page, f"notebook_{name}")
-    assert notebook.errors() == [] and thrown == [] and pictured
+    assert notebook.errors() == [] and thrown == [] and (pictured or page.locator(PICTURE).count())
     page.close()
 
 
