@@ -45,11 +45,11 @@ class Folder:
         self.root, self.reading = root, reading
         suffixes = {name: PurePosixPath(name).suffix.lower() for name in _visible(root)}
         self.captions: dict[str, str] = {}
-        for name in sorted(suffixes, key=lambda name: (-name.count("/"), name)):  # the nearest list of a file wins
+        for name in sorted(suffixes, key=lambda name: (-name.count("/"), name), reverse=True):  # the nearest comes last
             if PurePosixPath(name).name in LISTS:
                 below = name.rpartition("/")[0]
                 listed = _read_captions(reading.inside(root / name, root))
-                self.captions = {f"{below}/{file}" if below else file: c for file, c in listed.items()} | self.captions
+                self.captions.update({f"{below}/{file}" if below else file: c for file, c in listed.items()})
         self.files = [name for name, suffix in suffixes.items() if suffix in MEDIA_SUFFIXES]
         there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
         # those that are missing are named when they are read
@@ -169,8 +169,8 @@ def build(spec: str | None = None, **options: Any) -> Folder:
     Parameters
     ----------
     spec : the folder.
-    **options : see `MediaOptions`; with `allow_outside` also files that a link or `captions.csv` names
-        outside the folder.
+    **options : see `MediaOptions`; with `allow_outside` also files that a link or a list names outside the
+        folder.
 
     Raises
     ------
