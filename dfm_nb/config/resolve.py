@@ -103,8 +103,8 @@ class Resolved:
     def keeping(self, stored: Resolved) -> Resolved:
         """A copy with the values of `stored` where a default, recipe or size of the package has changed since.
 
-        A run goes on with what it began with, also with what `auto` was then; what the user sets, or set then, does
-        not count.
+        A resumed run keeps what it started with, also what `auto` was settled to; what the user sets, or set then,
+        does not count.
         """
         packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
 
@@ -113,16 +113,21 @@ class Resolved:
             name = origin.partition(" (")[0]
             return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
 
+        settled = {
+            key: origin
+            for key, origin in stored.provenance.items()
+            if self.get(key) == "auto" and (source(origin) or origin.startswith(DERIVED))
+        }
         kept = {
             key: stored.get(key)
             for key, origin in self.provenance.items()
             if stored.get(key) != self.get(key)
-            and (self.get(key) == "auto" or (source(origin) and source(origin) == source(stored.provenance[key])))
+            and ((source(origin) and source(origin) == source(stored.provenance[key])) or key in settled)
         }
         own = {k: self.get(k) for k, origin in self.provenance.items() if not origin.startswith(DERIVED)}
         config, faults = _typed(own | kept, self.provenance)
         assert not faults  # both were checked
-        return _derive(replace(self, config=config, provenance=dict(self.provenance)))
+        return _derive(replace(self, config=config, provenance=self.provenance | settled))
 
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
         """A copy in which keys that are null or `auto` take these values (from the data, for example).

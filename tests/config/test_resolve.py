@@ -437,5 +437,11 @@ def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path):
     stored.write_text(C.to_yaml(new.with_derived({"mixed_precision": "bf16"}, "the processor")))
     assert new.keeping(C.from_yaml(stored)).config.mixed_precision == "bf16"
     assert C.resolve("demo", stored).config.mixed_precision == "auto"  # a new run settles it anew
+    asked = C.resolve("demo", overrides=["mixed_precision=auto"]).keeping(C.from_yaml(stored))
+    stored.write_text(C.to_yaml(asked))  # and a third time
+    assert C.resolve("demo").keeping(C.from_yaml(stored)).config.mixed_precision == "bf16"
+    own = tmp_path / "own.yaml"  # what the user set then, and no longer sets, does not count
+    own.write_text(C.to_yaml(C.resolve("demo", overrides=["model.attention_backend=sdpa"])))
+    assert new.keeping(C.from_yaml(own)).config.model.attention_backend == "auto"
     given = C.resolve("demo", overrides=["mixed_precision=fp32"])
     assert given.keeping(C.from_yaml(stored)).config.mixed_precision == "fp32"
