@@ -298,7 +298,7 @@ class Launcher(Live):
             try:
                 await asyncio.sleep(LOOK_S)
             except asyncio.CancelledError:  # the kernel was interrupted
-                raise RunStopped("this cell no longer waits; the run goes on, and Stop ends it") from None
+                raise RunStopped("this cell no longer waits; the run continues, and Stop ends it") from None
         self._finish()
 
     def _ask(self) -> None:

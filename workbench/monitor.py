@@ -39,7 +39,7 @@ PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_check
 """Settings that are different in every run and explain nothing."""
 SETTINGS_SHOWN = 12
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
-"""Phases in which the pace that is known is not that of what is done: a run that goes on has the former one's."""
+"""Phases in which the pace that is known is not that of what is done: a resumed run has the former one's."""
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 

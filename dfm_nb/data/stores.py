@@ -280,7 +280,7 @@ def usual_size(store: SampleStore) -> dict[str, Any]:
     if not (geometry.is_side(height) and geometry.is_side(width)):
         return {}
     fps = None
-    with contextlib.suppress(SampleError, StopIteration):  # a bad sample is named when its turn comes
+    with contextlib.suppress(SampleError, StopIteration):  # a bad sample is reported when its turn comes
         fps = store.read(next(i for i, (t, _, _) in zip(spread, grids) if t > 1)).meta.get("fps")
     return dict(zip(TRAINED_SIZE, (height, width, frames, fps and float(fps))))
 

@@ -165,7 +165,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     prefixes : of the corpora, without `.bin`; all of one dtype and, where it is known, one tokenizer
     output : prefix of the joined corpus; must differ from all of them
 
-    A merge that was killed goes on when it is called again with the same corpora, at most 8 MiB before where it stood.
+    A killed merge continues when it is called again with the same corpora, at most 8 MiB before where it stood.
     One corpus is mapped at a time, so memory does not grow with their number.
     """
     if not prefixes:

@@ -210,6 +210,6 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
 
 
 def corpora_sha256(prefixes: list[str]) -> str:
-    """What a merge that goes on, or a cache, must find unchanged: the fingerprint of the corpora's files, as a hash."""
+    """What a resumed merge, or a cache, must find unchanged: the fingerprint of the corpora's files, as a hash."""
     files = [Span(str(path)) for p in prefixes for path in (bin_path(p), idx_path(p))]
     return hashlib.sha256(json.dumps(fingerprint(files)).encode()).hexdigest()

@@ -70,7 +70,7 @@ class Parts:
     @classmethod
     @contextlib.contextmanager
     def open(cls, prefix: str, prefixes: dict[str, str], signature: dict, resume: bool) -> Iterator[Parts]:
-        """Open or continue; a state of other inputs, tokenizer or flags is begun anew. Makes the prefix's folder."""
+        """Open or continue; with other inputs, tokenizer or flags, start from scratch. Makes the prefix's folder."""
         folder = Path(prefix).absolute().parent
         try:
             folder.mkdir(parents=True, exist_ok=True)

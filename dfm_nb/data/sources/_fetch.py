@@ -67,7 +67,7 @@ def _is_public(url: str) -> bool:
 class _Adapter(requests.adapters.HTTPAdapter):
     """Goes from a public address to public ones only, and looks at the clock before each read of a socket.
 
-    A time-out begins anew with every byte, and the status, the headers and the sizes of chunks are read by byte.
+    A time-out restarts with every byte, and the status, the headers and the sizes of chunks are read by byte.
     """
 
     _from_public = False  # the first URL is the table's own

@@ -52,14 +52,14 @@ class Folder:
                 self.captions.update({f"{below}/{file}" if below else file: c for file, c in listed.items()})
         self.files = [name for name, suffix in suffixes.items() if suffix in MEDIA_SUFFIXES]
         there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
-        # those that are missing are named when they are read
+        # those that are missing are reported when they are read
         self.files += [name for name in self.captions if name not in there]
         self.files.sort()
         if other := Counter(suffix for suffix in suffixes.values() if suffix not in KNOWN_SUFFIXES):
             kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
             log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
         if self.files and not self.captions and not set(CAPTION_SUFFIXES) & set(suffixes.values()):
-            log.warning("%s has no captions, so names of files are taken; add %s or a .txt beside each", root, LISTS[0])
+            log.warning("%s has no captions, so names of files are taken; add %s or a .txt for each", root, LISTS[0])
 
     def __len__(self) -> int:
         return len(self.files)
