@@ -19,10 +19,11 @@ from pydantic import ValidationError
 from dfm_nb.base import geometry
 from dfm_nb.base.files import is_url
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.options import Field, must
 from dfm_nb.base.pretrained import names, packaged
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
-from dfm_nb.config.schema import FIELDS, Config, Field
+from dfm_nb.config.schema import FIELDS, Config
 from dfm_nb.config.sizes import SUGGESTED, VARIANTS
 
 
@@ -72,10 +73,11 @@ def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapp
         *_, last = where = details["loc"]
         key = ".".join(part for part in where if isinstance(part, str))
         # "Input should be ...", "List should have ..."; the number is an entry's place in a list
-        _, _, must = details["msg"].partition(" should ")
-        subject = "must" if isinstance(last, str) else f"entry {last + 1} must"
+        entry = "" if isinstance(last, str) else f"entry {last + 1} "
         given = shown(values[key])
-        faults.setdefault(key, Fault(key, f"{subject} {must}", given, _fix(FIELDS[key], values[key]), (), origin[key]))
+        faults.setdefault(
+            key, Fault(key, entry + must(details["msg"]), given, _fix(FIELDS[key], values[key]), (), origin[key])
+        )
     return list(faults.values())
 
 

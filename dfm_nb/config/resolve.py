@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.options import Field
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
-from dfm_nb.config.schema import FIELDS, Config, Field, ModelConfig
+from dfm_nb.config.schema import FIELDS, Config, ModelConfig
 
 __all__ = [
     "DERIVED",

@@ -6,31 +6,16 @@ Limits on one key stand here; rules that join several keys stand in `checks`.
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from dfm_nb.base.options import Field, fields, option
+
 INT_LIMIT = 2**31
 """Whole numbers lie below this: larger ones are slips, and the rules between keys factor these numbers."""
-
-_LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length")
-
-
-def option(default: Any, help: str, **limits: Any) -> Any:
-    """A setting with its help text and limits.
-
-    Parameters
-    ----------
-    default : the value when no layer sets the key.
-    help : one line for `--print-config` and for the tooltip of a form.
-    **limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length` of pydantic.
-    """
-    return PydanticField(default, description=help, **limits)
 
 
 def _whole(value: Any) -> Any:
@@ -317,42 +302,4 @@ class Config(Group):
     dist: DistConfig = DistConfig()
 
 
-@dataclass(frozen=True)
-class Field:
-    """What a form, a help page or an error needs to know about one key.
-
-    type : the type without null and without limits.
-    limits : `ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `choices`; those that are set.
-    """
-
-    key: str
-    type: Any
-    optional: bool
-    default: Any
-    help: str
-    limits: Mapping[str, Any]
-
-    @property
-    def type_name(self) -> str:
-        name = str(self.type) if typing.get_args(self.type) else self.type.__name__
-        return f"{name} | None" if self.optional else name
-
-
-def _fields(group: type[Group], prefix: str = "") -> Iterable[Field]:
-    hints = typing.get_type_hints(group)  # leaves out what Annotated adds
-    for name, info in group.model_fields.items():
-        kind = hints[name]
-        if isinstance(kind, type) and issubclass(kind, Group):
-            yield from _fields(kind, f"{prefix}{name}.")
-            continue
-        arguments = typing.get_args(kind)
-        optional = type(None) in arguments
-        if optional:
-            kind = arguments[0]
-        limits = {n: getattr(m, n) for m in info.metadata for n in _LIMITS if hasattr(m, n)}
-        if typing.get_origin(kind) is Literal:
-            limits["choices"], kind = typing.get_args(kind), str
-        yield Field(prefix + name, kind, optional, info.get_default(), info.description or "", limits)
-
-
-FIELDS: dict[str, Field] = {field.key: field for field in _fields(Config)}
+FIELDS: dict[str, Field] = fields(Config)

@@ -1,0 +1,221 @@
+"""One declaration for every option: a field `name: type = option(default, help, limits)` of a pydantic model.
+
+From the fields follow the command line (`parser_of`, `parse`), a call in Python (the model itself), its inverse
+(`words`), the settings of a training (`dfm_nb.config.schema`), forms and tables (`fields`). What is wrong is a
+ValueError of one sentence with the nearest legal name.
+
+    class Export(Options):
+        prog = "dfm export"
+        source: str = option(help="run folder", positional=True)
+        dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights")
+
+    Export(source="runs/a", dtype="fp16")  # ValueError: --dtype must be 'fp32' or 'bf16'; got 'fp16'
+    Export.parse(["runs/a", "--dtype", "bf16"]).words()  # ['runs/a', '--dtype=bf16']
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field as PydanticField
+from pydantic_core import PydanticUndefined
+
+from dfm_nb.base.argv import ArgumentParser
+from dfm_nb.base.files import local
+from dfm_nb.base.nearest import nearest
+
+_LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length")
+
+
+def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks: Any) -> Any:
+    """A field of a model of options.
+
+    Parameters
+    ----------
+    default : without one the option must be given.
+    help : one line for `--help`, `--print-config` and the tooltip of a form; with `flags=...` and so on below.
+    **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
+        else are marks: `positional` (an argument without a flag), `flags` (other names of the flag), `metavar`,
+        `hidden` (not in `--help`), `output` (a path that is written, so no URL), or what the reader of `fields` knows.
+    """
+    limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
+    return PydanticField(default, description=help, json_schema_extra=limits_and_marks or None, **limits)
+
+
+def plain(value: Any) -> Any:
+    """A NumPy number or array, a tensor or a path as JSON has it; anything else as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a command line, a form, a help page or an error needs to know about one option.
+
+    key : its name; in a group of a configuration, `group.name`.
+    type : the type without null and without limits.
+    default : PydanticUndefined where the option must be given.
+    limits : pydantic's, and `choices`; those that are set.
+    marks : what else `option` was told.
+    """
+
+    key: str
+    type: Any
+    optional: bool
+    default: Any
+    help: str
+    limits: Mapping[str, Any]
+    marks: Mapping[str, Any]
+
+    @property
+    def type_name(self) -> str:
+        name = str(self.type) if typing.get_args(self.type) else self.type.__name__
+        return f"{name} | None" if self.optional else name
+
+    @property
+    def flag(self) -> str:
+        """`--num-steps`."""
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def several(self) -> bool:
+        """Whether its value is a list or a tuple."""
+        return typing.get_origin(self.type) in (list, tuple)
+
+
+def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
+    """The options of a model by key, those of groups within it with their group's name before theirs."""
+    hints = typing.get_type_hints(model)  # leaves out what Annotated adds
+    found: dict[str, Field] = {}
+    for name, info in model.model_fields.items():
+        kind = hints[name]
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found |= fields(kind, f"{prefix}{name}.")
+            continue
+        optional = typing.get_origin(kind) in (typing.Union, UnionType) and type(None) in typing.get_args(kind)
+        if optional:
+            kind = typing.get_args(kind)[0]
+        limits = {n: getattr(m, n) for m in info.metadata for n in _LIMITS if getattr(m, n, None) is not None}
+        if typing.get_origin(kind) is Literal:
+            limits["choices"], kind = typing.get_args(kind), str
+        marks = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        found[prefix + name] = Field(
+            prefix + name, kind, optional, info.get_default(), info.description or "", limits, marks
+        )
+    return found
+
+
+class Options(BaseModel):
+    """Options of a verb, a request, a preparation or a plug-in. None stands for the default.
+
+    Words of a command line become numbers, lists tuples, and paths and NumPy numbers what JSON has.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, arbitrary_types_allowed=True)
+    prog: ClassVar[str] = "this"
+    """What takes these options, for errors: `dfm export`."""
+
+    def __init__(self, /, **values: Any):
+        values = {name: plain(value) for name, value in values.items() if value is not None}
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError("; ".join(self._sentences(error))) from None
+        for name, field in fields(type(self)).items():
+            if field.marks.get("output"):
+                local(getattr(self, name) or "")
+
+    @classmethod
+    def _sentences(cls, error: ValidationError) -> Iterator[str]:
+        """What is wrong, one sentence for each option."""
+        known = fields(cls)
+        seen = set()
+        for details in error.errors(include_url=False):
+            name = str(details["loc"][0]) if details["loc"] else ""
+            if details["type"] == "value_error":  # a rule of the model's own
+                yield str(details["ctx"]["error"])
+            elif details["type"] == "extra_forbidden":
+                near = nearest(name, known)
+                fix = f"did you mean {near!r}?" if near else "see its --help"
+                yield f"{cls.prog} has no setting {name!r}; {fix}"
+            elif details["type"] == "missing":
+                yield f"{cls.prog} needs {known[name].flag} ({known[name].help})"
+            elif name not in seen:  # of a union, what its first type says
+                yield f"{known[name].flag} {must(details['msg'])}; got {details['input']!r:.60}"
+            seen.add(name)
+
+    @classmethod
+    def add_flags(cls, parser: argparse._ActionsContainer, names: Iterable[str] | None = None) -> None:
+        """Add the flags of these options, by default of all."""
+        for name, field in fields(cls).items():
+            if names is None or name in names:
+                _add(parser, field)
+
+    @classmethod
+    def parser(cls, about: str, epilog: str | None = None) -> ArgumentParser:
+        """A command line with a flag for each option."""
+        parser = ArgumentParser(prog=cls.prog, description=about, epilog=epilog)
+        cls.add_flags(parser)
+        return parser
+
+    def replace(self, **values: Any) -> Self:
+        """A copy with other values, checked as a new one is."""
+        return type(self)(**{**dict(self), **values})
+
+    def changed(self) -> dict[str, Any]:
+        """The values that are not the default's."""
+        return {name: getattr(self, name) for name, f in fields(type(self)).items() if getattr(self, name) != f.default}
+
+    def words(self) -> list[str]:
+        """The words of a command line that mean these options."""
+        known = fields(type(self))
+        words: list[str] = []
+        for name, value in self.changed().items():
+            several = [str(v) for v in value] if known[name].several else [str(value)]
+            if known[name].marks.get("positional"):
+                words += several
+            elif value is True:
+                words.append(known[name].flag)
+            elif known[name].several and known[name].marks.get("action") != "append":
+                words += [known[name].flag, *several]
+            else:  # with =, as a value that begins with a minus would read as a flag
+                words += [f"{known[name].flag}={one}" for one in several]
+        return words
+
+
+def _add(parser: argparse._ActionsContainer, field: Field) -> None:
+    marks = field.marks
+    given: dict[str, Any] = {"help": argparse.SUPPRESS if marks.get("hidden") else field.help}
+    required = field.default is PydanticUndefined
+    if field.type is bool:
+        given |= {"action": "store_true"}
+    else:
+        given |= {name: marks[name] for name in ("metavar", "action") if name in marks}
+        if "choices" in field.limits:
+            given["choices"] = field.limits["choices"]
+    if field.several and "action" not in marks:
+        entries = typing.get_args(field.type)
+        fixed = typing.get_origin(field.type) is tuple and Ellipsis not in entries
+        given["nargs"] = len(entries) if fixed else "+" if required or not marks.get("positional") else "*"
+    if marks.get("positional"):
+        if not required and not field.several:
+            given |= {"nargs": "?", "default": field.default}
+        parser.add_argument(field.key, **given)
+        return
+    default = None if required or "action" in marks else field.default
+    parser.add_argument(
+        field.flag, *marks.get("flags", ()), dest=field.key, default=default, required=required, **given
+    )
+
+
+def must(message: str) -> str:
+    """pydantic's "Input should be less than 3" as "must be less than 3"."""
+    return "must " + message.partition(" should ")[2]
