@@ -300,7 +300,7 @@ def schedules(
     for i, (name, schedule) in enumerate(samplers.SCHEDULES.items()):
         own = {"sigma_data": sigma_data} if "sigma_data" in schedule.settings else {}
         levels = schedule(num_steps, **own)[:-1]
-        usual = name == Request.schedule
+        usual = name == Request("").schedule
         label = f"{name} (what every sampler uses unless told)" if usual else name
         (line,) = axes.semilogy(levels, "o-", color=PALETTE[i], label=label)
         line.set(linewidth=2.2 if usual else 1.2, markersize=4.5 if usual else 3, zorder=3 if usual else 2)
