@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def _pixels(clip: Clip | Generated) -> tuple[np.ndarray, str, float]:
 
 def _two_estimates(pipe: Pipeline, request: Request, x: torch.Tensor, sigma: float) -> torch.Tensor:
     """D(x; sigma) with the prompt and with the empty caption, float64 [2, C, T, H, W]."""
-    return pipe.denoiser([request, replace(request, prompt="")]).cond(x[None].to(pipe.device), sigma).cpu()
+    return pipe.denoiser([request, request.replace(prompt="")]).cond(x[None].to(pipe.device), sigma).cpu()
 
 
 def _edm_loss(D: torch.Tensor, y: torch.Tensor, sigma: float, sigma_data: float) -> float:
