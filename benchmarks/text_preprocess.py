@@ -185,7 +185,7 @@ def digest(prefix: Path) -> str:
 
 
 def tokens_of(prefix: Path) -> int:
-    from dfm_nb.text.index import Index
+    from dfm_nb.text.indexed import Index
 
     return Index.open(f"{prefix}_text_document").num_tokens
 

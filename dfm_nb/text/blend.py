@@ -19,9 +19,9 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.index import Index, read_meta
+from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
-from dfm_nb.text.weights import SPLITS, Blend, Source, apply_strategy, token_counts
+from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def build_datasets(
     return dict(zip(SPLITS, built))
 
 
-def _pair(sources: tuple[Source, ...]) -> tuple[list[str], list[float | None] | None]:
+def _pair(sources: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None]:
     """Prefixes and weights as megatron takes them: no corpus of weight 0, and no weights for a single corpus."""
     kept = [s for s in sources if s.weight]
     return [s.prefix for s in kept], [s.weight for s in kept] if len(kept) > 1 else None

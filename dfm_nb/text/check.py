@@ -13,7 +13,7 @@ import numpy as np
 
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.index import VERSION, Index, bin_path, idx_path, read_meta
+from dfm_nb.text.indexed import VERSION, Index, bin_path, idx_path, read_meta
 from dfm_nb.text.input import expand_inputs, open_input
 from dfm_nb.text.tokenizer import TokenizerSpec
 

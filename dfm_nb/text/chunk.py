@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from dfm_nb.text import encode as text_encode
-from dfm_nb.text.input import CHUNK_BYTES, Chunk, TooLong
+from dfm_nb.text.input import CHUNK_BYTES, LineChunk, TooLong
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 Row = dict[str, list[str]]
@@ -95,10 +95,10 @@ class ChunkEncoder:
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
         self.config, self._dtype = config, np.dtype(config.dtype)
-        self._text = text_encode.TextEncoder(spec.backend(), self._dtype, config.fast)
+        self._text = text_encode.WordEncoder(spec.backend(), self._dtype, config.fast)
         self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
 
-    def __call__(self, chunk: Chunk) -> Encoded:
+    def __call__(self, chunk: LineChunk) -> Encoded:
         """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
         out = Encoded()
         rows: list[Row] = []

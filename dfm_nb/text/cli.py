@@ -156,13 +156,13 @@ def _verify(argv: list[str]) -> int:
 
 
 def _blend(argv: list[str]) -> int:
-    from dfm_nb.text import check, weights
+    from dfm_nb.text import check, mixture
 
     p = ArgumentParser(prog="dfm text blend", description="weights, strategies and epochs of a blend")
     p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
     p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
     p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
-    p.add_argument("--strategy", help=", ".join(weights.STRATEGIES))
+    p.add_argument("--strategy", help=", ".join(mixture.STRATEGIES))
     p.add_argument("--normalize", action="store_true", help="divide the weights by their sum")
     p.add_argument("--token-budget", type=float, help="training tokens; by default one epoch's worth of them all")
     p.add_argument("--max-epochs", type=float, default=4.0, help="warn when a corpus is seen more often")
@@ -172,15 +172,15 @@ def _blend(argv: list[str]) -> int:
     if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
         raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... and --config YAML")
     if args.config:
-        blend = weights.read_yaml(args.config, args.normalize)
+        blend = mixture.read_yaml(args.config, args.normalize)
     else:
-        blend = weights.parse_list(args.blend or args.data_path, None, args.normalize)
-    counts = weights.token_counts(blend)
+        blend = mixture.parse_list(args.blend or args.data_path, None, args.normalize)
+    counts = mixture.token_counts(blend)
     if args.strategy or blend.train[0].weight is None:
-        blend = weights.apply_strategy(blend, args.strategy or "proportional", counts)
+        blend = mixture.apply_strategy(blend, args.strategy or "proportional", counts)
     same = check.require_same_tokenizer(blend.prefixes())
     budget = args.token_budget or float(sum(counts[s.prefix] for s in blend.train))
-    rows = weights.exposures(blend, counts, budget)
+    rows = mixture.exposures(blend, counts, budget)
     warnings = [*blend.warnings, *([same.detail] if same.passed is None else [])]
     warnings += [
         f"{row.name} is seen {row.epochs:.1f} times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); "
@@ -189,7 +189,7 @@ def _blend(argv: list[str]) -> int:
         if row.epochs > args.max_epochs
     ]
     if args.output:
-        weights.write_yaml(blend, args.output)
+        mixture.write_yaml(blend, args.output)
     if args.json:
         print(json.dumps({"token_budget": budget, "train": [vars(r) for r in rows], "warnings": warnings}, indent=1))
         return 0
@@ -198,7 +198,7 @@ def _blend(argv: list[str]) -> int:
     print(f"  {'corpus':<{width}}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
     for row in rows:
         print(f"  {row.name:<{width}}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
-    for split in weights.SPLITS[1:]:
+    for split in mixture.SPLITS[1:]:
         for source in blend.sources(split):
             print(f"  {split}: {source.name} {source.weight:g}, {counts[source.prefix]:,} tokens")
     for text in warnings:

@@ -22,8 +22,8 @@ from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
 from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, part_prefix
-from dfm_nb.text.index import Index, bin_path, idx_path, optimal_dtype, read_meta
-from dfm_nb.text.input import Chunk, Span
+from dfm_nb.text.indexed import Index, bin_path, idx_path, optimal_dtype, read_meta
+from dfm_nb.text.input import LineChunk, Span
 from dfm_nb.text.parts import Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
 from dfm_nb.text.workers import LostWorker, ordered_map
@@ -99,8 +99,8 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
 
 
 def _encoded(
-    source: Iterator[Chunk], spec: TokenizerSpec, config: PreprocessConfig
-) -> Generator[tuple[Chunk, Encoded], None, None]:
+    source: Iterator[LineChunk], spec: TokenizerSpec, config: PreprocessConfig
+) -> Generator[tuple[LineChunk, Encoded], None, None]:
     """Chunks with their encodings in order."""
     if config.workers == 1:
         encode = ChunkEncoder(spec, config)
@@ -115,7 +115,9 @@ def _encoded(
         ) from error
 
 
-def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[Chunk, Encoded]], parts: Parts) -> None:
+def _write(
+    config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[LineChunk, Encoded]], parts: Parts
+) -> None:
     # The bar counts bytes of text; a compressed file's size is not known before it is read.
     known = not any(s.path == text_input.STDIN or text_input.is_compressed(s.path) for s in spans)
     total = sum((s.end or os.path.getsize(s.path)) - s.start for s in spans) if known else None

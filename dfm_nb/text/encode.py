@@ -93,7 +93,7 @@ class _Memo(dict[str, bytes]):
         return value
 
 
-class TextEncoder:
+class WordEncoder:
     """Tokenizes documents to bytes.
 
     Parameters

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Callable, Iterator
 
 import zstandard
 
-from dfm_nb.text.index import bin_path, idx_path
+from dfm_nb.text.indexed import bin_path, idx_path
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
@@ -44,7 +44,7 @@ class TooLong(bytes):
 
 
 @dataclass
-class Chunk:
+class LineChunk:
     """Whole lines with their newlines, from line `first_line` of the span on; the next begins at `next_offset`."""
 
     span: int
@@ -177,7 +177,7 @@ def chunks(
     max_document_bytes: int,
     done: tuple[int, int, int] = (0, 0, 0),
     chunk_bytes: int = CHUNK_BYTES,
-) -> Iterator[Chunk]:
+) -> Iterator[LineChunk]:
     """Cut the spans into chunks, after what is `done`: whole spans, then bytes of the file and lines of the next span.
 
     Lines are numbered from the span's first; `lines_before` gives what to add for a span inside a file.
@@ -192,10 +192,10 @@ def chunks(
                 lines.append(text)
                 size += len(text)
                 if len(lines) == chunk_documents or size >= chunk_bytes:
-                    yield Chunk(number, line + 1, lines, offset)
+                    yield LineChunk(number, line + 1, lines, offset)
                     line, lines, size = line + len(lines), [], 0
             if lines:
-                yield Chunk(number, line + 1, lines, offset)
+                yield LineChunk(number, line + 1, lines, offset)
         line = 0
 
 

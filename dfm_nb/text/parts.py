@@ -19,8 +19,8 @@ import numpy as np
 
 from dfm_nb.base.files import DISK_FULL, read_json, sync
 from dfm_nb.text.chunk import Encoded
-from dfm_nb.text.index import idx_path, meta_path, read_blocks, write_index
-from dfm_nb.text.input import STDIN, Chunk
+from dfm_nb.text.indexed import idx_path, meta_path, read_blocks, write_index
+from dfm_nb.text.input import STDIN, LineChunk
 
 SKIPPED = "skipped"
 
@@ -127,7 +127,7 @@ class Parts:
         if progress.finished or all(sizes[name] >= done for name, done in progress.sizes.items()):
             self.progress = progress
 
-    def append(self, chunk: Chunk, encoded: Encoded, bad: list[dict]) -> None:
+    def append(self, chunk: LineChunk, encoded: Encoded, bad: list[dict]) -> None:
         """Add a chunk's documents, and one record for each bad line; then say that the chunk is done."""
         p = self.progress
         skipped = b"".join(json.dumps(record).encode() + b"\n" for record in bad)

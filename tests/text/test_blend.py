@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dfm_nb import parallel
-from dfm_nb.text import weights as tw
+from dfm_nb.text import mixture as tm
 from dfm_nb.text.blend import BatchSampler, BlendConfig, TokenizerIds, batches, build_datasets
-from dfm_nb.text.index import Index
+from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
 
 EOD = 0
@@ -41,7 +41,7 @@ def config(tmp_path, n=200, **changes) -> BlendConfig:
 
 
 def blend_of(prefixes, weights, split=None):
-    return tw.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)], split)
+    return tm.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)], split)
 
 
 def stream(index: Index, order: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ def test_split_cuts_each_corpus_without_overlap(tmp_path):
     """With unique tokens per document, train, validation and test share none."""
     docs = [[np.append(np.full(20, 10 + i), EOD)] for i in range(100)]
     write_pair(tmp_path / "u", docs, np.uint16)
-    blend = tw.parse_list(["1.0", str(tmp_path / "u")], split="80,10,10")
+    blend = tm.parse_list(["1.0", str(tmp_path / "u")], split="80,10,10")
     data = build_datasets(blend, config(tmp_path, num_samples=(100, 12, 12)), TOKENIZER)
     seen = {s: {int(t) for i in range(len(d)) for t in d[i]["tokens"]} - {EOD} for s, d in data.items()}
     assert 78 <= len(seen["train"]) <= 80 and seen["validation"] and seen["test"]

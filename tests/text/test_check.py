@@ -13,7 +13,7 @@ from PIL import Image
 from dfm_nb.text import check as text_check
 from dfm_nb.text import cli as text_cli
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
-from dfm_nb.text.index import Index
+from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
 from tests.text.text_tokenizers import build, sample_text, save
 

@@ -19,7 +19,7 @@ from dfm_nb.text import cli as text_cli
 from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import parts as text_parts
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
-from dfm_nb.text.index import Index
+from dfm_nb.text.indexed import Index
 from tests.text.text_tokenizers import build, sample_text, save
 
 KINDS = ["bpe", "gpt2", "wordpiece"]

@@ -15,7 +15,7 @@ from typing import Sequence
 
 import yaml
 
-from dfm_nb.text.index import Index
+from dfm_nb.text.indexed import Index
 
 SPLITS = ("train", "validation", "test")
 _ALIASES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
@@ -23,7 +23,7 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Source:
+class BlendCorpus:
     """One corpus of a split. `name` is how strategies call it: the file's name without `_text_document`."""
 
     prefix: str
@@ -38,13 +38,13 @@ class Source:
 class Blend:
     """Corpora by split; `split` cuts each training corpus as Megatron's --split does when the others are not given."""
 
-    train: tuple[Source, ...]
-    validation: tuple[Source, ...] = ()
-    test: tuple[Source, ...] = ()
+    train: tuple[BlendCorpus, ...]
+    validation: tuple[BlendCorpus, ...] = ()
+    test: tuple[BlendCorpus, ...] = ()
     split: str | None = None
     warnings: tuple[str, ...] = ()
 
-    def sources(self, split: str) -> tuple[Source, ...]:
+    def sources(self, split: str) -> tuple[BlendCorpus, ...]:
         return getattr(self, split)
 
     def prefixes(self) -> list[str]:
@@ -63,11 +63,11 @@ def parse_list(words: Sequence[str], split: str | None = "969,30,1", normalize: 
     if not words:
         raise ValueError("a blend needs one corpus or more: 0.5 PREFIX 0.5 PREFIX; got nothing")
     if weights.count(None) == len(words):
-        sources = [Source(prefix) for prefix in words]
+        sources = [BlendCorpus(prefix) for prefix in words]
     elif len(words) % 2 or None in weights[::2]:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
     else:
-        sources = [Source(prefix, weight) for weight, prefix in zip(weights[::2], words[1::2])]
+        sources = [BlendCorpus(prefix, weight) for weight, prefix in zip(weights[::2], words[1::2])]
     return check(Blend(tuple(sources), split=split), normalize)
 
 
@@ -89,7 +89,7 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     if not set(top) <= {"datasets", "split"} or not isinstance(rows, list) or not rows:
         wanted = "must be rows of dataset_prefix, dataset_weight, dataset_split, alone or as `datasets` beside `split`"
         raise ValueError(f"{path} {wanted}; got {str(data)[:100]}")
-    found: dict[str, list[Source]] = {name: [] for name in SPLITS}
+    found: dict[str, list[BlendCorpus]] = {name: [] for name in SPLITS}
     for number, row in enumerate(rows, 1):
         split, source = _row(f"{path}, entry {number}", row)
         found[split].append(source)
@@ -97,7 +97,7 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     return check(Blend(train, validation, test, top.get("split")), normalize)
 
 
-def _row(where: str, row: object) -> tuple[str, Source]:
+def _row(where: str, row: object) -> tuple[str, BlendCorpus]:
     known = ("dataset_prefix", "dataset_weight", "dataset_split")
     if not isinstance(row, dict) or not {known[0]} <= set(row) <= set(known):
         raise ValueError(f"{where} must have {known[0]}, and may have {known[1]} and {known[2]}; got {row!r}")
@@ -107,7 +107,7 @@ def _row(where: str, row: object) -> tuple[str, Source]:
     weight = row.get("dataset_weight")
     if type(weight) not in (int, float, type(None)):  # true is an int, too
         raise ValueError(f"{where}: dataset_weight must be a number; got {weight!r}")
-    return split, Source(str(row["dataset_prefix"]), weight)
+    return split, BlendCorpus(str(row["dataset_prefix"]), weight)
 
 
 def write_yaml(blend: Blend, path: str | Path) -> None:
@@ -132,7 +132,7 @@ def check(blend: Blend, normalize: bool = False) -> Blend:
     return Blend(train, validation, test, blend.split, warnings)
 
 
-def _sound(sources: tuple[Source, ...], split: str, normalize: bool) -> tuple[Source, ...]:
+def _sound(sources: tuple[BlendCorpus, ...], split: str, normalize: bool) -> tuple[BlendCorpus, ...]:
     for prefix, times in Counter(s.prefix for s in sources).items():
         if times > 1:
             raise ValueError(f"a corpus may stand once in a split; {prefix} stands {times} times in {split}")
@@ -152,10 +152,10 @@ def _sound(sources: tuple[Source, ...], split: str, normalize: bool) -> tuple[So
     return _weighted(sources, weights)
 
 
-def _weighted(sources: tuple[Source, ...], raw: Sequence[float]) -> tuple[Source, ...]:
+def _weighted(sources: tuple[BlendCorpus, ...], raw: Sequence[float]) -> tuple[BlendCorpus, ...]:
     """The sources with weights in proportion to `raw`."""
     total = math.fsum(raw)
-    return tuple(Source(s.prefix, w / total) for s, w in zip(sources, raw))
+    return tuple(BlendCorpus(s.prefix, w / total) for s, w in zip(sources, raw))
 
 
 def token_counts(blend: Blend) -> dict[str, int]:
@@ -189,7 +189,7 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
     return check(Blend(train, validation, test, blend.split))
 
 
-def _upweight(sources: Sequence[Source], tokens: list[int], argument: str) -> list[float]:
+def _upweight(sources: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
     name, _, value = argument.partition("=")
     share = _number(value) or 0.0
     places = [i for i, s in enumerate(sources) if name in (s.name, s.prefix, Path(s.prefix).name)]
