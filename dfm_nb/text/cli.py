@@ -116,15 +116,12 @@ def _inspect(argv: list[str]) -> int:
     p.add_argument("prefix", metavar="PREFIX", help="path without .bin")
     p.add_argument("--tokenizer-model", help="to decode with; by default the recorded one")
     p.add_argument("--documents", type=int, default=3, help="documents to show")
-    p.add_argument("--histogram", metavar="PNG", help="write the histogram of lengths here")
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
     from dfm_nb.text import check
 
     report = check.inspect(args.prefix, args.tokenizer_model, args.documents)
     print(json.dumps(report, indent=1) if args.json else check.report_text(report))
-    if args.histogram:
-        print(f"histogram: {check.histogram(args.prefix, args.histogram)}", file=sys.stderr)
     return 0
 
 
