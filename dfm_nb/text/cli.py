@@ -171,7 +171,7 @@ def _blend(argv: list[str]) -> int:
     if args.config:
         blend = mixture.read_yaml(args.config, args.normalize)
     else:
-        blend = mixture.parse_list(args.blend or args.data_path, None, args.normalize)
+        blend = mixture.parse_list(args.blend or args.data_path, args.normalize)
     counts = mixture.token_counts(blend)
     if args.strategy or blend.train[0].weight is None:
         blend = mixture.apply_strategy(blend, args.strategy or "proportional", counts)
@@ -191,13 +191,12 @@ def _blend(argv: list[str]) -> int:
         print(json.dumps({"token_budget": budget, "train": [vars(r) for r in rows], "warnings": warnings}, indent=1))
         return 0
     print(f"training on {budget:,.0f} tokens")
-    width = max(len(r.name) for r in rows)
-    print(f"  {'corpus':<{width}}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
+    print(f"  {'corpus':<24}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
     for row in rows:
-        print(f"  {row.name:<{width}}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
+        print(f"  {row.name:<24}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
     for split in mixture.SPLITS[1:]:
-        for source in blend.sources(split):
-            print(f"  {split}: {source.name} {source.weight:g}, {counts[source.prefix]:,} tokens")
+        for corpus in blend.corpora(split):
+            print(f"  {split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens")
     for text in warnings:
         print(f"warning: {text}", file=sys.stderr)
     print("--data-path " + " ".join(f"{r.weight:.6g} {r.prefix}" for r in rows))

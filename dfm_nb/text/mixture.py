@@ -8,18 +8,17 @@ are read; neither torch nor megatron is imported.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Sequence
+from typing import Literal, Sequence
 
 import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dfm_nb.text.indexed import Index
 
 SPLITS = ("train", "validation", "test")
-_ALIASES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
-TOLERANCE = 1e-3
+TOLERANCE = 1e-3  # of a sum of weights that people round, as 0.333 three times
 
 
 @dataclass(frozen=True)
@@ -36,23 +35,28 @@ class BlendCorpus:
 
 @dataclass(frozen=True)
 class Blend:
-    """Corpora by split; `split` cuts each training corpus as Megatron's --split does when the others are not given."""
+    """Corpora by split. In each, all have weights that sum to 1, or none has one yet (a strategy gives them)."""
 
     train: tuple[BlendCorpus, ...]
     validation: tuple[BlendCorpus, ...] = ()
     test: tuple[BlendCorpus, ...] = ()
-    split: str | None = None
-    warnings: tuple[str, ...] = ()
 
-    def sources(self, split: str) -> tuple[BlendCorpus, ...]:
+    def corpora(self, split: str) -> tuple[BlendCorpus, ...]:
         return getattr(self, split)
 
     def prefixes(self) -> list[str]:
         """Every corpus once, in order."""
-        return list(dict.fromkeys(s.prefix for split in SPLITS for s in self.sources(split)))
+        return list(dict.fromkeys(c.prefix for split in SPLITS for c in self.corpora(split)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is lawful but seldom meant."""
+        trained = {c.prefix for c in self.train}
+        twice = dict.fromkeys(c.prefix for c in (*self.validation, *self.test) if c.prefix in trained)
+        return [f"{p} is both trained on and evaluated on: its loss will be too good" for p in twice]
 
 
-def parse_list(words: Sequence[str], split: str | None = "969,30,1", normalize: bool = False) -> Blend:
+def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
     """A blend from `WEIGHT PREFIX WEIGHT PREFIX ...`, or from prefixes alone (weights by a strategy, later).
 
     Raises
@@ -60,15 +64,12 @@ def parse_list(words: Sequence[str], split: str | None = "969,30,1", normalize: 
     ValueError : weights that are no numbers, or do not sum to 1; a corpus named twice
     """
     weights = [_number(word) for word in words]
-    if not words:
-        raise ValueError("a blend needs one corpus or more: 0.5 PREFIX 0.5 PREFIX; got nothing")
     if weights.count(None) == len(words):
-        sources = [BlendCorpus(prefix) for prefix in words]
-    elif len(words) % 2 or None in weights[::2]:
+        return _sound_blend([("train", BlendCorpus(prefix)) for prefix in words], normalize)
+    if len(words) % 2 or None in weights[::2]:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
-    else:
-        sources = [BlendCorpus(prefix, weight) for weight, prefix in zip(weights[::2], words[1::2])]
-    return check(Blend(tuple(sources), split=split), normalize)
+    pairs = zip(words[1::2], weights[::2])
+    return _sound_blend([("train", BlendCorpus(prefix, weight)) for prefix, weight in pairs], normalize)
 
 
 def _number(word: str) -> float | None:
@@ -78,84 +79,72 @@ def _number(word: str) -> float | None:
         return None
 
 
+class _Row(BaseModel, extra="forbid", strict=True):
+    """One row of a blend's YAML."""
+
+    dataset_prefix: str
+    dataset_weight: float | None = None
+    dataset_split: Literal["train", "validation", "test"] = "train"
+
+
 def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
-    """A blend from the rows of a YAML file, or from a mapping with `datasets` (the rows) and `split`."""
+    """A blend from the rows of a YAML file."""
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        rows = TypeAdapter(list[_Row]).validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} must be YAML; {' '.join(str(error).split())}") from None
-    top = data if isinstance(data, dict) else {"datasets": data}
-    rows = top.get("datasets")
-    if not set(top) <= {"datasets", "split"} or not isinstance(rows, list) or not rows:
-        wanted = "must be rows of dataset_prefix, dataset_weight, dataset_split, alone or as `datasets` beside `split`"
-        raise ValueError(f"{path} {wanted}; got {str(data)[:100]}")
-    found: dict[str, list[BlendCorpus]] = {name: [] for name in SPLITS}
-    for number, row in enumerate(rows, 1):
-        split, source = _row(f"{path}, entry {number}", row)
-        found[split].append(source)
-    train, validation, test = (tuple(found[s]) for s in SPLITS)
-    return check(Blend(train, validation, test, top.get("split")), normalize)
-
-
-def _row(where: str, row: object) -> tuple[str, BlendCorpus]:
-    known = ("dataset_prefix", "dataset_weight", "dataset_split")
-    if not isinstance(row, dict) or not {known[0]} <= set(row) <= set(known):
-        raise ValueError(f"{where} must have {known[0]}, and may have {known[1]} and {known[2]}; got {row!r}")
-    split = _ALIASES.get(str(row.get("dataset_split", "train")))
-    if split is None:
-        raise ValueError(f"{where}: dataset_split must be one of {', '.join(SPLITS)}; got {row['dataset_split']!r}")
-    weight = row.get("dataset_weight")
-    if type(weight) not in (int, float, type(None)):  # true is an int, too
-        raise ValueError(f"{where}: dataset_weight must be a number; got {weight!r}")
-    return split, BlendCorpus(str(row["dataset_prefix"]), weight)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        row, *key = fault["loc"] or ("all",)
+        wanted = "a blend is rows of dataset_prefix, dataset_weight, dataset_split"
+        raise ValueError(
+            f"{path}, row {row} (from 0) {' '.join(map(str, key))}: {fault['msg']}; got {fault['input']!r}; {wanted}"
+        ) from None
+    return _sound_blend([(r.dataset_split, BlendCorpus(r.dataset_prefix, r.dataset_weight)) for r in rows], normalize)
 
 
 def write_yaml(blend: Blend, path: str | Path) -> None:
     """Write the blend in the form that `read_yaml` reads."""
     rows = [
-        {"dataset_prefix": s.prefix, "dataset_weight": s.weight, "dataset_split": split}
+        {"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": split}
         for split in SPLITS
-        for s in blend.sources(split)
+        for c in blend.corpora(split)
     ]
-    data = {"datasets": rows, "split": blend.split} if blend.split else rows
-    Path(path).write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    Path(path).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
 
 
-def check(blend: Blend, normalize: bool = False) -> Blend:
-    """The blend if it is sound; normalised weights when asked; warnings for what is lawful but seldom meant."""
-    if not blend.train:
-        raise ValueError("a blend needs a corpus with dataset_split train; got none")
-    train, validation, test = (_sound(blend.sources(split), split, normalize) for split in SPLITS)
-    trained = {s.prefix for s in train}
-    twice = dict.fromkeys(s.prefix for s in (*validation, *test) if s.prefix in trained)
-    warnings = tuple(f"{p} is both trained on and evaluated on: its loss will be too good" for p in twice)
-    return Blend(train, validation, test, blend.split, warnings)
+def _sound_blend(rows: list[tuple[str, BlendCorpus]], normalize: bool) -> Blend:
+    """The blend of these rows (split, corpus), its weights divided by their sum."""
+    splits = {split: _sound(split, [c for s, c in rows if s == split], normalize) for split in SPLITS}
+    if not splits["train"]:
+        raise ValueError("a blend needs one corpus or more with dataset_split train: 0.5 PREFIX 0.5 PREFIX; got none")
+    return Blend(**splits)
 
 
-def _sound(sources: tuple[BlendCorpus, ...], split: str, normalize: bool) -> tuple[BlendCorpus, ...]:
-    for prefix, times in Counter(s.prefix for s in sources).items():
-        if times > 1:
-            raise ValueError(f"a corpus may stand once in a split; {prefix} stands {times} times in {split}")
-    weights = [s.weight for s in sources if s.weight is not None]
+def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[BlendCorpus, ...]:
+    prefixes, weights = [c.prefix for c in corpora], [c.weight for c in corpora if c.weight is not None]
+    if twice := [p for p in prefixes if prefixes.count(p) > 1]:
+        raise ValueError(f"a corpus may stand once in a split; {twice[0]} stands {len(twice)} times in {split}")
     if not weights:
-        return sources
-    if len(weights) < len(sources):
-        missing = next(s.prefix for s in sources if s.weight is None)
+        return tuple(corpora)
+    if len(weights) < len(corpora):
+        missing = next(c.prefix for c in corpora if c.weight is None)
         raise ValueError(f"all corpora of {split} need a weight, or none; {missing} has none")
-    if not all(math.isfinite(w) and w >= 0 for w in weights) or sum(weights) <= 0:
-        listed = ", ".join(f"{w:g}" for w in weights)
-        raise ValueError(f"the weights of {split} must be 0 or more and not all 0; got {listed}")
     total = math.fsum(weights)
-    if abs(total - 1) > TOLERANCE and not normalize:
+    positive = all(0 <= w < math.inf for w in weights) and total > 0
+    if not positive or (abs(total - 1) > TOLERANCE and not normalize):
         listed = " + ".join(f"{w:g}" for w in weights)
-        raise ValueError(f"the weights of {split} must sum to 1, not {listed} = {total:g}; or give --normalize")
-    return _weighted(sources, weights)
+        raise ValueError(
+            f"the weights of {split} must be 0 or more and sum to 1; got {listed} = {total:g}; --normalize divides "
+            "them by their sum"
+        )
+    return _weighted(corpora, weights)
 
 
-def _weighted(sources: tuple[BlendCorpus, ...], raw: Sequence[float]) -> tuple[BlendCorpus, ...]:
-    """The sources with weights in proportion to `raw`."""
+def _weighted(corpora: Sequence[BlendCorpus], raw: Sequence[float]) -> tuple[BlendCorpus, ...]:
+    """The corpora with weights in proportion to `raw`."""
     total = math.fsum(raw)
-    return tuple(BlendCorpus(s.prefix, w / total) for s, w in zip(sources, raw))
+    return tuple(BlendCorpus(c.prefix, w / total) for c, w in zip(corpora, raw))
 
 
 def token_counts(blend: Blend) -> dict[str, int]:
@@ -171,36 +160,41 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
 
     `proportional`: by tokens, so every corpus is seen equally often. `equal`: the same share each. `upweight:NAME=0.6`:
     that share for NAME, the rest in proportion to tokens. `token-balanced`: inverse to tokens.
+
+    Corpora A, B of 300 and 100 tokens: 0.75, 0.25; 0.5, 0.5; upweight:B=0.6 gives 0.4, 0.6; 0.25, 0.75.
     """
     kind, _, argument = strategy.partition(":")
-    tokens = [counts[s.prefix] for s in blend.train]
+    tokens = [counts[c.prefix] for c in blend.train]
     if 0 in tokens:
         raise ValueError(f"a corpus of a blend must hold tokens; {blend.train[tokens.index(0)].prefix} is empty")
-    equal, inverse = [1.0] * len(tokens), [1 / t for t in tokens]
-    by_name: dict[str, Sequence[float]] = {"proportional": tokens, "equal": equal, "token-balanced": inverse}
-    raw = _upweight(blend.train, tokens, argument) if kind == "upweight" else by_name.get(strategy)
-    if raw is None:
+    shares: dict[str, Sequence[float]] = {
+        "proportional": tokens,
+        "equal": [1.0] * len(tokens),
+        "token-balanced": [1 / t for t in tokens],
+    }
+    if kind == "upweight":
+        shares[strategy] = _upweight(blend.train, tokens, argument)
+    if strategy not in shares:
         raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
-    train = _weighted(blend.train, raw)
     validation, test = (
-        rows if not rows or rows[0].weight is not None else _weighted(rows, [counts[s.prefix] for s in rows])
+        rows if not rows or rows[0].weight is not None else _weighted(rows, [counts[c.prefix] for c in rows])
         for rows in (blend.validation, blend.test)
     )
-    return check(Blend(train, validation, test, blend.split))
+    return Blend(_weighted(blend.train, shares[strategy]), validation, test)
 
 
-def _upweight(sources: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
+def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
     name, _, value = argument.partition("=")
     share = _number(value) or 0.0
-    places = [i for i, s in enumerate(sources) if name in (s.name, s.prefix, Path(s.prefix).name)]
-    rest = sum(t for i, t in enumerate(tokens) if i not in places)
-    if len(places) != 1 or not 0 < share < 1 or not rest:
-        names = ", ".join(s.name for s in sources)
+    chosen = [name in (c.name, c.prefix) for c in corpora]
+    rest = sum(t for t, mine in zip(tokens, chosen) if not mine)
+    if sum(chosen) != 1 or not 0 < share < 1 or not rest:
+        names = ", ".join(c.name for c in corpora)
         raise ValueError(
             f"--strategy upweight:NAME=0.6 needs a share between 0 and 1, NAME one of {names}, and a corpus left; "
             f"got {argument!r}"
         )
-    return [share if i in places else (1 - share) * t / rest for i, t in enumerate(tokens)]
+    return [share if mine else (1 - share) * t / rest for t, mine in zip(tokens, chosen)]
 
 
 @dataclass(frozen=True)
@@ -219,7 +213,7 @@ def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list
     if not token_budget > 0:
         raise ValueError(f"--token-budget must be over 0; got {token_budget:g}")
     rows = []
-    for source in blend.train:
-        weight, tokens = source.weight or 0.0, counts[source.prefix]
-        rows.append(Exposure(source.name, source.prefix, weight, tokens, weight * token_budget / max(1, tokens)))
+    for corpus in blend.train:
+        weight, tokens = corpus.weight or 0.0, counts[corpus.prefix]
+        rows.append(Exposure(corpus.name, corpus.prefix, weight, tokens, weight * token_budget / max(1, tokens)))
     return rows

@@ -40,8 +40,8 @@ def config(tmp_path, n=200, **changes) -> BlendConfig:
     return BlendConfig(**({"seq_length": 16, "num_samples": (n, 0, 0), "cache_dir": str(tmp_path / "cache")} | changes))
 
 
-def blend_of(prefixes, weights, split=None):
-    return tm.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)], split)
+def blend_of(prefixes, weights):
+    return tm.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)])
 
 
 def stream(index: Index, order: np.ndarray) -> np.ndarray:
@@ -66,8 +66,8 @@ def test_split_cuts_each_corpus_without_overlap(tmp_path):
     """With unique tokens per document, train, validation and test share none."""
     docs = [[np.append(np.full(20, 10 + i), EOD)] for i in range(100)]
     write_pair(tmp_path / "u", docs, np.uint16)
-    blend = tm.parse_list(["1.0", str(tmp_path / "u")], split="80,10,10")
-    data = build_datasets(blend, config(tmp_path, num_samples=(100, 12, 12)), TOKENIZER)
+    blend = tm.parse_list(["1.0", str(tmp_path / "u")])
+    data = build_datasets(blend, config(tmp_path, num_samples=(100, 12, 12), split="80,10,10"), TOKENIZER)
     seen = {s: {int(t) for i in range(len(d)) for t in d[i]["tokens"]} - {EOD} for s, d in data.items()}
     assert 78 <= len(seen["train"]) <= 80 and seen["validation"] and seen["test"]
     assert not (seen["train"] & seen["validation"] or seen["train"] & seen["test"] or seen["validation"] & seen["test"])
