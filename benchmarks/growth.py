@@ -263,9 +263,7 @@ def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
 
         def preprocess(size: int) -> None:
             ends = f"--input {folder}/{size}.jsonl --output-prefix {folder}/out{size}"
-            argv = (
-                f"preprocess {ends} --tokenizer-model {folder}/tokenizer --workers 1 --append-eod --no-resume".split()
-            )
+            argv = f"preprocess {ends} --tokenizer-model {folder}/tokenizer --workers 1 --append-eod".split()
             assert main(argv) == 0
 
         preprocess(sizes[0])  # imports and the tokenizer's file

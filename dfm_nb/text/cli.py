@@ -22,15 +22,13 @@ def parse_partition(text: str | None) -> tuple[int, int]:
     """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
     if text is None and world_size_from_env() == 1:
         return 0, 1
-    if text is None or text == "auto":
-        for index, count in PARTITION_ENV:
-            if index in os.environ and count in os.environ:
-                return int(os.environ[index]), int(os.environ[count])
-        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
-        raise ValueError(f"--partition auto needs {names} in the environment; give --partition i/n")
+    if text in (None, "auto"):
+        found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
+        text = found[0] if found else "auto"
     match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or int(match[1]) >= int(match[2]):
-        raise ValueError(f"--partition must be i/n with 0 <= i < n, for example 0/4 to 3/4, or auto; got {text}")
+    if not match:
+        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
+        raise ValueError(f"--partition must be i/n, for example 0/4, or auto, which needs {names}; got {text}")
     return int(match[1]), int(match[2])
 
 
@@ -38,7 +36,7 @@ def _preprocess(argv: list[str]) -> int:
     p = ArgumentParser(prog="dfm text preprocess", description="JSONL -> PREFIX_KEY_document.bin and .idx")
     p.add_argument("--input", nargs="+", required=True, help="JSONL files or globs, also .gz and .zst; - is stdin")
     p.add_argument("--output-prefix", required=True, help="path of the output without _KEY_document.bin")
-    p.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="only HuggingFaceTokenizer")
+    p.add_argument("--tokenizer-type", choices=["HuggingFaceTokenizer"], help="docs/text.md: how to have others")
     p.add_argument("--tokenizer-model", required=True, help="hub id, folder, or tokenizer.json")
     p.add_argument("--json-keys", nargs="+", default=["text"], help="keys to tokenize, one corpus each")
     p.add_argument("--workers", type=int, default=1, help="processes that tokenize; 1: this process")
@@ -48,34 +46,20 @@ def _preprocess(argv: list[str]) -> int:
     p.add_argument("--on-error", default="stop", help="at a bad line: stop, or skip it and list it")
     p.add_argument("--partition", help="i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
     p.add_argument("--max-document-bytes", type=int, default=256 << 20, help="a longer line is refused")
-    p.add_argument("--no-resume", action="store_true", help="begin anew even if a run of this command was stopped")
-    p.add_argument("--split-sentences", action="store_true", help="not offered: a text is one sequence")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     # Flags of Megatron's tool that change nothing here: the order is always kept, and no sentences are split.
-    p.add_argument("--log-interval", type=int, help=argparse.SUPPRESS)
-    p.add_argument("--partitions", type=int, default=1, help=argparse.SUPPRESS)
-    p.add_argument("--keep-sequential-samples", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--keep-newlines", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--lang", help=argparse.SUPPRESS)
+    for flag in ("--log-interval", "--lang"):
+        p.add_argument(flag, help=argparse.SUPPRESS)
+    for flag in ("--keep-sequential-samples", "--keep-newlines"):
+        p.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--partitions", type=int, choices=[1], help=argparse.SUPPRESS)
     args = p.parse_args(argv)
-    if args.tokenizer_type != "HuggingFaceTokenizer":
-        raise ValueError(
-            f"--tokenizer-type must be HuggingFaceTokenizer; got {args.tokenizer_type}; give --tokenizer-model the "
-            "same tokenizer as a folder with a tokenizer.json (docs/text.md, Flags, says how to make one)"
-        )
-    if args.split_sentences:
-        raise ValueError("--split-sentences is not offered; give a list of strings under the key for several sequences")
-    if args.partitions != 1:
-        raise ValueError(
-            f"--partitions is not needed: --workers {max(args.workers, args.partitions)} uses as many processes on one "
-            "input; --partition i/n cuts it for several machines"
-        )
     from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
     named = {f.name for f in dataclasses.fields(PreprocessConfig)}
     given = {name: value for name, value in vars(args).items() if name in named}
     given["partition"] = parse_partition(args.partition)
-    result = preprocess(PreprocessConfig(**given, resume=not args.no_resume, progress=sys.stderr.isatty()))
+    result = preprocess(PreprocessConfig(**given, progress=sys.stderr.isatty()))
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.json:
