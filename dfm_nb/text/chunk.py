@@ -10,50 +10,44 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, field
-from typing import Sequence
+from typing import Literal, Sequence
 
 import numpy as np
 import orjson
+from pydantic import model_validator
 
+from dfm_nb.base.options import Options, option
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text.input import CHUNK_BYTES, LineChunk
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 
-@dataclass(frozen=True)
-class PreprocessConfig:
-    """The flags of `dfm text preprocess`; names follow Megatron-LM's tools/preprocess_data.py.
+class PreprocessConfig(Options):
+    """JSONL -> PREFIX_KEY_document.bin and .idx. The names of the flags are Megatron-LM's."""
 
-    `workers` processes tokenize beside the one that reads and writes; with 1 all is done in this process.
-    `chunk_size` documents (1 MiB at most) go to a worker at a time, and are the unit of a restart.
-    `partition` is (i, n): only the lines of part i, written under `<prefix>_part<i>-of-<n>`.
-    """
+    prog = "dfm text preprocess"
 
-    input: Sequence[str]
-    output_prefix: str
-    tokenizer_model: str
-    json_keys: Sequence[str] = ("text",)
-    workers: int = 1
-    chunk_size: int = 8192
-    append_eod: bool = False
-    dtype: str | None = None
-    on_error: str = "stop"
-    partition: tuple[int, int] = (0, 1)
-    max_document_bytes: int = 256 << 20
-    fast: bool = True
-    progress: bool = True
-    chunk_bytes: int = CHUNK_BYTES
+    input: tuple[str, ...] = option(help="JSONL files or globs, also .gz and .zst; - is stdin")
+    output_prefix: str = option(help="path of the output without _KEY_document.bin", output=True)
+    tokenizer_type: Literal["HuggingFaceTokenizer"] = option("HuggingFaceTokenizer", "docs/text.md: how to have others")
+    tokenizer_model: str = option(help="hub id, folder, or tokenizer.json")
+    json_keys: tuple[str, ...] = option(("text",), "keys to tokenize, one corpus each", min_length=1)
+    workers: int = option(1, "processes that tokenize; 1: this process", ge=1)
+    chunk_size: int = option(8192, "documents a chunk (1 MiB at most), the unit of work and of a restart", ge=1)
+    append_eod: bool = option(False, "end each document with the end-of-document token")
+    dtype: Literal["uint16", "int32"] | None = option(None, "of the tokens; by default as Megatron chooses")
+    on_error: Literal["stop", "skip"] = option("stop", "at a bad line: stop, or skip it and list it")
+    partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
+    max_document_bytes: int = option(256 << 20, "a longer line is refused", ge=1)
+    fast: bool = option(True, "words from memory, as in encode.py", python_only=True)
+    progress: bool = option(True, "show a bar", python_only=True)
+    chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
 
-    def __post_init__(self) -> None:
-        for name in ("workers", "chunk_size", "max_document_bytes", "chunk_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more; got {getattr(self, name)}")
-        if self.on_error not in ("stop", "skip"):
-            raise ValueError(f"--on-error must be stop or skip; got {self.on_error!r}")
-        if self.dtype not in (None, "uint16", "int32"):
-            raise ValueError(f"--dtype must be uint16 or int32; got {self.dtype!r}")
-        if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
-            raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys) or 'none'}")
+    @model_validator(mode="after")
+    def _keys_differ(self) -> PreprocessConfig:
+        if len(set(self.json_keys)) < len(self.json_keys):
+            raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys)}")
+        return self
 
 
 @dataclass

@@ -7,45 +7,16 @@ Each command is one function: its parser, then what it does. The imports are ins
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import os
-import re
 import sys
 
-from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
-
-PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
-
-
-def parse_partition(text: str | None) -> tuple[int, int]:
-    """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
-    if text is None and world_size_from_env() == 1:
-        return 0, 1
-    if text in (None, "auto"):
-        found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
-        text = found[0] if found else "auto"
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match:
-        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
-        raise ValueError(f"--partition must be i/n, for example 0/4, or auto, which needs {names}; got {text}")
-    return int(match[1]), int(match[2])
+from dfm_nb.base.argv import ArgumentParser, guard
 
 
 def _preprocess(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text preprocess", description="JSONL -> PREFIX_KEY_document.bin and .idx")
-    p.add_argument("--input", nargs="+", required=True, help="JSONL files or globs, also .gz and .zst; - is stdin")
-    p.add_argument("--output-prefix", required=True, help="path of the output without _KEY_document.bin")
-    p.add_argument("--tokenizer-type", choices=["HuggingFaceTokenizer"], help="docs/text.md: how to have others")
-    p.add_argument("--tokenizer-model", required=True, help="hub id, folder, or tokenizer.json")
-    p.add_argument("--json-keys", nargs="+", default=["text"], help="keys to tokenize, one corpus each")
-    p.add_argument("--workers", type=int, default=1, help="processes that tokenize; 1: this process")
-    p.add_argument("--chunk-size", type=int, default=8192, help="documents a chunk (1 MiB at most)")
-    p.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    p.add_argument("--dtype", help="of the tokens, uint16 or int32; by default as Megatron chooses")
-    p.add_argument("--on-error", default="stop", help="at a bad line: stop, or skip it and list it")
-    p.add_argument("--partition", help="i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
-    p.add_argument("--max-document-bytes", type=int, default=256 << 20, help="a longer line is refused")
+    from dfm_nb.text.corpus import PreprocessConfig, preprocess
+
+    p = PreprocessConfig.parser()
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     # Flags of Megatron's tool that change nothing here: the order is always kept, and no sentences are split.
     for flag in ("--log-interval", "--lang"):
@@ -54,12 +25,7 @@ def _preprocess(argv: list[str]) -> int:
         p.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--partitions", type=int, choices=[1], help=argparse.SUPPRESS)
     args = p.parse_args(argv)
-    from dfm_nb.text.corpus import PreprocessConfig, preprocess
-
-    named = {f.name for f in dataclasses.fields(PreprocessConfig)}
-    given = {name: value for name, value in vars(args).items() if name in named}
-    given["partition"] = parse_partition(args.partition)
-    result = preprocess(PreprocessConfig(**given, progress=sys.stderr.isatty()))
+    result = preprocess(PreprocessConfig(**PreprocessConfig.given(args), progress=sys.stderr.isatty()))
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.json:

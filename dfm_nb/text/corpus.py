@@ -12,12 +12,14 @@ import contextlib
 import glob
 import json
 import os
-from dataclasses import asdict, dataclass, field, replace
+import re
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Generator, Iterator
 
 import numpy as np
 
+from dfm_nb.base.argv import world_size_from_env
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
@@ -29,6 +31,7 @@ from dfm_nb.text.parts import SKIPPED, Parts
 from dfm_nb.text.tokenizer import TokenizerSpec
 from dfm_nb.text.workers import LostWorker, ordered_map
 
+PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
 _COUNTS = ("documents", "blank_lines", "skipped")
 _MERGE_BYTES = 8 << 20  # copied at a time
 
@@ -48,6 +51,20 @@ class PreprocessResult:
     warnings: list[str] = field(default_factory=list)
 
 
+def part_of(text: str | None) -> tuple[int, int]:
+    """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
+    if text is None and world_size_from_env() == 1:
+        return 0, 1
+    if text in (None, "auto"):
+        found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
+        text = found[0] if found else "auto"
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match:
+        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
+        raise ValueError(f"--partition must be i/n, for example 0/4, or auto, which needs {names}; got {text}")
+    return int(match[1]), int(match[2])
+
+
 def preprocess(config: PreprocessConfig) -> PreprocessResult:
     """Tokenize JSONL into an indexed corpus.
 
@@ -57,10 +74,11 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     FileNotFoundError : an input that does not exist
     """
     paths = text_input.expand_inputs(list(config.input))
-    spans = text_input.partition(paths, *config.partition)
+    part, num_parts = part_of(config.partition)
+    spans = text_input.partition(paths, part, num_parts)
     spec = text_tokenizer.load(config.tokenizer_model)
     dtype = np.dtype(config.dtype) if config.dtype else optimal_dtype(spec.vocab_size)
-    config = replace(config, dtype=dtype.name)
+    config = config.replace(dtype=dtype.name)
     spec.check(dtype, config.append_eod)
     signature = {
         "state": 4,  # of the part files and their progress
@@ -68,7 +86,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod, config.max_document_bytes],
     }
-    prefix = _part_prefix(config.output_prefix, *config.partition)
+    prefix = _part_prefix(config.output_prefix, part, num_parts)
     prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
     with Parts.open(prefix, prefixes, signature) as parts:
         done = parts.progress
@@ -77,7 +95,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         with contextlib.closing(_encoded(source, spec, config)) as results:
             _write(config, spans, results, parts)
         # An input without one document is a mistake; a part that got none is not.
-        if done.documents == 0 and config.partition[1] == 1:
+        if done.documents == 0 and num_parts == 1:
             raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none ({done.skipped} bad lines)")
         made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
         made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}

@@ -32,7 +32,8 @@ def corpus(folders, tmp_path):
 
     def make(name: str = "out", kind: str = "gpt2", **changes) -> str:
         base = {"append_eod": True, "progress": False}
-        config = PreprocessConfig((str(source),), str(tmp_path / name), str(folders[kind]), **(base | changes))
+        files = {"input": [str(source)], "output_prefix": tmp_path / name, "tokenizer_model": folders[kind]}
+        config = PreprocessConfig(**(files | base | changes))
         return preprocess(config).prefixes["text"]
 
     return make

@@ -43,9 +43,8 @@ def write_jsonl(path: Path, documents: list, key: str = "text") -> Path:
 
 
 def config(source, prefix, folder, **changes) -> PreprocessConfig:
-    base = {"append_eod": True, "progress": False, "chunk_bytes": 4096}
-    sources = source if isinstance(source, tuple) else (str(source),)
-    return PreprocessConfig(tuple(map(str, sources)), str(prefix), str(folder), **(base | changes))
+    files = {"input": [str(source)], "output_prefix": prefix, "tokenizer_model": folder}
+    return PreprocessConfig(**files, **({"append_eod": True, "progress": False, "chunk_bytes": 4096} | changes))
 
 
 def pair(prefix, key: str = "text") -> tuple[bytes, bytes]:
@@ -135,7 +134,8 @@ def test_partitions_merge_to_one_run(folders, tmp_path):
     for count in (2, 7):
         prefix = tmp_path / f"many{count}"
         total = sum(
-            preprocess(config(source, prefix, folders["gpt2"], partition=(i, count))).documents for i in range(count)
+            preprocess(config(source, prefix, folders["gpt2"], partition=f"{i}/{count}")).documents
+            for i in range(count)
         )
         assert total == 200
         merge(find_parts(str(prefix)), f"{prefix}_text_document", progress=False)
@@ -195,7 +195,7 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
     preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
     out = tmp_path / "out" / "out"
     if verb is merge:
-        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 8))) for i in range(8)]
+        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=f"{i}/8")) for i in range(8)]
         monkeypatch.setattr("dfm_nb.text.corpus._MERGE_BYTES", 300)
 
     def run():
@@ -289,12 +289,12 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
 def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
     for text in ("x", "1", "-1/3"):
         with pytest.raises(ValueError, match="--partition"):
-            text_cli.parse_partition(text)
+            text_corpus.part_of(text)
     with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX"):
-        text_cli.parse_partition("auto")
+        text_corpus.part_of("auto")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     monkeypatch.setenv("JOB_COMPLETIONS", "5")
-    assert text_cli.parse_partition("auto") == (2, 5)
+    assert text_corpus.part_of("auto") == (2, 5)
 
 
 def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
@@ -350,7 +350,7 @@ def test_tokenizers_and_outputs_that_do_not_fit_are_named(folders, tmp_path, mon
 def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(30))
     for i in (0, 2):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=(i, 3)))
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=f"{i}/3"))
     with pytest.raises(FileNotFoundError, match="00001-of-00003"):
         find_parts(str(tmp_path / "out"))
     for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {}), ("d", "gpt2", {})):
