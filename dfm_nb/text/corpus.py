@@ -15,7 +15,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Generator, Iterator
+from typing import Iterator
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig
 from dfm_nb.text.indexed import Index, bin_path, optimal_dtype, read_meta
 from dfm_nb.text.input import LineChunk, Position, Span
 from dfm_nb.text.parts import SKIPPED, Parts
-from dfm_nb.text.tokenizer import TokenizerSpec
-from dfm_nb.text.workers import LostWorker, ordered_map
+from dfm_nb.text.workers import ordered_map
 
 PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
 _COUNTS = ("documents", "blank_lines", "skipped")
@@ -92,7 +91,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         done = parts.progress
         resumed = done.documents
         source = text_input.chunks(spans, config.chunk_size, config.max_document_bytes, done.at, config.chunk_bytes)
-        with contextlib.closing(_encoded(source, spec, config)) as results:
+        with contextlib.closing(ordered_map(ChunkEncoder, (spec, config), source, config.workers)) as results:
             _write(config, spans, results, parts)
         # An input without one document is a mistake; a part that got none is not.
         if done.documents == 0 and num_parts == 1:
@@ -111,23 +110,6 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     return PreprocessResult(
         prefixes, done.documents, tokens, empty, done.blank_lines, done.skipped, resumed, parts.skipped_path, warnings
     )
-
-
-def _encoded(
-    source: Iterator[LineChunk], spec: TokenizerSpec, config: PreprocessConfig
-) -> Generator[tuple[LineChunk, Encoded], None, None]:
-    """Chunks with their encodings in order."""
-    if config.workers == 1:
-        encode = ChunkEncoder(spec, config)
-        yield from ((chunk, encode(chunk)) for chunk in source)
-        return
-    try:
-        yield from ordered_map(ChunkEncoder, (spec, config), source, config.workers)
-    except LostWorker as error:
-        raise ValueError(
-            "a worker process ended (out of memory, most often); run the same command again to go on from the last "
-            "chunk, with fewer --workers or a smaller --chunk-size"
-        ) from error
 
 
 def _write(
