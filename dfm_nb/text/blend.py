@@ -54,38 +54,28 @@ class TokenizerIds:
         return cls(max(meta["vocab_size"], meta["max_id"] + 1), meta["eod_id"], None, meta["tokenizer_sha256"])
 
 
-@dataclass(frozen=True)
-class BlendConfig:
-    """How samples are cut from the corpora.
-
-    `seq_length` tokens a sample; `num_samples` of train, validation and test. `split` ("969,30,1") cuts each training
-    corpus as Megatron's --split does, where the blend has none for validation and test. `reset_position_ids` starts
-    positions from 0 after an EOD, `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD
-    out of the loss.
-    """
-
-    seq_length: int
-    num_samples: tuple[int, int, int]
-    seed: int = 1234
-    split: str | None = None
-    reset_position_ids: bool = False
-    reset_attention_mask: bool = False
-    eod_mask_loss: bool = False
-    cache_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.seq_length < 1:
-            raise ValueError(f"seq_length must be 1 or more; got {self.seq_length}")
-        if len(self.num_samples) != 3 or min(self.num_samples) < 0 or self.num_samples[0] < 1:
-            raise ValueError(f"num_samples must be (train, validation, test), train over 0; got {self.num_samples}")
-
-
 def build_datasets(
-    blend: Blend, config: BlendConfig, tokenizer: TokenizerIds | None = None
+    blend: Blend,
+    seq_length: int,
+    num_samples: tuple[int, int, int],
+    tokenizer: TokenizerIds | None = None,
+    split: str | None = None,
+    cache_dir: str | None = None,
+    seed: int = 1234,
+    **settings: bool,
 ) -> dict[str, Dataset | None]:
     """Data sets of `train`, `validation` and `test` (None where there is none).
 
     All ranks must call it, within a process group (`parallel.init()` makes one of a single rank).
+
+    Parameters
+    ----------
+    seq_length : tokens of a sample
+    num_samples : of train, validation and test
+    tokenizer : by default what `preprocess` recorded
+    split : "969,30,1" cuts each training corpus as Megatron's --split does, where validation and test have no corpora
+    settings : of megatron's GPTDatasetConfig. `reset_position_ids` starts positions from 0 after an EOD,
+        `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss
 
     Each item is a dict: `tokens`, `labels`, `position_ids` int64 [seq_length], `loss_mask` float32 [seq_length],
     `attention_mask` bool [1, seq_length, seq_length] (True: hidden), and `dataset_id` where there are several corpora.
@@ -95,33 +85,29 @@ def build_datasets(
     for prefix in blend.prefixes():
         index = Index.open(prefix)
         index.require_whole_bin()
-        if index.num_tokens <= config.seq_length:
+        if not 0 < seq_length < index.num_tokens:
             raise ValueError(
-                f"a corpus must hold more tokens than seq_length {config.seq_length}; {prefix} has "
-                f"{index.num_tokens}; take a shorter seq_length or leave it out"
+                f"seq_length must be 1 to the tokens of each corpus less 1; {prefix} has {index.num_tokens}"
             )
     if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
-    if config.split and not blend.validation and not blend.test:
-        chosen: dict[str, object] = {"blend": _pair(blend.train), "split": config.split}
+    if split and not blend.validation and not blend.test:
+        chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}
     else:
         chosen = {"blend_per_split": [_pair(blend.corpora(s)) for s in SPLITS]}
     # named by the corpora's sizes and times of change: a replaced .bin never meets an old cache
-    base = config.cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    base = cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
     cache = Path(base, corpora_sha256(blend.prefixes())[:16])
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings = GPTDatasetConfig(
-        random_seed=config.seed,
-        sequence_length=config.seq_length,
+    usual = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=seq_length,
         path_to_cache=str(cache),
         tokenizer=tokenizer,
-        reset_position_ids=config.reset_position_ids,
-        reset_attention_mask=config.reset_attention_mask,
-        eod_mask_loss=config.eod_mask_loss,
-        create_attention_mask=True,
-        **chosen,
+        **{**usual, **settings, **chosen},
     )
-    built = BlendedMegatronDatasetBuilder(GPTDataset, list(config.num_samples), lambda: True, settings).build()
+    built = BlendedMegatronDatasetBuilder(GPTDataset, list(num_samples), lambda: True, config).build()
     return dict(zip(SPLITS, built))
 
 
