@@ -1,7 +1,7 @@
 """`dfm text ...`: preprocess, merge, inspect, verify, blend.
 
-The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
-Each command is one function: its parser, then what it does. The imports are inside, so that `--help` needs none.
+The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py. Each command is one function: its parser,
+then what it does. The imports are inside, so that a command waits for its own alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dfm_nb.base.argv import ArgumentParser, guard
 
 
 def _preprocess(argv: list[str]) -> int:
+    """JSONL -> .bin/.idx"""
     from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
     p = PreprocessConfig.parser()
@@ -44,7 +45,8 @@ def _preprocess(argv: list[str]) -> int:
 
 
 def _merge(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text merge", description="join corpora by streaming")
+    """join the parts of a partitioned run, or any corpora"""
+    p = ArgumentParser(prog="dfm text merge", description=_merge.__doc__)
     p.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
     p.add_argument("--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts")
     p.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
@@ -62,7 +64,8 @@ def _merge(argv: list[str]) -> int:
 
 
 def _inspect(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text inspect", description="what a corpus holds")
+    """counts, lengths, first documents, frequent tokens"""
+    p = ArgumentParser(prog="dfm text inspect", description=_inspect.__doc__)
     p.add_argument("prefix", metavar="PREFIX", help="path without .bin")
     p.add_argument("--tokenizer-model", help="to decode with; by default the recorded one")
     p.add_argument("--documents", type=int, default=3, help="documents to show")
@@ -76,15 +79,14 @@ def _inspect(argv: list[str]) -> int:
 
 
 def _verify(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text verify", description="the checklist; exits with 1 when a check fails")
+    """the checklist, as checks that can fail (then it exits with 1)"""
+    p = ArgumentParser(prog="dfm text verify", description=_verify.__doc__)
     p.add_argument("prefixes", nargs="+", metavar="PREFIX", help="one corpus, or those of a blend")
     p.add_argument("--tokenizer-model", help="that the corpus must be made with; by default the recorded one")
     p.add_argument("--append-eod", action="store_true", default=None, help="each document must end with EOD")
-    p.add_argument("--input", nargs="+", help="the JSONL, to count its documents (with one PREFIX)")
+    p.add_argument("--input", nargs="+", help="the JSONL of the one PREFIX, to count its documents")
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
-    if args.input and len(args.prefixes) > 1:
-        raise ValueError(f"--input counts the documents of one corpus; got {len(args.prefixes)} prefixes")
     from dfm_nb.text import check
 
     show = sys.stderr.isatty() and not args.json
@@ -103,9 +105,10 @@ def _verify(argv: list[str]) -> int:
 
 
 def _blend(argv: list[str]) -> int:
+    """weights, strategies and epochs of a blend"""
     from dfm_nb.text import check, mixture
 
-    p = ArgumentParser(prog="dfm text blend", description="weights, strategies and epochs of a blend")
+    p = ArgumentParser(prog="dfm text blend", description=_blend.__doc__)
     p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
     p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
     p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
@@ -126,15 +129,11 @@ def _blend(argv: list[str]) -> int:
     if args.strategy or blend.train[0].weight is None:
         blend = mixture.apply_strategy(blend, args.strategy or "proportional", counts)
     same = check.require_same_tokenizer(blend.prefixes())
-    budget = args.token_budget or float(sum(counts[s.prefix] for s in blend.train))
+    budget = args.token_budget or float(sum(counts[c.prefix] for c in blend.train))
     rows = mixture.exposures(blend, counts, budget)
     warnings = [*blend.warnings, *([same.detail] if same.passed is None else [])]
-    warnings += [
-        f"{row.name} is seen {row.epochs:.1f} times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); "
-        "lower its weight or the budget, or add text"
-        for row in rows
-        if row.epochs > args.max_epochs
-    ]
+    seen = f"times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); lower its weight, or add text"
+    warnings += [f"{row.name} is seen {row.epochs:.1f} {seen}" for row in rows if row.epochs > args.max_epochs]
     if args.output:
         mixture.write_yaml(blend, args.output)
     if args.json:
@@ -153,24 +152,18 @@ def _blend(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {
-    "preprocess": (_preprocess, "JSONL -> .bin/.idx"),
-    "merge": (_merge, "join the parts of a partitioned run, or any corpora"),
-    "inspect": (_inspect, "counts, lengths, first documents, frequent tokens"),
-    "verify": (_verify, "the checklist, as checks that can fail"),
-    "blend": (_blend, "weights, strategies and epochs of a blend"),
-}
+COMMANDS = {"preprocess": _preprocess, "merge": _merge, "inspect": _inspect, "verify": _verify, "blend": _blend}
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
-        print("usage: dfm text COMMAND ...   (dfm text COMMAND --help for its flags)\n\n" + "\n".join(lines))
-        return 0
-    if argv[0] not in COMMANDS:
-        raise ValueError(f"dfm text has {', '.join(COMMANDS)}; got {argv[0]!r}")
-    return COMMANDS[argv[0]][0](argv[1:])
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in COMMANDS:
+        return COMMANDS[name](rest)
+    usage = "\n".join(f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items())
+    if name not in ("-h", "--help"):
+        raise ValueError(f"dfm text has {', '.join(COMMANDS)}; got {name!r}")
+    print("usage: dfm text COMMAND ...   (dfm text COMMAND --help for its flags)\n\n" + usage)
+    return 0
 
 
 if __name__ == "__main__":
