@@ -59,7 +59,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         "prefix": str(prefix),
         "version": VERSION,
         "dtype": index.dtype.name,
-        "sequences": index.num_sequences,
+        "sequences": len(index.lengths),
         "documents": index.num_documents,
         "empty_documents": int((lengths == 0).sum()),
         "tokens": index.num_tokens,
@@ -139,8 +139,8 @@ def verify(
 
 
 def _structure(index: Index) -> list[Check]:
-    size, lengths = bin_path(index.prefix).stat().st_size, index.lengths.astype(np.int64)
-    want = int(lengths.sum()) * index.dtype.itemsize
+    size, want = bin_path(index.prefix).stat().st_size, index.num_tokens * index.dtype.itemsize
+    lengths = index.lengths.astype(np.int64)
     wrong = np.flatnonzero((np.cumsum(lengths) - lengths) * index.dtype.itemsize != index.pointers)
     bounds = index.documents
     rising = bool((np.diff(bounds) >= 0).all())

@@ -14,7 +14,6 @@ from typing import Literal, Sequence
 
 import numpy as np
 import orjson
-from pydantic import model_validator
 
 from dfm_nb.base.options import Options, option
 from dfm_nb.text import encode as text_encode
@@ -42,12 +41,6 @@ class PreprocessConfig(Options):
     fast: bool = option(True, "words from memory, as in encode.py", python_only=True)
     progress: bool = option(True, "show a bar", python_only=True)
     chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
-
-    @model_validator(mode="after")
-    def _keys_differ(self) -> PreprocessConfig:
-        if len(set(self.json_keys)) < len(self.json_keys):
-            raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys)}")
-        return self
 
 
 @dataclass

@@ -203,12 +203,10 @@ def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
     rest = prefixes[done.at.span :]
     for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress):
         index = Index.open(prefix)
-        if int(index.lengths.sum(dtype=np.int64)) != index.num_tokens:
-            raise ValueError(f"{prefix}.idx: the pointers must follow the lengths; see dfm text verify {prefix}")
         with open(bin_path(prefix), "rb") as f:
             while data := f.read(_MERGE_BYTES):
                 parts.write(f"{key}.bin", data)
-        for start in range(0, index.num_sequences, block):
+        for start in range(0, len(index.lengths), block):
             parts.write(f"{key}.lengths", index.lengths[start : start + block].tobytes())
         for start in range(0, index.num_documents, block):
             bounds = index.documents[start : start + block + 1]

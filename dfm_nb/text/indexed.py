@@ -126,24 +126,19 @@ class Index:
         return cls(Path(prefix), DTYPES[code], *arrays)
 
     @property
-    def num_sequences(self) -> int:
-        return len(self.lengths)
-
-    @property
     def num_documents(self) -> int:
         return len(self.documents) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Where the last sequence ends: sequences lie one behind the other (`dfm text verify` checks that)."""
-        return int(self.pointers[-1]) // self.dtype.itemsize + int(self.lengths[-1]) if len(self.lengths) else 0
+        return int(self.lengths.sum(dtype=np.int64))
 
     def require_whole_bin(self) -> None:
         """Raise ValueError unless `.bin` has the size that the index says."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
             raise ValueError(
-                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
+                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; copy it again"
             )
 
     def tokens(self) -> np.ndarray:
@@ -151,11 +146,6 @@ class Index:
         count = bin_path(self.prefix).stat().st_size // self.dtype.itemsize
         # an empty file cannot be mapped
         return np.memmap(bin_path(self.prefix), self.dtype, "r", shape=(count,)) if count else np.zeros(0, self.dtype)
-
-    def sequence(self, i: int) -> np.ndarray:
-        """Tokens of one sequence, shape [lengths[i]]."""
-        start = int(self.pointers[i]) // self.dtype.itemsize
-        return self.tokens()[start : start + int(self.lengths[i])]
 
     def document_tokens(self) -> np.ndarray:
         """Tokens of each document, int64 [documents]; an empty document has 0."""

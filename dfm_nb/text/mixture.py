@@ -94,11 +94,10 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} must be YAML; {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        fault = error.errors()[0]
-        row, *key = fault["loc"] or ("all",)
-        wanted = "a blend is rows of dataset_prefix, dataset_weight, dataset_split"
+        fault = error.errors()[0]  # its place is the row, from 0, and the key
+        place = ".".join(map(str, fault["loc"])) or "the rows"
         raise ValueError(
-            f"{path}, row {row} (from 0) {' '.join(map(str, key))}: {fault['msg']}; got {fault['input']!r}; {wanted}"
+            f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; docs/text.md has a sample"
         ) from None
     return _sound_blend([(r.dataset_split, BlendCorpus(r.dataset_prefix, r.dataset_weight)) for r in rows], normalize)
 

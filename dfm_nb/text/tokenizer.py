@@ -37,10 +37,7 @@ class TokenizerSpec:
         if self.max_id > top:
             raise ValueError(f"{dtype} holds ids up to {top}; {self.name} gives {self.max_id}; use --dtype int32")
         if append_eod and self.eod_id is None:
-            raise ValueError(
-                f"--append-eod needs a tokenizer with an end-of-document (eos) token; {self.name} has none; set "
-                "eos_token in its tokenizer_config.json, or leave --append-eod away"
-            )
+            raise ValueError(f"--append-eod needs an eos_token in {self.name}/tokenizer_config.json, which has none")
 
     def backend(self) -> Tokenizer:
         """The tokenizer itself, with truncation and padding off."""

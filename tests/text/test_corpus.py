@@ -359,7 +359,7 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
     index = bytearray(Path(f"{d}.idx").read_bytes())
     index[34:38] = (int.from_bytes(index[34:38], "little") + 1).to_bytes(4, "little")  # the first length
     Path(f"{d}.idx").write_bytes(index)
-    for parts, named in (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([d], "d_text_document.idx")):
+    for parts, named in (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([d], "d_text_document")):
         with pytest.raises(ValueError, match=named):
             merge(parts, str(tmp_path / "m"), progress=False)
     assert not list(tmp_path.glob("m.*"))
