@@ -8,7 +8,7 @@ are read; neither torch nor megatron is imported.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Sequence
 
@@ -35,7 +35,7 @@ class BlendCorpus:
 
 @dataclass(frozen=True)
 class Blend:
-    """Corpora by split. In each, all have weights that sum to 1, or none has one yet (a strategy gives them)."""
+    """Corpora by split. The weights of each sum to 1; of training, there may be none yet (a strategy gives them)."""
 
     train: tuple[BlendCorpus, ...]
     validation: tuple[BlendCorpus, ...] = ()
@@ -64,12 +64,12 @@ def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
     ValueError : weights that are no numbers, or do not sum to 1; a corpus named twice
     """
     weights = [_number(word) for word in words]
+    pairs = list(zip(weights[::2], words[1::2]))
     if weights.count(None) == len(words):
-        return _sound_blend([("train", BlendCorpus(prefix)) for prefix in words], normalize)
-    if len(words) % 2 or None in weights[::2]:
+        pairs = [(None, prefix) for prefix in words]
+    elif len(words) % 2 or None in weights[::2]:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
-    pairs = zip(words[1::2], weights[::2])
-    return _sound_blend([("train", BlendCorpus(prefix, weight)) for prefix, weight in pairs], normalize)
+    return _sound_blend([("train", BlendCorpus(prefix, weight)) for weight, prefix in pairs], normalize)
 
 
 def _number(word: str) -> float | None:
@@ -83,7 +83,7 @@ class _Row(BaseModel, extra="forbid", strict=True):
     """One row of a blend's YAML."""
 
     dataset_prefix: str
-    dataset_weight: float | None = None
+    dataset_weight: float
     dataset_split: Literal["train", "validation", "test"] = "train"
 
 
@@ -126,9 +126,6 @@ def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[Ble
         raise ValueError(f"a corpus may stand once in a split; {twice[0]} stands {len(twice)} times in {split}")
     if not weights:
         return tuple(corpora)
-    if len(weights) < len(corpora):
-        missing = next(c.prefix for c in corpora if c.weight is None)
-        raise ValueError(f"all corpora of {split} need a weight, or none; {missing} has none")
     total = math.fsum(weights)
     positive = all(0 <= w < math.inf for w in weights) and total > 0
     if not positive or (abs(total - 1) > TOLERANCE and not normalize):
@@ -155,7 +152,7 @@ STRATEGIES = ("proportional", "equal", "upweight:NAME=0.6", "token-balanced")
 
 
 def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend:
-    """The blend with the weights of its training corpora (and of the others, where they have none) set.
+    """The blend with the weights of its training corpora set.
 
     `proportional`: by tokens, so every corpus is seen equally often. `equal`: the same share each. `upweight:NAME=0.6`:
     that share for NAME, the rest in proportion to tokens. `token-balanced`: inverse to tokens.
@@ -175,11 +172,7 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
         shares[strategy] = _upweight(blend.train, tokens, argument)
     if strategy not in shares:
         raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
-    validation, test = (
-        rows if not rows or rows[0].weight is not None else _weighted(rows, [counts[c.prefix] for c in rows])
-        for rows in (blend.validation, blend.test)
-    )
-    return Blend(_weighted(blend.train, shares[strategy]), validation, test)
+    return replace(blend, train=_weighted(blend.train, shares[strategy]))
 
 
 def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:

@@ -103,7 +103,7 @@ def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
     [
         (("dataset_weight: 0.5", "dataset_weight: heavy"), "0.dataset_weight.*'heavy'"),
         (("dataset_split: validation", "dataset_split: dev"), "3.dataset_split"),
-        (("dataset_weight: 0.3", "weight: 0.3"), "1.weight"),
+        (("dataset_weight: 0.3", "weight: 0.3"), "1.dataset_weight"),
         (("docs_text", "news_text"), "news_text"),
         (("  dataset_weight: 0.3\n", ""), "weight"),
         (("dataset_split: train", "dataset_split: test"), "dataset_split train"),
