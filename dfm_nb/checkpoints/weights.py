@@ -33,7 +33,7 @@ from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
-from dfm_nb.config.schema import TRAINED_SIZE
+from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
@@ -289,9 +289,12 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     folder = weights_path(path)
     whole = next(filter(None, map(whole_checkpoints, _roots(folder))), None)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
-    taken = NETWORK | {f"model.{k}" for k in _LORA if config.model.lora.rank}
-    taken |= {k for k in cfg.fields() if k.startswith("generation.") and k not in TRAINED_SIZE}
-    return {k: attrgetter(k)(config) for k in cfg.fields() if k in taken}
+    left = () if config.model.lora.rank else _lora_keys()
+    return {k: attrgetter(k)(config) for k in marked("network") if k not in left}
+
+
+def _lora_keys() -> list[str]:
+    return [k for k in cfg.fields() if k.startswith("model.lora.")]
 
 
 def lora_file(file: Path) -> Path:
@@ -340,12 +343,11 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     What latents must be normalised by for these weights; None when they are of another tokenizer than the data.
     """
     source = find_weights(path)
+    lora = bool(source.config.model.lora.rank)
     fix = "leave these settings out, and they are the checkpoint's (in_channels and text_dim are those of the data)"
-    check_same_model(source, trainer.config, keys=SHAPES, fix=fix)
-    if source.config.model.lora.rank:
-        check_same_model(
-            source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
-        )
+    if lora:
+        fix += "; dfm export --lora merged makes one set of weights of low-rank updates and their base"
+    check_same_model(source, trainer.config, lora, fix)
     different = _different_encoders(source.folder, dataset)
     for kind in different:
         log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
@@ -367,45 +369,17 @@ def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
     ]
 
 
-SHAPES = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "ffn_hidden_size",
-    "in_channels",
-    "text_dim",
-    "patch_spatial",
-    "patch_temporal",
-    "adaln_lora_dim",
-    "pooled_text",
-    "rope",
-    "variant",
-    "objective",
-    "text_padding",
-)
-_LORA = ("lora.rank", "lora.alpha")
-NETWORK = {
-    *(f"model.{k}" for k in SHAPES if k not in ("in_channels", "text_dim")),  # those are the data's
-    *(f"model.{k}" for k in ("size", "qk_layernorm", "layernorm_epsilon", "sigma_data", "P_mean", "P_std")),
-    *(f"model.{k}" for k in ("times", "shift_tokens")),
-}
-"""Keys that a training takes from the weights that it starts from."""
-SHAPE_KEYS = (*SHAPES, *_LORA)
-"""Settings of config.model that fix the weights' shapes and use, and the scale of low-rank updates."""
-
-
 def check_same_model(
-    source: Weights,
-    config: cfg.Config,
-    keys: Sequence[str] = SHAPE_KEYS,
-    fix: str = "use its settings or another --run-dir",
+    source: Weights, config: cfg.Config, lora: bool = True, fix: str = "use its settings or another --run-dir"
 ) -> None:
-    """ValueError naming every setting of `keys` in which a checkpoint or export differs from `config`."""
-    pairs = [(k, attrgetter(k)(source.config.model), attrgetter(k)(config.model)) for k in keys]
+    """ValueError naming every setting that decides what weights mean, and in which `source` differs from `config`.
+
+    lora : those of low-rank updates too.
+    """
+    keys = [*marked("shape"), *(_lora_keys() if lora else ())]
+    pairs = [(k, attrgetter(k)(source.config), attrgetter(k)(config)) for k in keys]
     shown = [
-        f"model.{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})"
-        for k, theirs, ours in pairs
-        if theirs != ours
+        f"{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})" for k, theirs, ours in pairs if theirs != ours
     ]
     if shown:
         raise ValueError(f"{source.file or source.folder} holds another model: {', '.join(shown)}; {fix}")

@@ -8,7 +8,7 @@ if its first frames are given clean.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
@@ -61,15 +61,13 @@ class PackSettings:
     @classmethod
     def of(cls, config: Config, **changes: Any) -> PackSettings:
         """Those of a configuration; `changes` are fields that differ from it."""
-        noise = ("sigma_data", "P_mean", "P_std", "times", "shift_tokens")
-        names = ("patch_spatial", "patch_temporal", "variant", "text_padding", *noise)
         settings = {
             "seed": config.rng.seed,
             "caption_dropout": config.train.caption_dropout,
             "condition_frames_prob": config.dataset.condition_frames_prob,
-            **{name: getattr(config.model, name) for name in names},
         }
-        return cls(**(settings | changes))
+        own = {f.name for f in fields(cls)}  # those of the network by their names there
+        return cls(**({k: v for k, v in config.model if k in own} | settings | changes))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import operator
 import os
 import pickle
 import tempfile
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from dfm_nb.checkpoints import index as checkpoint_index
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.config.schema import marked
 from tests.attacks.checkpoint_files import NAME, WEIGHT, Evil, as_bytes, change_index, copy_run, reseal
 from tests.distributed.layouts import make_trainer
 
@@ -22,7 +24,7 @@ def trainer_like(run: Path):
     from dfm_nb import config as cfg
 
     c = cfg.from_yaml(run / "config.yaml").config
-    same = [f"model.{k}={json.dumps(getattr(c.model, k))}" for k in checkpoint.SHAPES]
+    same = [f"{k}={json.dumps(operator.attrgetter(k)(c))}" for k in marked("shape")]
     muon = [f"optimizer.optimizer={c.optimizer.optimizer}", "optimizer.use_distributed_optimizer=false"]
     return make_trainer([*same, *muon, f"ema.sigma_rels={list(c.ema.sigma_rels)}".replace(" ", "")])[0]
 

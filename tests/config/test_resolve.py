@@ -12,8 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dfm_nb import config as C
+from dfm_nb.base.options import fields, option
+from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import layout_faults
+from dfm_nb.config.schema import FIELDS
+from tests.attacks.checkpoint_files import copy_run
 
 REFERENCE = Path(__file__).parent / "dit_pretrain.yaml"
 
@@ -391,6 +395,26 @@ def _leaves(tree, prefix=""):
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def test_a_setting_of_the_network_is_one_field(monkeypatch, tmp_path):
+    """Subclasses stand for two more lines in the schema: the command line and fine-tuning know them without a list."""
+
+    class Wider(C.ModelConfig):
+        gate: float = option(1.0, "strength of the gate")
+        kernel: int = option(3, "kernel of this machine", network=False)
+
+    class Settings(C.Config):
+        model: Wider = Wider()
+
+    monkeypatch.setattr(sys.modules[C.resolve.__module__], "Config", Settings)
+    for key, field in fields(Settings).items():
+        monkeypatch.setitem(FIELDS, key, field)
+    given = C.resolve("demo", overrides=["model.gate=2.5", "model.kernel=5"])
+    assert re.search(r"^model\.gate +2\.5 +command line +strength of the gate", C.print_config(given), re.M)
+    (copy_run(tmp_path / "run") / "config.yaml").write_text(C.to_yaml(given))
+    taken = checkpoint.settings_of(tmp_path / "run")
+    assert taken["model.gate"] == 2.5 and "model.kernel" not in taken
 
 
 def test_print_config_shows_value_and_layer():
