@@ -14,8 +14,8 @@ from dfm_nb import config as cfg
 from dfm_nb.checkpoints import exported, saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.exported import Lazy
-from dfm_nb.checkpoints.index import PartReader
 from dfm_nb.checkpoints.state import model_state
+from dfm_nb.checkpoints.torch_dist import PartReader
 from dfm_nb.model import ema
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import is_lora, merged

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dfm_nb.base.files import older, replacing
-from dfm_nb.checkpoints.index import CheckpointError, reason
+from dfm_nb.checkpoints.torch_dist import CheckpointError, reason
 
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 """What that format calls the types that weights have."""

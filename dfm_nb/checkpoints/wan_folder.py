@@ -21,7 +21,7 @@ from torch import Tensor
 from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.exported import Lazy, check_shapes
-from dfm_nb.checkpoints.index import CheckpointError
+from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.model.build import on_meta

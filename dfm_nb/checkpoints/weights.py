@@ -31,8 +31,8 @@ from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
+from dfm_nb.checkpoints.torch_dist import CheckpointError, data_files, load_tensors
 from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA

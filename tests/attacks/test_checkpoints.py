@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
-from dfm_nb.checkpoints import index as checkpoint_index
-from dfm_nb.checkpoints import saving
+from dfm_nb.checkpoints import saving, torch_dist
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config.schema import marked
 from tests.attacks.checkpoint_files import NAME, WEIGHT, Evil, as_bytes, change_index, copy_run, reseal
@@ -159,7 +158,7 @@ def test_index_cannot_set_attributes_of_torchs_classes(run, name):
     with pytest.raises(checkpoint.CheckpointError):
         checkpoint.verify(folder)
     assert not hasattr(getattr(torch.distributed.checkpoint.metadata, name), "poison")
-    assert not any(hasattr(record, "poison") for record in checkpoint_index._RECORDS.values())
+    assert not any(hasattr(record, "poison") for record in torch_dist._RECORDS.values())
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from dfm_nb import export
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.index import CheckpointError
+from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME, copy_run
 
