@@ -129,7 +129,8 @@ def test_average_that_cannot_be_rebuilt_is_refused_with_the_range(run, tmp_path,
 
 def test_other_files_are_not_unpacked(tmp_path):
     tensors, texts = {"file.../evil": torch.zeros(2, dtype=torch.uint8)}, {"config.yaml": "model: {}"}
-    write(tmp_path / "model.pth", tensors, exported._text(texts, exported._checksum(texts, tensors)))
+    about = exported.About(files=texts, sha256=exported._checksum(texts, tensors))
+    write(tmp_path / "model.pth", tensors, about.json_text())
     assert "../evil" in refused(tmp_path / "model.pth")
 
 
