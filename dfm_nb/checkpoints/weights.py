@@ -81,43 +81,30 @@ def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, A
     return value
 
 
-def _listed(folder: Path) -> dict[str, dict]:
-    """`checksums.json` without its own entry."""
-    path = folder / CHECKSUMS
-    files = read_object(path)
-    if files.pop(CHECKSUMS, None) is None:
-        raise CheckpointError(f"{path} is damaged, as it has no checksum of itself, or {older('it', 'train again')}")
-    for name, entry in files.items():
-        plain = Path(name).name == name and name not in ("", "..")
-        if not plain or type(entry) is not dict or set(entry) != {"bytes", "sha256"}:
-            raise CheckpointError(f"{path} is damaged: its entry {name!r:.80} is no size and checksum of a file")
-    # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
-    if path.read_bytes() != listing_text(files).encode():
-        raise CheckpointError(f"{path} is damaged: its content does not match its own checksum")
-    return files
-
-
 def verify(folder: Path) -> None:
-    """Raise `CheckpointError` when a file is missing, short, changed, not listed, or holds more than tensors."""
-    if not (folder / CHECKSUMS).is_file():
+    """Raise `CheckpointError` when a file is missing, changed, not listed, or holds more than tensors."""
+    listing = folder / CHECKSUMS
+    if not listing.is_file():
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
     try:
-        files = _listed(folder)
+        files = read_object(listing)
+        files.pop(CHECKSUMS, None)
+        # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
+        if listing.read_bytes() != listing_text(files).encode():
+            what = f"{listing} is damaged: its content does not match its own checksum. If it has none, it"
+            raise CheckpointError(older(what, "train again"))
         for name, expected in files.items():
             path = folder / name
-            if not path.is_file():
-                raise CheckpointError(f"{folder} is damaged: {name} is missing")
-            if path.stat().st_size != expected["bytes"]:
-                raise CheckpointError(
-                    f"{folder} is damaged: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-                )
-            if sha256(path) != expected["sha256"]:
-                raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
+            if Path(name).name != name or not path.is_file():
+                raise CheckpointError(f"{folder} is damaged: {name!r:.80} is missing")
+            found = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            if found != expected:
+                raise CheckpointError(f"{folder} is damaged: {name} must have {expected!r:.120}; it has {found}")
         needed = {*NEEDED, *data_files(folder)}
         if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
-            raise CheckpointError(f"{folder / CHECKSUMS} is damaged: it does not list {', '.join(lacking)}")
+            raise CheckpointError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
     for name in ("state.json", "metadata.json"):
@@ -144,8 +131,8 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
         verify(path)
         return path
     for root in _roots(path):
-        if whole_checkpoints(root):
-            return _newest_good(root, say)
+        if whole_checkpoints(root) and (newest := usable(root, say)):
+            return newest
     raise FileNotFoundError(
         f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
         "weights of others come in by dfm import"
@@ -160,18 +147,6 @@ def _roots(path: Path) -> list[Path]:
     return [*([Path(named)] if named else []), path, path / "checkpoints"]
 
 
-def _newest_good(root: Path, say: Callable[[str], object]) -> Path:
-    """The newest checkpoint under `root` that passes `verify`; `CheckpointError` when none does."""
-    folders = [p for _, p in iteration_folders(root)]
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-            return folder
-        except CheckpointError as error:
-            say(f"{error}; trying the one before it")
-    raise CheckpointError(f"none of the {len(folders)} checkpoints under {root} can be used; remove them to start over")
-
-
 def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`.
 
@@ -179,7 +154,16 @@ def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """
     for folder in sorted(root.glob("iter_*.tmp")):
         say(f"{folder.name} was not finished and is not used")
-    return _newest_good(root, say) if iteration_folders(root) else None
+    folders = [p for _, p in iteration_folders(root)]
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+            return folder
+        except CheckpointError as error:
+            say(f"{error}; trying the one before it")
+    if folders:
+        raise CheckpointError(f"none of the {len(folders)} checkpoints under {root} can be used; remove them all")
+    return None
 
 
 def read_assets(dataset: str | Path) -> dict[str, bytes]:
