@@ -61,9 +61,8 @@ def test_tensorboard_has_scalars_and_samples(run):
     for name, value in WANTED.items():
         (point,) = events.Scalars(name)
         assert point.step == 3 and point.value == pytest.approx(value)
-    clip, still = (events.Images(f"samples/{i}")[0].encoded_image_string for i in (0, 1))
-    assert clip[:4] == b"GIF8" and still[:4] == b"\x89PNG"
-    assert video.read_still_or_animation(clip)[0].shape == (5, 32, 48, 3)
+    clip, still = (events.Images(f"samples/{i}")[0] for i in (0, 1))
+    assert (clip.width, clip.height, still.width, still.height) == (5 * 48, 32, 48, 32)
     assert any("samples/0" in t for t in tags["tensors"])
 
 
@@ -126,9 +125,11 @@ def test_wandb_run_of_a_folder_goes_on_and_is_not_shared(tmp_path, monkeypatch):
     ids = []
     for parent in ("a", "a", "b"):
         run = Run.create(tmp_path / parent / "run")
+        run.claim()
         loggers = Loggers(LoggerConfig(tensorboard=False, wandb_project="p", wandb_mode="offline"), run, {})
         ids.append(loggers._wandb.id)
         loggers.close()
+        run.release()
     assert ids[0] == ids[1] != ids[2]
 
 
