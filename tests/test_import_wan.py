@@ -93,7 +93,7 @@ def test_clip_is_that_of_diffusers_pipeline(wan, ours):
     torch.testing.assert_close(request.sigmas(pipe.sigma_data), sigmas, rtol=0.1, atol=0)  # theirs are float32 times
     torch.testing.assert_close(request.sigmas(pipe.sigma_data)[1:], sigmas[1:], rtol=1e-3, atol=0)
     start = (1 + sigmas[0]) * noise.double()[None]
-    got = samplers.get_sampler(request.sampler)(pipe.denoiser([request]), start, sigmas)[0]
+    got = samplers.SAMPLERS[request.sampler](pipe.denoiser([request]), start, sigmas)[0]
     assert want.std() > 0.3
     torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * want.abs().max().item())
     vae = theirs.vae

@@ -38,7 +38,7 @@ from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
-from dfm_nb.parallel.groups import global_name, mpu, shard_dim
+from dfm_nb.parallel.groups import global_name, own_part
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
@@ -300,15 +300,14 @@ def read_lora(file: Path) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tensor], lora: bool = False) -> None:
     """`whole`, a file's weights, into this rank's shards; with `lora`, low-rank updates too."""
-    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for local, p in chunk.named_parameters():
             if is_lora(local) and not lora:
                 continue
-            name, dim = global_name(local, chunk), shard_dim(p)
+            name = global_name(local, chunk)
             if name not in whole:
                 raise ValueError(f"{file} lacks the weight {name}: it is not an export of this model")
-            value = whole[name] if dim is None else whole[name].chunk(size, dim)[rank]
+            value = own_part(whole[name], p)
             if value.shape != p.shape:
                 raise ValueError(
                     f"{file}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable, Sequence
 
 import torch
@@ -65,38 +66,29 @@ SCHEDULES: dict[str, Schedule] = {}
 Function = Callable[..., Tensor]
 
 
+def _entering(table: dict[str, Any], name: str, entry: Callable[[Function], Any]) -> Callable[[Function], Function]:
+    def register(function: Function) -> Function:
+        table[name] = entry(function)
+        return function
+
+    return register
+
+
 def sampler(
     name: str, order: int, evaluations_per_step: int = 1, stochastic: bool = False
 ) -> Callable[[Function], Function]:
     """Decorator: enter a function into `SAMPLERS`."""
-
-    def register(function: Function) -> Function:
-        SAMPLERS[name] = Sampler(function, order, evaluations_per_step, stochastic)
-        return function
-
-    return register
+    return _entering(SAMPLERS, name, lambda function: Sampler(function, order, evaluations_per_step, stochastic))
 
 
 def schedule(name: str, *settings: str) -> Callable[[Function], Function]:
     """Decorator: enter a function into `SCHEDULES`."""
-
-    def register(function: Function) -> Function:
-        SCHEDULES[name] = Schedule(function, settings)
-        return function
-
-    return register
-
-
-def get_sampler(name: str) -> Sampler:
-    """The sampler of that name; ValueError lists the names."""
-    if name not in SAMPLERS:
-        raise ValueError(f"a sampler must be one of {', '.join(SAMPLERS)}; got {name!r}")
-    return SAMPLERS[name]
+    return _entering(SCHEDULES, name, lambda function: Schedule(function, settings))
 
 
 def evaluations(name: str, num_steps: int) -> int:
     """Calls of `denoise` for a schedule of `num_steps` levels and a final 0."""
-    return get_sampler(name).evaluations_per_step * (num_steps - 1) + 1
+    return SAMPLERS[name].evaluations_per_step * (num_steps - 1) + 1
 
 
 # ---- noise levels -------------------------------------------------------------------------------------------------
@@ -418,10 +410,7 @@ def sample_unipc(
     return run.result()
 
 
-@sampler("unipc_2", order=3)
-def sample_unipc_2(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """`sample_unipc` of second order."""
-    return sample_unipc(denoise, x, sigmas, callback, order=2)
+SAMPLERS["unipc_2"] = Sampler(partial(sample_unipc, order=2), order=3)
 
 
 def _exponential_step(
@@ -468,17 +457,10 @@ def _moments(h: float, count: int) -> list[float]:
 def classifier_free(D_cond: Tensor, D_uncond: Tensor, guidance: float) -> Tensor:
     """D_uncond + guidance * (D_cond - D_uncond): 1 is no guidance, 0 ignores the prompt (Ho & Salimans 2022).
 
-    `D_uncond` is the estimate for the empty caption, or for the negative prompt.
+    `D_uncond` is the estimate for the empty caption, or for the negative prompt. With autoguidance (Karras et al. 2024,
+    Eq. 3) it is a worse model's for the same prompt: a smaller one, or an earlier checkpoint.
     """
     return D_uncond + guidance * (D_cond - D_uncond)
-
-
-def autoguidance(D_main: Tensor, D_guide: Tensor, guidance: float) -> Tensor:
-    """D_guide + guidance * (D_main - D_guide): away from a worse version of the model (Karras et al. 2024, Eq. 3).
-
-    Both estimates are for the same prompt; the guide is a smaller or earlier checkpoint.
-    """
-    return D_guide + guidance * (D_main - D_guide)
 
 
 def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, float] | None = None) -> float:

@@ -110,7 +110,7 @@ class GuidedDenoiser:
             D = samplers.classifier_free(D_cond, D_uncond, free)
         if auto != 1:
             assert self.guide is not None
-            away = samplers.autoguidance(D_cond, self.guide(x, level), auto)
+            away = samplers.classifier_free(D_cond, self.guide(x, level), auto)
             # With both kinds, what each adds to D_cond is added up.
             D = away if free == 1 else D + (away - D_cond)
         if self.request.guidance_rescale:

@@ -48,7 +48,7 @@ from dfm_nb.model.attention import PackedAttention, PackedLayout
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
-from dfm_nb.parallel.groups import global_name, shard_dim
+from dfm_nb.parallel.groups import global_name, own_part, shard_dim
 
 REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")
 """Prefixes of the parameters that every pipeline stage has a copy of."""
@@ -88,7 +88,7 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm in float32; megatron-core's `WrappedTorchNorm` refuses sequence parallelism (0.16, 0.19)."""
+    """Root mean square norm in float32; megatron-core 0.16's torch norm refuses sequence parallelism."""
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         super().__init__()
@@ -442,14 +442,12 @@ def init_weights(model: DiT, seed: int) -> None:
 
     Each parameter is drawn at its full shape from (seed, its name in the whole model), then sliced for this tp rank.
     """
-    tp_size, tp_rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for local_name, p in model.named_parameters():
         name, dim = global_name(local_name, model), shard_dim(p)
         shape = list(p.shape)
         if dim is not None:
-            shape[dim] *= tp_size
-        full = _initial_value(name, shape, generator_for(seed, "init", name))
-        p.copy_(full if dim is None else full.chunk(tp_size, dim)[tp_rank])
+            shape[dim] *= mpu.get_tensor_model_parallel_world_size()
+        p.copy_(own_part(_initial_value(name, shape, generator_for(seed, "init", name)), p))
 
 
 def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
