@@ -258,7 +258,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def _make_optimizer_state(optimizer: Any) -> None:
-    """AdamW makes its state at the first step, but a distributed optimizer loads into state that is there."""
+    """AdamW makes its state at the first step, but a distributed optimizer (0.16) loads into state that is there."""
     for part in optimizer.chained_optimizers:
         inner = part.optimizer
         for p in (p for group in inner.param_groups for p in group["params"]):

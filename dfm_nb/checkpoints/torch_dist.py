@@ -61,7 +61,15 @@ class CheckpointError(ValueError):
 
 
 class _Frozen(type):
-    """A pickle can set attributes of the classes that it names: these have none that can be set."""
+    """A pickle can set attributes of the classes that it names: these have none that can be set.
+
+    Opcodes of an index, and what they make here. Nothing is called but `_Record.__new__`, which keeps its arguments:
+
+        torch.distributed.checkpoint.metadata Metadata    GLOBAL    -> the class `_Record` of that NAME
+        () NEWOBJ                                                   -> a record of arguments ()
+        {"storage_data": ...} BUILD                                 -> `__setstate__`: its state is that dict
+        os system GLOBAL                                            -> UnpicklingError: it is not among `_KNOWN`
+    """
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"it sets the attribute {name} of a class")
@@ -247,7 +255,14 @@ class _Planner(MCoreLoadPlanner):
 
 
 def _tensors(wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """As megatron-core's strategy loads them, with the two above."""
+    """As megatron-core's strategy loads them (`TorchDistLoadShardedStrategy.load`, 0.16), with the two above.
+
+    torch wants a flat dict by the names in the files, megatron-core a nested one by those of modules. So for
+    {"model": {"decoder.layers.0.w": place of layer 0, "decoder.layers.1.w": of layer 1}}, which are one tensor "w":
+
+        flattened   {"w": [place of layer 0, of layer 1]}, and how to undo it: `flat`, `renamed`
+        read        {"w": [tensor, tensor]}, and put back under the names of the modules
+    """
     places = [t for t in nested_values(wanted) if isinstance(t, ShardedTensor)]
     state, flat, renamed = _replace_state_dict_keys_with_sharded_keys(wanted)
     tensors = mcore_to_pyt_state_dict(state, True)
@@ -293,7 +308,11 @@ def load_tensors(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class _Part(DefaultLoadPlanner):
-    """A part of one tensor: megatron-core's planner takes all layers of a weight, which are one tensor, or none."""
+    """A part of one tensor: megatron-core's planner takes all layers of a weight, which are one tensor, or none.
+
+    For rows 3 to 5 of layer 1 of a weight [layers, 6, 4]: key "decoder.layers.w", box (1, 3, 0) of size (1, 3, 4), and
+    a read for each stored chunk that it overlaps. torch calls `create_local_plan` once, then `lookup_tensor` for each.
+    """
 
     def __init__(self, place: ShardedTensor):
         super().__init__()
