@@ -1,7 +1,6 @@
 """`dfm import` and `dfm export` of Wan: diffusers' files in and out, and diffusers' own pipeline as the judge."""
 
 import json
-import os
 import re
 import shutil
 
@@ -173,12 +172,6 @@ def cut(folder):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def make_pipe(folder):
-    file = sorted((folder / "transformer").glob("*.safetensors"))[1]
-    file.unlink()
-    os.mkfifo(file)
-
-
 def leave_folder(folder):
     index = next((folder / "transformer").glob("*.index.json"))
     value = json.loads(index.read_text())
@@ -192,12 +185,9 @@ FAULTS = {
     "must have shape": change_weights(lambda t: t.update({k: v[..., :1].contiguous() for k, v in t.items()})),
     "float16": change_weights(lambda t: t.update({k: v.double() for k, v in t.items()})),
     "damaged": cut,
-    "damaged: a pipe": make_pipe,
     "index.json": leave_folder,
     "image_dim": change_config("transformer/config.json", image_dim=1280),
     "num_layers": change_config("transformer/config.json", num_layers=100_000),
-    "num_layers: no number": change_config("transformer/config.json", num_layers="x" * 9),
-    "window": change_config("transformer/config.json", window=3),
     "Wan 2.2": change_config("model_index.json", transformer_2=["diffusers", "X"]),
     "latents_std": change_config("vae/config.json", latents_std=[0.0] * 16),
     "flow_shift": change_config("scheduler/scheduler_config.json", flow_shift="3"),
