@@ -82,6 +82,7 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
     def combined(name: str) -> Tensor:
         if is_lora(name) != lora:  # frozen: it has no average
             return averages[0][name]
+        # float64, as the weights of a combination can be large and of both signs
         total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
         assert isinstance(total, Tensor)
         return total.float()

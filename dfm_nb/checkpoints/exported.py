@@ -133,7 +133,7 @@ def save(
         header[name] = {"dtype": SAFETENSORS[dtype], "shape": shape, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8, as in all such files
     with file.open("wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for name in list(header)[1:]:
@@ -206,6 +206,7 @@ def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if file.exists() and not file.is_file():
             raise OSError("it is no regular file")
         with safe_open(file, "np"), file.open("rb") as f:  # checks the header
+            # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
             whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({error}); fetch or export it again") from None

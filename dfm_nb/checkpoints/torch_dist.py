@@ -17,6 +17,8 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import merge, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+
+# Private names, the same in 0.16 and 0.19. The public `load` of 0.18 and later unpickles the common values.
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreLoadPlanner,
     _replace_sharded_keys_with_state_dict_keys,
@@ -150,7 +152,7 @@ def _fields(value: Any, name: str, *wanted: str) -> list[Any]:
 
 
 def _count(value: object, what: str) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or value < 0:  # True is an int, too
         raise _Wrong(f"{what} must be a whole number of 0 or more; it is {value!r:.40}")
     return value
 
@@ -184,7 +186,7 @@ def _place(info: Any) -> _StorageInfo:
     name, offset, length = _fields(info, "_StorageInfo", "relative_path", "offset", "length")
     if type(name) is not str or Path(name).name != name or name in ("", "..") or "\\" in name or "\0" in name:
         raise _Wrong(f"{name!r:.80} must be the plain name of a file in the folder")
-    if info.state.get("transform_descriptors"):
+    if info.state.get("transform_descriptors"):  # torch would look a decoder up by its name
         raise _Wrong("a file must not be transformed")
     return _StorageInfo(name, _count(offset, "an offset"), _count(length, "a length"))
 
@@ -344,6 +346,7 @@ class PartReader:
 
     def __call__(self, place: ShardedTensor) -> torch.Tensor:
         """What `place` describes, in float32 [place.local_shape]."""
+        # the axes that megatron-core puts in front (layers) are of size 1, and away again below
         part = torch.empty((1,) * place.prepend_axis_num + tuple(place.local_shape))
         _load_alone({place.key: part}, self.folder, self.reader, _Part(place))
         return part.view(place.local_shape)
@@ -354,6 +357,7 @@ def load_foreign(folder: Path) -> dict[str, torch.Tensor]:
     reader = _Reader(folder, foreign=True)
     entries: dict[str, Any] = reader.index.state_dict_metadata
     names = [name for name in entries if not name.startswith(("optimizer.", "chained_"))]
+    # A size is a number that anybody can write: no memory is taken for more than the files have.
     held = sum(p.stat().st_size if p.is_file() else -math.inf for p in (folder / f for f in reader.files))
     if sum(math.prod(e.size) * e.properties.dtype.itemsize for e in entries.values()) > held:
         raise CheckpointError(f"{folder / INDEX} lists more than is there: a file is missing, short or no regular one")

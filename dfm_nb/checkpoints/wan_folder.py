@@ -96,6 +96,7 @@ def settings_of(folder: Path) -> list[str]:
     shift = scheduler.get("flow_shift", scheduler.get("shift", 3.0))
     if not isinstance(shift, int | float) or not shift > 0:
         raise CheckpointError(f"{folder / 'scheduler'} must have a positive number as flow_shift; it has {shift!r}")
+    # steps and guidance are those of Wan's own script for text to video; the scheduler's file has neither
     recommended = {"num_steps": 50, "guidance": 5.0, "sampler": "unipc_2", "schedule": "flow"}
     recommended |= {"shift": shift, "sigma_max": FIRST_SIGMA}
     model = {ours: given[theirs] for theirs, ours in SIZES.items()}
@@ -258,6 +259,8 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor
                 )
             downs.append(a)
             ups.append(b)
+        # q, k and v with an A of 4 rows each, B_q, B_k, B_v of 4 columns: A [12, in], and B with the three on its
+        # diagonal [3 out, 12]. B A is then the three products below one another, which is what one weight holds.
         if all(a.equal(downs[0]) for a in downs):
             down = downs[0]
         else:
@@ -308,6 +311,7 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
         if not {"A", "B"} <= part.keys():
             raise ValueError(f"{file} lacks half of the update of {name}")
         rank = len(part["A"])
+        # kohya's files have an alpha for each module, diffusers' one for all in the metadata, others alpha = rank
         alpha = float(part.get("alpha", alpha_of_all or rank))
         if not all(t.isfinite().all() for t in (*part.values(), torch.tensor(alpha))):
             raise ValueError(f"{file}: the update of {name} must be finite; it holds NaN or infinity")

@@ -127,7 +127,7 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
         if len(path.parts) == 1:
             hint += f", and no packaged model of that name; packaged: {', '.join(names()) or 'none'}"
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
-    if path.resolve().name.startswith("iter_"):  # also when it is given as "."
+    if path.resolve().name.startswith("iter_"):  # also when it is given as "."; then no other will do
         verify(path)
         return path
     for root in _roots(path):
@@ -335,7 +335,7 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     for kind in different:
         log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
     source.load(trainer.chunks)
-    trainer.optimizer.reload_model_params()
+    trainer.optimizer.reload_model_params()  # its float32 copies, which the first step would write back
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
     return None if "tokenizer" in different else read_statistics(source.folder)
 

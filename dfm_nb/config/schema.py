@@ -42,6 +42,7 @@ def _precision(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, BeforeValidator(_text)]
+# Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
 Precision = Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_precision)]
@@ -141,6 +142,7 @@ class TrainConfig(Group):
     )
     eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
+    # the unconditional estimate that guidance needs is learnt from these (Ho & Salimans 2022 found 0.1 and 0.2 alike)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
     max_skipped_steps: Int = option(
         10, "most steps in a row that may be skipped for NaN or Inf; more end the run", ge=0
@@ -236,6 +238,7 @@ class CheckpointConfig(Group):
 
 
 class EmaConfig(Group):
+    # EDM2's two: from both, `dfm export` rebuilds what lies between (Karras et al. 2024)
     sigma_rels: list[SigmaRel] = option(
         [0.05, 0.10], "relative widths of the power-function EMAs, below 0.2886; [] keeps none"
     )
@@ -261,6 +264,7 @@ class GenerationConfig(Group):
     sampler: Text = option("heun", "its sampler, one of `dfm generate --sampler`")
     schedule: Text = option("karras", "its schedule, one of `dfm generate --schedule`")
     shift: float = option(1.0, "the shift of its schedule, if that is `flow`", gt=0)
+    # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "the noise level that it starts from", gt=0)
     height: Int | None = option(None, "its px; null: as most training samples", ge=16, multiple_of=16, network=False)
     width: Int | None = option(None, "its px; null: likewise", ge=16, multiple_of=16, network=False)

@@ -267,6 +267,7 @@ class DiTLayer(TransformerLayer):
             )
             x_S1h = add_gated(x_S1h, gate2, with_bias(inner), rows)
         x_S1h = add_gated(x_S1h, gate3, with_bias(self.mlp(norm(x_S1h, shift3, scale3))), rows)
+        # a pipeline stage frees its output's memory once it is sent, and a view would keep it
         return make_viewless_tensor(inp=x_S1h, requires_grad=x_S1h.requires_grad, keep_graph=True), context
 
 
@@ -312,6 +313,7 @@ def layer_spec(
 class DiT(MegatronModule):
     """One pipeline stage (or all) of the network F of EDM."""
 
+    # what megatron-core asks of a model: how many tensors a stage hands on, and whether two stages share a weight
     model_type = ModelType.encoder_or_decoder
     share_embeddings_and_output_weights = False
     sigma_embedder: nn.Module
@@ -428,6 +430,7 @@ class DiT(MegatronModule):
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""
         state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        # megatron-core writes what has replica 0 everywhere: of a copy on each stage that of the first chunk
         copy = mpu.get_pipeline_model_parallel_rank()
         copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
         for key, value in state.items():
@@ -491,10 +494,11 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=mixed_precision == "bf16",
-        calculate_per_token_loss=True,
+        calculate_per_token_loss=True,  # sums over tokens, divided once by those of all ranks: packs are of any length
         use_cpu_initialization=not torch.cuda.is_available(),
         init_method=_leave,  # the values come from `init_weights`
         output_layer_init_method=_leave,
+        # of each layer its input is kept, and all else is computed again
         recompute_method="uniform" if model.recompute_granularity == "full" else None,
         recompute_num_layers=1 if model.recompute_granularity == "full" else None,
         recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,

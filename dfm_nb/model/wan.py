@@ -144,7 +144,8 @@ class Wan(DiT):
         self.final = nn.Linear(h, self.config.patch_dim, dtype=dtype)
 
     def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
-        # c_noise is ln(sigma) / 4; float64, because the fastest sinusoid turns a radian per unit of 1000 t
+        # t = sigma / (1 + sigma) = sigmoid(ln sigma), and c_noise is ln(sigma) / 4
+        # float64, because the fastest sinusoid turns a radian per unit of 1000 t
         time = 1000 * torch.sigmoid(4 * c_noise.double())
         return self.sigma_embedder(time.float()), self.text_embedder(part.text)
 

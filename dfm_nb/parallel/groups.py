@@ -95,6 +95,7 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
         context_parallel_size=layout.cp,
         distributed_timeout_minutes=max(1, round(timeout_s / 60)),
     )
+    # megatron-core makes and recomputes layers within its tracker, which needs a state; our draws are `base.seeds`'.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     return layout
 
@@ -105,7 +106,7 @@ def _start_process_group(timeout_s: float) -> None:
         torch.cuda.set_device(dev)
     backend = "nccl" if dev.type == "cuda" else "gloo"
     here = group_of_this_machine(timeout)
-    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":  # then nobody has used the store before
         dist.init_process_group(backend, timeout=timeout, **here)
     else:
         shared, rank, world = next(rendezvous("env://", timeout=timeout))

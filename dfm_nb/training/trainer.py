@@ -235,6 +235,7 @@ class Trainer:
         from megatron.core.optimizer import optimizer as mcore_optimizer
 
         loss_sum, tokens = self.backward(packs).tolist()
+        # `optimizer.step` in its three parts, as a step that is NaN on the loss alone must be skipped, too
         found_inf = self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         loss = loss_sum / tokens if tokens else math.nan

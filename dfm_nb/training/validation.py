@@ -42,6 +42,7 @@ class Validation:
         plans = [plan.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
         # The levels go on from pack to pack, so that every level is met equally often.
         first_levels = itertools.accumulate(map(len, plans), initial=0)
+        # dealt like cards, so that every layout has the same packs with the same levels
         own = list(zip(plans, first_levels))[trainer.dp_rank :: trainer.dp_size]
         builder = PackBuilder(store, settings)
         self.packs = [builder.build(p, plan.capacity) for p, _ in own]
