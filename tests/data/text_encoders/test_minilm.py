@@ -29,10 +29,11 @@ def test_meaning_is_near_for_near_captions(encoder):
 
 
 def test_missing_and_changed_weights_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repository, name: str(tmp_path / name))
+    (tmp_path / "model.safetensors").write_bytes(b"not it")
+    with pytest.raises(ValueError, match=tmp_path.name):
+        minilm.find_weights()
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
+    monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(FileNotFoundError, match="minilm"):
         minilm.build()
-    (tmp_path / "model.safetensors").write_bytes(b"not it")
-    with pytest.raises(ValueError, match="model.safetensors|all-MiniLM-L6-v2"):
-        minilm._checked(tmp_path)
