@@ -82,8 +82,8 @@ def test_windows_give_what_the_whole_gives_with_the_finest_grid(monkeypatch):
     model, x = small(), videos(2, 17, 48, 80)
     z = model.encode(x)
     whole = model.decode(z)
-    torch.testing.assert_close(model.forward_decode(z), whole)
     monkeypatch.setattr(residual, "WINDOW_POSITIONS", 130)
+    torch.testing.assert_close(model.encode(x), z)
     torch.testing.assert_close(model.decode(z), whole)
     torch.testing.assert_close(torch.cat(list(model.decode_windows(z[:1])), 2), whole[:1])
 
@@ -106,15 +106,6 @@ def test_export_carries_another_decoder_of_the_same_encoder(tmp_path):
     better.save(tmp_path / "worse.safetensors")
     with pytest.raises(ValueError, match="worse.safetensors|encoder"):
         with_decoder(assets, str(tmp_path / "worse.safetensors"))
-
-
-def test_calibration_whitens_without_changing_pictures(tokenizer):
-    mine = residual.build()
-    x = videos()
-    before, z = mine.decode(mine.encode(x)), mine.encode(x)
-    mine.calibrate(torch.full((2, 16), 0.3), torch.full((2, 16), 2.0))
-    torch.testing.assert_close(mine.encode(x), (z - 0.3) / 2, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(mine.decode(mine.encode(x)), before, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["nothing", "text", "pca"])
