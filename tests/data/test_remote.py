@@ -165,9 +165,7 @@ def test_faults_that_pass_cost_attempts_and_nothing_else(server, place, tmp_path
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize(
-    "fault, said", [("busy", "5 attempts: HTTP 503"), ("cut", "5 attempts"), ("false", "manifest")]
-)
+@pytest.mark.parametrize("fault, said", [("busy", "503"), ("cut", "could not be fetched"), ("false", "manifest")])
 def test_faults_that_stay_are_named_and_leave_no_file(server, tmp_path, fault, said):
     _, store = open_remote(server, tmp_path / "cache")
     last = len(store) - 1
@@ -224,7 +222,7 @@ def test_training_from_a_server_equals_that_from_the_disk_and_ends_in_a_sentence
     words = ["--dataset-path", server.url, "--run-dir", tmp_path / "net", *settings]
     server.shards_before_down = 4
     broken = pretrain(*words)
-    assert broken.returncode == 2 and "HTTP 503" in broken.stderr and "Traceback" not in broken.stderr, broken.stderr
+    assert broken.returncode == 2 and "503" in broken.stderr and "Traceback" not in broken.stderr, broken.stderr
     server.down, server.shards_before_down = False, 1000
     done = pretrain(*words)
     assert done.returncode == 0, done.stderr

@@ -85,7 +85,7 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
         ("a.txt", b"\xff\xfe bad", "caption_not_utf8"),
         ("a.txt", b" \n ", "no_caption"),
         ("a.txt", bytes(folder.LARGEST_CAPTION + 1), "too_large"),
-        ("a.json", b"{not json", "caption_not_json"),
+        ("a.json", b"{not json", "unreadable_caption"),
         ("a.json", b"[1, 2]", "no_caption"),
         ("a.json", b'{"other": "x"}', "no_caption"),
     ],

@@ -87,4 +87,4 @@ def test_what_cannot_be_had_is_named(monkeypatch, tmp_path):
         smithsonian_butterflies.build(str(tmp_path / "other.parquet"))
     for url in ("hf://datasets/a/b", "hf://models/a/b/c"):
         with pytest.raises(ValueError, match=url):
-            _fetch.hub_file(url)
+            _fetch.hub_path(url)
