@@ -50,7 +50,7 @@ def worn(video: np.ndarray) -> np.ndarray:
 )
 def test_classifier_names_fresh_renders(judge, drawing, change, pattern):
     videos, truth = draw(**drawing)
-    score = judge.accuracy([change(v) for v in videos], truth)
+    score = script.accuracy(judge, [change(v) for v in videos], truth)
     assert score["colour"] >= 0.96 and score["background"] >= 0.98 and score["pattern"] >= pattern, score
 
 
@@ -58,7 +58,7 @@ def test_frames_that_say_nothing_are_outvoted_by_one_that_does(judge):
     """Two of four coefficients in time and two of eight in space: closed wings cannot be read any more."""
     clips, truth = draw(num_images=0, num_clips=60)
     coded = [np.concatenate([v[:1], packed(v[:9], 2, 2)[1:]]) for v in clips]
-    whole, closed = (judge.accuracy(v, truth)["pattern"] for v in (coded, [v[4:5] for v in coded]))
+    whole, closed = (script.accuracy(judge, v, truth)["pattern"] for v in (coded, [v[4:5] for v in coded]))
     assert closed < 0.85 and whole >= 0.95, (closed, whole)
 
 
@@ -66,7 +66,7 @@ def test_classifier_at_chance_on_noise(judge):
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 256, (1, 64, 64, 3), dtype=np.uint8) for _ in range(100)]
     _, truth = draw(num_images=100, num_clips=0)
-    assert judge.accuracy(noise, truth)["all"] < 0.1
+    assert script.accuracy(judge, noise, truth)["all"] < 0.1
 
 
 def test_save_and_load_keep_every_answer(judge, tmp_path):
