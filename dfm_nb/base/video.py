@@ -24,7 +24,7 @@ from typing import Any
 import av
 import numpy as np
 from einops import rearrange
-from PIL import ExifTags, Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
@@ -51,14 +51,6 @@ Media = str | Path | bytes | Image.Image | np.ndarray
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
-
-
-def parse_colour(text: str) -> RGB:
-    """`white`, `#rrggbb` or any CSS colour name to (r, g, b)."""
-    try:
-        return ImageColor.getrgb(text)[:3]
-    except ValueError:
-        raise ValueError(f"a colour must be a CSS name or #rrggbb, such as white or #102030; got {text!r}") from None
 
 
 def check_regular(path: str | Path) -> None:

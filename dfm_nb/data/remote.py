@@ -175,7 +175,7 @@ class RemoteFolder:
         if self.url.startswith(("http://", "https://")):
             limits = dataclasses.replace(self._limits, max_bytes=most_bytes)
             try:
-                download(f"{self.url}/{quote(name)}", path, limits, accept_text=True)
+                download(f"{self.url}/{quote(name)}", path, limits)
             except SampleError as error:
                 raise ValueError(f"{error.detail}; training goes on where it was when it is started again") from None
             return

@@ -26,17 +26,7 @@ from dfm_nb.base.records import SampleError
 
 RETRIED_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 LONGEST_PAUSE_S = 60
-PAGES = ("text/", "application/json", "application/xhtml+xml", "application/xml")
 HEADERS = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
-REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
-    ((requests.exceptions.SSLError, requests.TooManyRedirects), "refused"),
-    (requests.exceptions.RetryError, "server_error"),
-    ((requests.Timeout, ReadTimeoutError), "timed_out"),
-    (requests.ConnectionError, "unreachable"),
-    (HTTPError, "truncated"),  # urllib3's, while the body is read
-    (Exception, "bad_url"),
-)
-"""By what requests and urllib3 raise; the first that fits counts."""
 
 
 @dataclass(frozen=True)
@@ -82,31 +72,30 @@ class _Adapter(requests.adapters.HTTPAdapter):
         return response
 
 
-def download(url: str, path: Path, limits: Limits, accept_text: bool = False, private: bool = True) -> None:
+def download(url: str, path: Path, limits: Limits, private: bool = True) -> None:
     """Fetch `url` into `path`.
 
     Parameters
     ----------
-    accept_text : take text too; otherwise a text or JSON answer is an error page in the place of a picture.
     private : whether the URL may be of this machine or its network, as one that the user gave may.
 
     Raises
     ------
-    SampleError : `not_found` (404, 410), `refused` (other 4xx, an address), `wrong_type` (a page), `too_large`, or one
-        of `REASONS`. What was received of the file is left at `path`.
+    SampleError : `not_found` (404, 410), `refused` (other 4xx, an address), `too_large`, `bad_url`, or `unreachable`
+        (the last attempt failed). What was received of the file is left at `path`.
     """
     for left in reversed(range(limits.retries + 1)):  # `Retry` ends with the headers, and bodies break off too
         try:
-            return _attempt(url, path, limits, accept_text, private)
+            return _attempt(url, path, limits, private)
         except (requests.RequestException, HTTPError, UnicodeError) as error:
             if not (isinstance(error, HTTPError) and left):
-                reason = next(reason for kinds, reason in REASONS if isinstance(error, kinds))
+                reason = "bad_url" if isinstance(error, ValueError) else "unreachable"
                 cause = getattr(error.args[0], "reason", error) if error.args else error  # of urllib3's MaxRetryError
                 said = " ".join(str(cause).split())[:300]
                 raise SampleError(reason, f"{url} could not be fetched: {said}") from None
 
 
-def _attempt(url: str, path: Path, limits: Limits, accept_text: bool, private: bool) -> None:
+def _attempt(url: str, path: Path, limits: Limits, private: bool) -> None:
     retries = Retry(
         limits.retries,
         status_forcelist=RETRIED_STATUS,
@@ -119,12 +108,10 @@ def _attempt(url: str, path: Path, limits: Limits, accept_text: bool, private: b
         session.mount("http://", adapter := _Adapter(private, retries))
         session.mount("https://", adapter)
         with session.get(url, stream=True, timeout=limits.timeout_s, headers=HEADERS) as response:
-            status, kind = response.status_code, response.headers.get("Content-Type", "").lower()
             if not response.ok:
-                reason = "not_found" if status in (404, 410) else "refused"
-                raise SampleError(reason, f"{url} gives HTTP {status} {response.reason}; correct it or remove the row")
-            if kind.startswith(PAGES) and not accept_text:
-                raise SampleError("wrong_type", f"{url} gives {kind}, not a picture or video; point to the file itself")
+                said = f"HTTP {response.status_code} {response.reason}"
+                reason = "not_found" if response.status_code in (404, 410) else "refused"
+                raise SampleError(reason, f"{url} gives {said}; correct it or remove the row")
             announced = response.raw.length_remaining or 0  # urllib3 itself raises when the body is shorter
             with path.open("wb") as file:
                 while chunk := response.raw.read1(1 << 16):

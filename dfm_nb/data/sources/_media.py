@@ -10,11 +10,12 @@ import hashlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import ImageColor
 
 from dfm_nb.base import geometry, video
 from dfm_nb.base.plugins import Flag
@@ -61,12 +62,16 @@ class MediaOptions:
             raise ValueError(f"--fps must be positive; got {self.fps}")
         if self.stride is not None and (self.stride < 1 or n is None):
             raise ValueError(f"--stride must be at least 1 frame, and needs --clip-frames; got {self.stride} and {n}")
-        video.parse_colour(self.background)
+        self.identity()  # ValueError for another colour
+
+    @property
+    def colour(self) -> video.RGB:
+        return ImageColor.getrgb(self.background)[:3]
 
     def identity(self) -> dict:
         """What decides on the pixels."""
-        colour = list(video.parse_colour(self.background))
-        return {"background": colour, "clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride}
+        cut = {"clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride}
+        return {"background": list(self.colour), **cut}
 
     def inside(self, path: Path, folder: Path) -> Path:
         """The path; SampleError when it leaves the folder, by `..`, as an absolute path or through a link."""
@@ -92,7 +97,7 @@ class MediaOptions:
             with video.open_video(source, self.fps) as (frames, fps):
                 yield from self._cut(frames, fps, key, name)
             return
-        stills, native = video.read_still_or_animation(source, video.parse_colour(self.background))
+        stills, native = video.read_still_or_animation(source, self.colour)
         if len(stills) == 1:
             yield key, stills, native
             return
@@ -135,3 +140,11 @@ def key_of(name: str) -> str:
     """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
     legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(name).with_suffix("")))[-60:].strip("_") or "item"
     return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+def listing_sha256(items: Iterable[object]) -> str:
+    """A hash of what a source lists."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(f"{item!r}\n".encode())
+    return digest.hexdigest()

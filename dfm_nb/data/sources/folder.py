@@ -11,7 +11,6 @@ unless `allow_outside`: who wrote the folder may not choose which other files of
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from typing import Any
 from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources.table import CAPTION_COLUMNS, read_rows
 
 FLAGS = MEDIA_FLAGS
@@ -66,16 +65,13 @@ class Folder:
         return key_of(self.files[index])
 
     def identity(self) -> dict:
-        listing = hashlib.sha256()
-        for name in self.files:
-            path = self.root / name
-            size = path.stat().st_size if path.is_file() else -1
-            listing.update(f"{name} {size} {self.captions.get(name, '')}\n".encode("utf-8", "surrogateescape"))
+        sizes = [path.stat().st_size if path.is_file() else None for path in map(self.root.joinpath, self.files)]
+        captions = (self.captions.get(name) for name in self.files)
         return {
             "name": self.name,
             "folder": self.root.resolve().name,
             "files": len(self.files),
-            "listing_sha256": listing.hexdigest(),
+            "listing_sha256": listing_sha256(zip(self.files, sizes, captions)),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }

@@ -12,7 +12,7 @@ An empty cell, a null and a NaN are None. No type is guessed in a text file: the
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import json
 import math
 import tempfile
@@ -33,7 +33,7 @@ from PIL import Image
 from dfm_nb.base.plugins import Flag
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import MEDIA_FLAGS, MediaOptions, key_of
+from dfm_nb.data.sources._media import MEDIA_FLAGS, MediaOptions, key_of, listing_sha256
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,18 +178,15 @@ class Table:
 
     def identity(self) -> dict:
         """The captions and the paths and URLs are hashed, pictures inside the table are not."""
-        listing = hashlib.sha256()
-        for column in (self.caption_column, *self.media):
-            if not _holds_pictures(self.rows[column]):
-                for value in (column, *self.rows[column]):
-                    listing.update(f"{value!r}\n".encode("utf-8", "surrogatepass"))
+        columns = {name: self.rows[name] for name in (self.caption_column, *self.media)}
+        texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
         return {
             "name": self.name,
             "table": self.label,
             "rows": len(self),
             "media_columns": list(self.media),
             "caption_column": self.caption_column,
-            "listing_sha256": listing.hexdigest(),
+            "listing_sha256": listing_sha256(itertools.chain.from_iterable(texts)),
             **self.reading.identity(),
         }
 
@@ -259,7 +256,7 @@ def _open(spec: str, limits: _fetch.Limits) -> Rows:
         return read_rows(_fetch.hub_path(spec) if spec.startswith("hf://") else Path(spec).expanduser())
     with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
         path = Path(folder, "table").with_suffix(Path(urlsplit(spec).path).suffix)
-        _fetch.download(spec, path, limits, accept_text=True)
+        _fetch.download(spec, path, limits)
         return read_rows(path)
 
 
