@@ -83,10 +83,7 @@ def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 def _window_latents(frames: int) -> int:
     """Latent frames of a window; ValueError where there can be no such window."""
     if frames < SMALLEST_WINDOW_FRAMES or not is_frame_count(frames):
-        raise ValueError(
-            f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}, "
-            f"use {max(SMALLEST_WINDOW_FRAMES, frames // TEMPORAL * TEMPORAL + 1)}"
-        )
+        raise ValueError(f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}")
     return latent_size(frames, SPATIAL, SPATIAL)[0]
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 from einops import rearrange, repeat
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
@@ -44,6 +44,17 @@ def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
     for key in sorted(tensors):
         digest.update(key.encode() + tensors[key].numpy().tobytes())
     return digest.hexdigest()
+
+
+def read_tensors(file: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a tokenizer's file; FileNotFoundError or ValueError when it is none."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {kind} tokenizer at {file}; name a data set or checkpoint that has one")
+    try:
+        with safe_open(file, "pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a safetensors file ({error}); name that of a data set or checkpoint") from None
 
 
 class _Moments:
@@ -154,14 +165,8 @@ def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
     """Load from a file, or from a data set or checkpoint folder that holds `tokenizer.safetensors`."""
     if path is None:
         raise ValueError("the pca tokenizer is fitted to data: name its data set (or its tokenizer.safetensors)")
-    path = Path(path)
-    file = path / FILE_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one")
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a safetensors file ({error}); name that of a data set or checkpoint") from None
+    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    tensors, _ = read_tensors(file, "pca")
     if set(tensors) != {f"{kind}.{part}" for kind in FRAMES for part in ("mean", "basis", "scale")}:
         raise ValueError(f"{file} is not a pca tokenizer: it holds {', '.join(sorted(tensors)[:4])} ...")
     return PCATokenizer(tensors, device)

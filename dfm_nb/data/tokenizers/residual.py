@@ -4,8 +4,7 @@
 
 Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8]. E and D work at 1/4 and 1/8 of the
 resolution, the end of D at 1/2 and frame by frame. A quarter of the channels of every block comes from the step before
-(a causal temporal shift), so what earlier frames have shown need not be sent again. Long clips run in windows of
-bounded memory with the result of the whole, as each window starts with as many steps of context as the network can see.
+(a causal temporal shift), so what earlier frames have shown need not be sent again.
 
 The weights travel with the package: 1.5 M parameters, 3.0 MB as float16. The encoder was trained on procedural
 butterflies, the decoder on drawings too. An 8x8 block of a step of time costs about 2 M multiply-adds on the coarser
@@ -15,25 +14,22 @@ grids, encoding and decoding together, and 15 M on the grid of 1/2 (4 M for a lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from einops import rearrange
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import check_latents
-from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, sha256_of
+from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, read_tensors, sha256_of
 
 CARRIED = True
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
-WINDOW_POSITIONS = 1 << 15  # 8x8 blocks that are worked on at a time
 _FORMAT = "dfm_nb.residual.1"
 
 
@@ -83,34 +79,31 @@ class Block(nn.Module):
 class TwoKinds(nn.Module):
     """One convolution for the lone first frame and one for the groups of 4 frames after it.
 
-    Of a clip of 9 frames, steps are frame 0, frames 1-4 and frames 5-8. `first` says that x begins with the lone one;
-    a window from the middle of a clip does not.
+    Of a clip of 9 frames, steps are frame 0, frames 1-4 and frames 5-8.
     """
 
     def __init__(self, image: nn.Conv2d, video: nn.Conv2d):
         super().__init__()
         self.image, self.video = image, video
 
-    def _parts(self, x: Tensor, dim: int, first: bool) -> list[tuple[nn.Conv2d, int, Tensor]]:
-        """(convolution, frames of a step, its part of x) for what there is of each kind."""
-        lone, groups = x.tensor_split([int(first)], dim)
-        kinds = (self.image, 1, lone), (self.video, TEMPORAL, groups)
-        return [kind for kind in kinds if kind[2].shape[dim]]
+    def _parts(self, x: Tensor, dim: int) -> list[tuple[nn.Conv2d, int, Tensor]]:
+        """(convolution, frames of a step, its part of x) of each kind; a still has no groups."""
+        lone, groups = x.tensor_split([1], dim)
+        parts = [(self.image, 1, lone), (self.video, TEMPORAL, groups)]
+        return parts if groups.shape[dim] else parts[:1]
 
-    def per_step(self, x: Tensor, first: bool) -> Tensor:
+    def per_step(self, x: Tensor) -> Tensor:
         """[B, t, C, h, w] -> [B, t, C', h, w]."""
-        return torch.cat([_per_step(conv, part) for conv, _, part in self._parts(x, 1, first)], 1)
+        return torch.cat([_per_step(conv, part) for conv, _, part in self._parts(x, 1)], 1)
 
-    def of_pixels(self, video: Tensor, first: bool) -> Tensor:
+    def of_pixels(self, video: Tensor) -> Tensor:
         """[B, 3, T, H, W] -> [B, t, C', H/4, W/4]: each block of 4x4 pixels, of all frames of a step, is one vector."""
-        steps = "b c (t s) (h p) (w q) -> b t (c s p q) h w"
-        parts = self._parts(video, 2, first)
+        steps, parts = "b c (t s) (h p) (w q) -> b t (c s p q) h w", self._parts(video, 2)
         return torch.cat([_per_step(conv, rearrange(x, steps, s=s, p=FINE, q=FINE)) for conv, s, x in parts], 1)
 
-    def to_pixels(self, x: Tensor, first: bool) -> Tensor:
+    def to_pixels(self, x: Tensor) -> Tensor:
         """[B, t, C, H/4, W/4] -> [B, 3, T, H, W]."""
-        pixels = "b t (c s p q) h w -> b c (t s) (h p) (w q)"
-        parts = self._parts(x, 1, first)
+        pixels, parts = "b t (c s p q) h w -> b c (t s) (h p) (w q)", self._parts(x, 1)
         return torch.cat([rearrange(_per_step(conv, z), pixels, s=s, p=FINE, q=FINE) for conv, s, z in parts], 2)
 
 
@@ -126,9 +119,9 @@ class Encoder(nn.Module):
         self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.encoder_blocks)))
         self.head = nn.Conv2d(width, CHANNELS, 1)
 
-    def forward(self, video: Tensor, first: bool) -> Tensor:
-        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]; `first`: it begins with a lone frame, else with a group of 4."""
-        x = self.fine(self.stem.of_pixels(video, first))
+    def forward(self, video: Tensor) -> Tensor:
+        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]."""
+        x = self.fine(self.stem.of_pixels(video))
         return _per_step(self.head, F.silu(self.coarse(_per_step(self.down, x))))
 
 
@@ -145,11 +138,11 @@ class Decoder(nn.Module):
         self.head = TwoKinds(nn.Conv2d(fine, pixels, 1), nn.Conv2d(fine, pixels * TEMPORAL, 1))
         self.finest = Finest(fine, shape.finest_width, shape.finest_blocks) if shape.finest_blocks else None
 
-    def forward(self, z: Tensor, base: Tensor, first: bool) -> Tensor:
+    def forward(self, z: Tensor, base: Tensor) -> Tensor:
         """[B, t, 16, h, w] and the PCA's [B, 3, T, 8h, 8w] -> [B, 3, T, 8h, 8w]."""
-        x = F.silu(self.fine(_per_step(self.up, self.coarse(self.stem.per_step(z, first)))))
-        video = base + self.head.to_pixels(x, first)
-        return video if self.finest is None else self.finest(video, x, first)
+        x = F.silu(self.fine(_per_step(self.up, self.coarse(self.stem.per_step(z)))))
+        video = base + self.head.to_pixels(x)
+        return video if self.finest is None else self.finest(video, x)
 
 
 class Finest(nn.Module):
@@ -165,11 +158,10 @@ class Finest(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, in_time=False) for _ in range(blocks)))
         self.head = nn.Conv2d(width, 3 * 4, 3, padding=1)
 
-    def forward(self, video: Tensor, x: Tensor, first: bool) -> Tensor:
+    def forward(self, video: Tensor, x: Tensor) -> Tensor:
         """[B, 3, T, 8h, 8w] and the fine grid's [B, t, fine, 2h, 2w] -> the frames [B, 3, T, 8h, 8w]."""
-        groups = x.shape[1] - first
-        frames = video.split([1] * first + [TEMPORAL] * groups, 2)
-        stems = [self.stem.image] * first + [self.stem.video] * groups
+        groups = x.shape[1] - 1
+        frames, stems = video.split([1] + [TEMPORAL] * groups, 2), [self.stem.image] + [self.stem.video] * groups
         # A step at a time: on this grid it has 48 times as many numbers as on the 1/8 grid.
         return torch.cat([self._step(*step) for step in zip(frames, x.split(1, 1), stems)], 2)
 
@@ -222,33 +214,16 @@ class ResidualTokenizer(nn.Module):
     def encode(self, video: Tensor) -> Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
         video = video.float()
-        z = self.pca.encode(video)  # checks the shape
-        rows, windows = _windows(z.shape, self.shape.encoder_blocks + self.shape.encoder_fine_blocks)
-        for i in range(0, len(z), rows):
-            for start, stop, seen in windows:
-                frames = video[i : i + rows, :, _first_frame(seen) : _first_frame(stop)]
-                added = self.encoder(frames, seen == 0).transpose(1, 2)
-                z[i : i + rows, :, start:stop] += added[:, :, start - seen :]
+        z = self.pca.encode(video) + self.encoder(video).transpose(1, 2)
         mean, scale = self._statistics(z.shape[2])
         return (z - mean) / scale
 
     def decode(self, latents: Tensor) -> Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
         check_latents(latents.shape)
-        rows, _ = _windows(latents.shape, 0)
-        return torch.cat([torch.cat(list(self.decode_windows(part)), 2) for part in latents.split(rows)])
-
-    def decode_windows(self, latents: Tensor) -> Iterator[Tensor]:
-        """`decode` in pieces along time."""
-        check_latents(latents.shape)
         mean, scale = self._statistics(latents.shape[2])
         z = latents.float() * scale + mean
-        _, windows = _windows(z.shape, self.shape.decoder_blocks + self.shape.decoder_fine_blocks)
-        for start, stop, seen in windows:
-            before = min(seen, 1)  # the PCA takes its first latent for a lone frame, which is then left out
-            base = self.pca.decode(z[:, :, seen - before : stop])[:, :, before:]
-            made = self.decoder(z[:, :, seen:stop].transpose(1, 2), base, seen == 0)
-            yield made[:, :, _first_frame(start) - _first_frame(stop) :]
+        return self.decoder(z.transpose(1, 2), self.pca.decode(z))
 
     def tensors(self) -> dict[str, Tensor]:
         """What the file holds: the network as float16, the PCA and the statistics as float32."""
@@ -266,26 +241,6 @@ class ResidualTokenizer(nn.Module):
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""
         return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors())}
-
-
-def _first_frame(step: int) -> int:
-    """Of the latent steps 0, 1, 2, ...: 0, 1, 5, ..."""
-    return max(0, TEMPORAL * (step - 1) + 1)
-
-
-def _windows(shape: torch.Size, depth: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """How to work on latents [B, 16, T, h, w] at most WINDOW_POSITIONS at a time, to the result of the whole.
-
-    Returns how many clips at once, and of each window (start, stop, first step seen): a block sees one step back, so
-    `depth` blocks need `depth` steps of context. With room for 6 steps, 9 steps and depth 2, it is one clip at once and
-    (0, 4, 0), (4, 8, 2), (8, 9, 6).
-    """
-    *_, steps, h, w = shape
-    room = max(1, WINDOW_POSITIONS // (h * w))  # steps
-    if room >= steps:
-        return room // steps, [(0, steps, 0)]
-    size = max(1, room - depth)
-    return 1, [(start, min(start + size, steps), max(0, start - depth)) for start in range(0, steps, size)]
 
 
 def same_latents(one: ResidualTokenizer, other: ResidualTokenizer) -> bool:
@@ -306,18 +261,11 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
     if file.is_dir():
         carried = file / FILE_NAME
         file = carried if carried.is_file() else file / ASSET.name
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no residual tokenizer at {file}; leave the path out for the shipped one")
-    try:
-        with safe_open(file, "pt") as f:
-            about = json.loads((f.metadata() or {}).get("dfm_nb", "{}"))
-            tensors = {k: f.get_tensor(k).float() for k in f.keys()}
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a safetensors file ({error}); name one that scripts/train_tokenizer.py wrote"
-        ) from None
+    tensors, metadata = read_tensors(file, "residual")
+    about = json.loads(metadata.get("dfm_nb", "{}"))
     if about.get("format") != _FORMAT:
         raise ValueError(f"{file} is not a residual tokenizer: its format is {about.get('format')}, not {_FORMAT}")
+    tensors = {name: x.float() for name, x in tensors.items()}
     pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
     tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
     tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})

@@ -78,16 +78,6 @@ def small():
     return model
 
 
-def test_windows_give_what_the_whole_gives_with_the_finest_grid(monkeypatch):
-    model, x = small(), videos(2, 17, 48, 80)
-    z = model.encode(x)
-    whole = model.decode(z)
-    monkeypatch.setattr(residual, "WINDOW_POSITIONS", 130)
-    torch.testing.assert_close(model.encode(x), z)
-    torch.testing.assert_close(model.decode(z), whole)
-    torch.testing.assert_close(torch.cat(list(model.decode_windows(z[:1])), 2), whole[:1])
-
-
 def test_export_carries_another_decoder_of_the_same_encoder(tmp_path):
     """A better decoder serves models that were trained before it; another encoder is refused."""
     one, better = small(), small()
