@@ -75,9 +75,6 @@ class Handler(BaseHTTPRequestHandler):
     def good(self):
         self.answer(png("lime"))
 
-    def untyped(self):
-        self.answer(png("blue"), kind="application/octet-stream")
-
     def missing(self):
         self.answer(b"no", 404, "text/html")
 
@@ -113,9 +110,6 @@ class Handler(BaseHTTPRequestHandler):
             if self.server.released.wait(0.05):
                 break
 
-    def no_number(self):
-        self.answer(png("lime"), length="many")
-
     def reset(self):
         self.connection.close()
 
@@ -130,9 +124,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def inside_later(self):
         self.answer(status=302, Location="/inside")
-
-    def ftp(self):
-        self.answer(status=302, Location="ftp://127.0.0.1/good.png")
 
     def list(self):
         self.answer(b"image,caption\nhttp://127.0.0.1:%d/good.png,green\n" % self.server.server_port, kind="text/csv")
@@ -161,10 +152,8 @@ def served(tmp_path, server, *names, limits=None, **options):
 
 
 def test_urls_are_fetched(tmp_path, server):
-    names = ("good.png", "untyped", "moved.png", "good näme.png", "good.png?size=2", "no_number")
-    source = served(tmp_path, server, *names)
-    clips = [c for i in range(6) for c in read(source, i)]
-    assert [colour_of(c) for c in clips] == [(0, 255, 0), (0, 0, 255)] + 4 * [(0, 255, 0)]
+    source = served(tmp_path, server, "good.png", "moved.png", "good näme.png", "good.png?size=2")
+    assert [colour_of(read(source, i)[0]) for i in range(4)] == 4 * [(0, 255, 0)]
     assert "good%20n%C3%A4me.png" in server.seen
 
 
@@ -177,10 +166,6 @@ def test_a_public_server_cannot_redirect_to_this_machine(name, tmp_path, server,
     monkeypatch.setattr(_fetch, "is_public", lambda url: "//localhost" in url or is_public(url))
     error = fault(served(tmp_path, server, name))
     assert error.reason == "refused" and "127.0.0.1" in error.detail and "good.png" not in server.seen
-
-
-def test_redirects_are_followed_to_http_only(tmp_path, server):
-    assert fault(served(tmp_path, server, "ftp")).reason == "bad_url" and server.seen["ftp"] == 1
 
 
 def test_addresses_of_this_machine_and_its_network_are_not_public():
@@ -326,12 +311,10 @@ def test_columns_can_be_chosen(option, column, tmp_path):
     [
         ("t.csv", b"", ""),
         ("t.csv", b"image,caption\n", ""),
-        ("t.csv", b"image,caption\na,\xff\xfe\n", ""),
         ("t.csv", b"image,caption\na,b\nc,d,e\n", "line 3"),
         ("t.csv", b"image,caption\na,b,c\n", ""),
         ("t.jsonl", b'{"image": "a"}\n{oops\n', "line 2"),
         ("t.jsonl", b'{"image": "a"}\n{"image": ' + b"[" * 100_000, "line 2"),
-        ("t.jsonl", b"[1]\n", "line 1"),
         ("t.parquet", b"PAR1 no", ""),
         ("t.xlsx", b"x", ""),
     ],
@@ -343,10 +326,7 @@ def test_malformed_tables_are_refused(name, content, where, tmp_path):
     assert where in str(caught.value)
 
 
-def test_missing_tables_and_bad_options_are_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.csv"):
-        table.build(str(tmp_path / "none.csv"))
-    with pytest.raises(FileNotFoundError, match=tmp_path.name):
-        table.build(str(tmp_path))
-    with pytest.raises(ValueError, match="--clip-frames"):
-        table.build(str(write_table(tmp_path / "t.csv", ROWS)), clip_frames=6)
+def test_missing_tables_are_refused(tmp_path):
+    for name in ("none.csv", ""):
+        with pytest.raises(FileNotFoundError, match=tmp_path.name):
+            table.build(str(tmp_path / name))

@@ -104,10 +104,3 @@ def test_wrong_files_are_named(tokenizer, tmp_path, name):
     tokenizer.pca.save(tmp_path / "pca.safetensors")
     with pytest.raises((FileNotFoundError, ValueError), match=f"{name}.safetensors"):
         residual.build(tmp_path / f"{name}.safetensors")
-
-
-def test_wrong_shapes_are_named(tokenizer):
-    with pytest.raises(ValueError, match=r"\[1, 3, 4, 64, 64\]"):
-        tokenizer.encode(torch.zeros(1, 3, 4, 64, 64))
-    with pytest.raises(ValueError, match=r"\[1, 8, 1, 8, 8\]"):
-        tokenizer.decode(torch.zeros(1, 8, 1, 8, 8))
