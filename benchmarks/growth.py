@@ -69,7 +69,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     import torch
 
     from dfm_nb.config import Config
-    from dfm_nb.data.pack_plan import PackPlan
+    from dfm_nb.data.order import PackOrder
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
     from dfm_nb.prepare import main
@@ -77,9 +77,9 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
 
     def epoch(store):
-        plan = PackPlan(store, PackSettings.of(Config(), seed=1), 1024, 100)
-        while plan.epoch == 0:
-            plan.next()
+        order = PackOrder(store, PackSettings.of(Config(), seed=1), 1024, 100)
+        while order.lanes[0].epoch == 0:
+            order.next()
 
     with tempfile.TemporaryDirectory(prefix="growth_") as place:
         folders = [Path(place, str(n)) for n in (sizes[0] // 2, *sizes)]  # the first loads the encoders' files
@@ -153,24 +153,24 @@ def write_generated(folder: Path, samples: int) -> int:
 def open_rank(folder: str) -> dict[str, float]:
     """On one rank, a fresh process: seconds, and MiB by which its resident memory grows."""
     from dfm_nb.config import Config
-    from dfm_nb.data.pack_plan import PackPlan
+    from dfm_nb.data.order import PackOrder
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
 
     settings, before = PackSettings.of(Config(), seed=1), report.resident_mib()
     found: dict[str, float] = {}
-    plans = []
-    found["open"] = timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100, lanes=0)))
+    orders = []
+    found["open"] = timed(lambda: orders.append(PackOrder(EnergonStore(folder), settings, 4096, 100, lanes=0)))
     found["memory of open"] = report.resident_mib() - before
-    (plan,) = plans
-    found["first pack"] = timed(plan.next)
-    rounds = 2 * len(plan.lanes)
+    (order,) = orders
+    found["first pack"] = timed(order.next)
+    rounds = 2 * len(order.lanes)
     for _ in range(rounds):  # so that every lane has a window and a full buffer
-        plan.next()
+        order.next()
     found["memory with packs"] = report.resident_mib() - before
-    found["a pack"] = timed(lambda: [plan.next() for _ in range(rounds + 200)]) / (rounds + 200)
-    state = json.loads(json.dumps(plan.state()))
-    found["restore, and a pack"] = timed(lambda: (plan.restore(state), plan.next()))
+    found["a pack"] = timed(lambda: [order.next() for _ in range(rounds + 200)]) / (rounds + 200)
+    state = json.loads(json.dumps(order.state()))
+    found["restore, and a pack"] = timed(lambda: (order.restore(state), order.next()))
     return found
 
 

@@ -39,7 +39,7 @@ from benchmarks import report
 from dfm_nb import config as cfg
 from dfm_nb.butterflies import synthetic
 from dfm_nb.config import counts
-from dfm_nb.data.pack_plan import PackPlan, StepPlan
+from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.model.attention import SegmentLayout, cumulative
 from dfm_nb.packs.packer import Packer
@@ -271,16 +271,16 @@ def balance(capacity: int, buffer: int) -> list[dict]:
     for mix in MIXES:
         packs = BALANCE_STEPS * max(ranks * windows for ranks, windows in DATA_PARALLEL.items())
         lengths = draw(mix, 0, packs, capacity, buffer)
-        area = settings.patch_spatial**2
+        area = settings.patch_volume
         store = MockStore([(1, 1, n * area) for n in lengths], length=len(lengths))
         row: dict = {"mix": mix}
         for ranks, windows in DATA_PARALLEL.items():
             for window in (1, BALANCE_STEPS):
-                plan = StepPlan(PackPlan(store, settings, capacity, buffer, shuffle=False), ranks, window)
-                steps = [plan.next() for _ in range(windows * BALANCE_STEPS)]
-                of_step = [[work([lengths[i] for _, i in pack]) for pack in step] for step in steps]
+                order = StepOrder(PackOrder(store, settings, capacity, buffer, shuffle=False), ranks, window)
+                steps = [order.next() for _ in range(windows * BALANCE_STEPS)]
+                of_step = [[work([lengths[item.sample] for item in pack]) for pack in step] for step in steps]
                 row[f"{ranks} ranks, {window}"] = slowest_over_mean(of_step)
-        some = [[lengths[i] for _, i in pack] for step in steps[:4] for pack in step]
+        some = [[lengths[item.sample] for item in pack] for step in steps[:4] for pack in step]
         for name, dealt in (("slices", False), ("dealt", True)):
             row[f"CP {CP}, {name}"] = slowest_over_mean([work.shares(pack, dealt) for pack in some])
         rows.append(row)

@@ -192,8 +192,8 @@ class DatasetConfig(Group):
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
     lanes: Int = option(
         0,
-        "streams of samples that packs are made of in turn, best a multiple of the data-parallel sizes; "
-        "0: one below a million samples, else 256; a resumed run keeps its own",
+        "at most so many streams of whole shards, which give their packs in turn, best a multiple of the data-parallel "
+        "sizes; 0: one below a million samples, else 256; a resumed run keeps its own",
         ge=0,
     )
     lane_window: Int = option(8192, "samples of a lane that are shuffled with one another, if there are several", ge=1)

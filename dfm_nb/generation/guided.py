@@ -47,13 +47,9 @@ class BatchDenoiser:
         # Equal text lengths become neighbours, so that one batched attention call serves them.
         self.order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         # The noise level of a segment does not matter: the sampler's takes its place in every call.
-        segments = [
-            sample_segment(self.grid, texts[i], 1.0, fps, given_frames // pt, model.variant, model.text_padding)
-            for i in self.order
-        ]
+        segments = [sample_segment(model, self.grid, texts[i], 1.0, fps, given_frames // pt) for i in self.order]
         layout = layout_of(model)
-        assert model.sigma_data is not None
-        pack = pack_layout(segments, model.sigma_data, layout.token_multiple(), layout.text_multiple())
+        pack = pack_layout(segments, model, layout.token_multiple(), layout.text_multiple())
         self.length = pack.cu_q[-1]
         self.denoise = PackDenoiser(chunks, pack, get_objective(model.objective, model.sigma_data), device)
 

@@ -7,7 +7,7 @@ A deterministic function of the order of its input. No sample is dropped, starve
 from __future__ import annotations
 
 from math import gcd
-from typing import Iterable, Iterator, Sequence
+from typing import Iterator, Sequence
 
 
 def fill(lengths: Sequence[int], capacity: int) -> list[int]:
@@ -52,25 +52,20 @@ class Packer:
     waiting : (item, length), oldest first. lengths : of the pack that was emitted last.
     """
 
-    def __init__(self, capacity: int, buffer_size: int, waiting: Iterable[tuple] = ()):
+    def __init__(self, capacity: int, buffer_size: int):
         if buffer_size < 1:
             raise ValueError(f"dataset.packing_buffer_size must be at least 1; got {buffer_size}")
         self.capacity = capacity
         self.buffer_size = buffer_size
-        self.waiting: list[tuple] = list(waiting)
+        self.waiting: list[tuple] = []
         self.lengths: list[int] = []
 
     def next(self, stream: Iterator[tuple]) -> list:
-        """The next pack's items; [] when `stream` of (item, length) and the buffer are exhausted."""
+        """The next pack's items, from an endless `stream` of (item, length)."""
         tokens = sum(length for _, length in self.waiting)
         while len(self.waiting) < self.buffer_size or tokens < 2 * self.capacity:
-            try:
-                self.waiting.append(next(stream))
-            except StopIteration:
-                break
+            self.waiting.append(next(stream))
             tokens += self.waiting[-1][1]
-        if not self.waiting:
-            return []
         chosen = fill([length for _, length in self.waiting], self.capacity)
         self.lengths = [self.waiting[i][1] for i in chosen]
         taken = set(chosen)

@@ -12,7 +12,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import index as indexing
 from dfm_nb.data.index import index_dataset, open_index
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
@@ -34,8 +34,8 @@ def indexed(data):
     return data
 
 
-def packs_of(plan, count=12):
-    return [plan.next() for _ in range(count)]
+def packs_of(order, count=12):
+    return [order.next() for _ in range(count)]
 
 
 def test_rows_are_what_tarfile_finds(indexed):
@@ -90,9 +90,9 @@ def test_training_continues_when_a_folder_gains_or_loses_its_index(data, gains, 
     both = [without, EnergonStore(data)]
     before, after = both if gains else both[::-1]
     assert before.fingerprint == after.fingerprint
-    plan, other = (PackPlan(store, SETTINGS, 64, 4) for store in (before, after))
+    plan, other = (PackOrder(store, SETTINGS, 64, 4) for store in (before, after))
     assert packs_of(plan, 3) == packs_of(other, 3)
-    resumed = PackPlan(after, SETTINGS, 64, 4)
+    resumed = PackOrder(after, SETTINGS, 64, 4)
     resumed.restore(json.loads(json.dumps(plan.state())))
     assert packs_of(resumed) == packs_of(plan)
 
@@ -104,7 +104,7 @@ def test_fingerprint_follows_the_shards_content(indexed):
     (indexed / "manifest.json").write_text(json.dumps(manifest))
     index_dataset(indexed)
     assert EnergonStore(indexed).fingerprint != before.fingerprint
-    plan = PackPlan(EnergonStore(indexed), SETTINGS, 64, 4)
+    plan = PackOrder(EnergonStore(indexed), SETTINGS, 64, 4)
     with pytest.raises(ValueError, match="data set"):
         plan.restore(plan.state() | {"fingerprint": before.fingerprint})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from diffusers import WanTransformer3DModel
 
-from dfm_nb.packs.packs import Draw
+from tests.model.noisy import Noisy
 
 GRIDS = [(1, 8, 6), (3, 4, 8), (2, 6, 4), (1, 4, 4)]
 TEXT_DIM = 24
@@ -29,18 +29,18 @@ def random_network(seed: int = 0, heads: int = 4, head: int = 16, layers: int = 
     return network.eval()
 
 
-def samples() -> list[Draw]:
+def samples() -> list[Noisy]:
     """One of each grid, with noise levels from weak to strong."""
     g = torch.Generator().manual_seed(4)
     out = []
     for i, grid in enumerate(GRIDS):
         x, noise = torch.randn(2, 16, *grid, generator=g)
         text = torch.randn(3 + i, TEXT_DIM, generator=g)
-        out.append(Draw(f"{i}", x, text, fps=16.0, sigma=(0.3, 2.0, 20.0, 0.05)[i], noise=noise))
+        out.append(Noisy(f"{i}", x, noise, text, sigma=(0.3, 2.0, 20.0, 0.05)[i], fps=16.0))
     return out
 
 
-def reference_output(network: WanTransformer3DModel, d: Draw, rows: int = 512) -> torch.Tensor:
+def reference_output(network: WanTransformer3DModel, d: Noisy, rows: int = 512) -> torch.Tensor:
     """[C, T, H, W]: the velocity that diffusers' network gives, for a text padded as its pipeline does."""
     t = d.sigma / (1 + d.sigma)
     x = (1 - t) * d.latent + t * d.noise
