@@ -1,7 +1,7 @@
 """One process's work: source items -> pixels -> latents and text embeddings -> shards, all stages at the same time.
 
 Reader threads decode and resize ahead; the caller's thread runs the tokenizer on batches of equal shape; one thread
-encodes text, one writes.
+encodes captions and writes.
 
 - Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done
   before it, nor on timing.
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from dfm_nb.base import video
 from dfm_nb.base.files import write_atomically
@@ -43,15 +44,6 @@ CAPTIONS_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A clip as it will be encoded, and what it was."""
-
-    clip: Clip
-    original_height: int
-    original_width: int
-
-
-@dataclass(frozen=True)
 class Reading:
     """What is read and how.
 
@@ -64,7 +56,7 @@ class Reading:
     upscale: bool = False
     workers: int = 2
 
-    def fit(self, clip: Clip) -> Fitted:
+    def fit(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
         t, h, w, _ = clip.video.shape
         try:
@@ -74,10 +66,10 @@ class Reading:
         frames = clip.video[: floor_frames(t)]
         if size != (h, w):
             frames = video.resize(frames, *size)
-        return Fitted(replace(clip, video=frames), h, w)
+        return replace(clip, video=frames, original_size=(h, w))
 
 
-Result = Fitted | SampleError
+Result = Clip | SampleError
 
 
 @dataclass(eq=False)
@@ -88,6 +80,10 @@ class _Line:
     waiting: deque[Result | None] = field(default_factory=deque)
 
 
+def _bytes(result: Result | None) -> int:
+    return result.video.nbytes if isinstance(result, Clip) else 0
+
+
 class ReadAhead:
     """Gives the clips of items in order while threads read further ones: `with ReadAhead(reading, items) as ahead:`.
 
@@ -95,7 +91,7 @@ class ReadAhead:
     """
 
     def __init__(self, reading: Reading, items: Iterable[int]):
-        self.reading, self.source = reading, reading.source
+        self.reading = reading
         self._todo, self._window = iter(items), 16 * reading.workers
         self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
@@ -110,12 +106,9 @@ class ReadAhead:
                 with self._turn:
                     self._lines.append(line)
                 self._pool.submit(self._read, line)
-            line, given = self._lines[0], 0
+            line = self._lines[0]
             while (result := self._next(line)) is not None:
-                given += 1
                 yield line.index, result
-            if not given:
-                yield line.index, SampleError("no_clips", f"{self.source.item_key(line.index)} gave no clip")
             with self._turn:
                 self._lines.popleft()
                 self._turn.notify_all()
@@ -135,35 +128,36 @@ class ReadAhead:
         with self._turn:
             self._turn.wait_for(lambda: line.waiting)
             result = line.waiting.popleft()
-            if isinstance(result, Fitted):
-                self._held_bytes -= result.clip.video.nbytes
-                self._turn.notify_all()
+            self._held_bytes -= _bytes(result)
+            self._turn.notify_all()
             return result
-
-    def _has_room(self, line: _Line) -> bool:
-        """Whether `line` may add a clip; the head may always hold one, else others could block it for ever."""
-        return self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
 
     def _put(self, line: _Line, result: Result | None) -> bool:
         """Hand a result over, after waiting for room; False when nobody wants it any more."""
+
+        def has_room() -> bool:  # the head may always hold one, else others could block it for ever
+            return self._stopped or self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
+
         with self._turn:
-            if isinstance(result, Fitted):
-                self._turn.wait_for(lambda: self._stopped or self._has_room(line))
-                self._held_bytes += result.clip.video.nbytes
+            self._turn.wait_for(has_room)
+            self._held_bytes += _bytes(result)
             line.waiting.append(result)
             self._turn.notify_all()
             return not self._stopped
 
     def _read(self, line: _Line) -> None:
+        key, given = self.reading.source.item_key(line.index), False
         try:
-            for clip in self.source.read(line.index):
+            for clip in self.reading.source.read(line.index):
+                given = True
                 if not self._put(line, self.reading.fit(clip)):
                     return
+            if not given:
+                raise SampleError("no_clips", f"{key} gave no clip")
         except SampleError as error:
             self._put(line, error)
         except Exception as error:  # one item must not end a long run; it is counted and named like any other fault
-            detail = f"{self.source.item_key(line.index)} cannot be read: {type(error).__name__}: {error}"
-            self._put(line, SampleError("unreadable", detail))
+            self._put(line, SampleError("unreadable", f"{key} cannot be read: {type(error).__name__}: {error}"))
         self._put(line, None)
 
 
@@ -244,10 +238,10 @@ class Batcher:
         return torch.cat((self._encode(frames[:half]), self._encode(frames[half:])))
 
 
-def describe(fitted: Fitted) -> dict:
+def describe(clip: Clip) -> dict:
     """The sample's `.json`, but for what the encoders add."""
-    clip = fitted.clip
     t, h, w, _ = clip.video.shape
+    original_height, original_width = clip.original_size or (h, w)
     return {
         "key": clip.key,
         "caption": clip.caption,
@@ -257,8 +251,8 @@ def describe(fitted: Fitted) -> dict:
         "fps": clip.fps,
         "source": clip.source,
         "attributes": clip.attributes,
-        "original_height": fitted.original_height,
-        "original_width": fitted.original_width,
+        "original_height": original_height,
+        "original_width": original_width,
     }
 
 
@@ -266,14 +260,14 @@ def chunks_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batc
     """The latents of a shard, chunk by chunk. `reads` gives (index, result) of this shard's items."""
     chunk, latent_bytes, seen = Chunk(), 0, set()
     for index, result in reads:
-        if isinstance(result, Fitted) and result.clip.key in seen:
-            result = SampleError("duplicate_key", f"{result.clip.key} occurs twice; keys must be unique")
+        if isinstance(result, Clip) and result.key in seen:
+            result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
         if isinstance(result, SampleError):
             chunk.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
             continue
-        seen.add(result.clip.key)
-        t, h, w, _ = result.clip.video.shape
-        batcher.add(len(chunk.metas), result.clip.video, chunk.latents)
+        seen.add(result.key)
+        t, h, w, _ = result.video.shape
+        batcher.add(len(chunk.metas), result.video, chunk.latents)
         chunk.metas.append(describe(result))
         latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
         if latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
@@ -294,48 +288,38 @@ def latent_sums(latent: torch.Tensor) -> np.ndarray:
 
 
 class OpenShard:
-    """A shard in the making. `embed` runs in the text thread; `write` and `finish` run in the writer's."""
+    """A shard in the making."""
 
     def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
         self.folder, self.plan, self.encoders = folder, plan, encoders
         self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
-        self.chunks = self.text_tokens = 0
+        self.text_tokens = 0
         self.drops: list[dict] = []
         self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was resumed
         self._known: dict[str, torch.Tensor] = {}
 
-    def embed(self, chunk: Chunk) -> list[EncodedClip]:
-        """The chunk's samples; equal captions are encoded once."""
+    def write(self, chunk: Chunk) -> None:
+        """Write the chunk's samples; equal captions are encoded once."""
         if sum(t.nbytes for t in self._known.values()) > CAPTIONS_BYTES:
             self._known.clear()
-        missing = sorted({m["caption"] for m in chunk.metas} - self._known.keys())
-        if missing:
+        if missing := sorted({m["caption"] for m in chunk.metas} - self._known.keys()):
             self._known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
-        samples = []
         for position, meta in enumerate(chunk.metas):
             text, latent = self._known[meta["caption"]], chunk.latents.pop(position)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
-            text = torch.nn.functional.pad(text, (0, 0, 0, padding))
-            samples.append(EncodedClip(meta["key"], latent, text[None], meta))
-        return samples
-
-    def write(self, chunk: Chunk, embedded: Future[list[EncodedClip]]) -> None:
-        for clip in embedded.result():
             if self.writer is None:
                 path = self.folder / self.plan.name
                 path.parent.mkdir(exist_ok=True)
                 self.writer = shards.ShardWriter(path)
-            self.writer.add(clip)
-            self.sums[:, : clip.latent.shape[1]] += latent_sums(clip.latent)
-            self.text_tokens += clip.meta["text_tokens"]
+            self.writer.add(EncodedClip(meta["key"], latent, F.pad(text, (0, 0, 0, padding))[None], meta))
+            self.sums[:, : latent.shape[1]] += latent_sums(latent)
+            self.text_tokens += len(text)
         self.drops += chunk.drops
-        self.chunks += 1
 
-    def finish(self, chunks: int) -> None:
+    def finish(self) -> None:
         """Close the shard and write its record."""
-        assert self.chunks == chunks, "a chunk of this shard failed"  # its fault is raised by its own future
         samples = self.writer.samples if self.writer else 0
         digest, size = self.writer.close() if self.writer else (None, 0)
         record = {
@@ -367,26 +351,21 @@ def encode_shards(
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
     batcher = Batcher(encoders.tokenizer, encoders.device)
-    text_thread, write_thread = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "write")
-    pending: deque[Future] = deque()
     unfinished: deque[OpenShard] = deque(maxlen=2)  # while one is begun, only the one before it may still be open
+    writer = ThreadPoolExecutor(1, "write")
     with ReadAhead(reading, (i for plan in plans for i in plan.items)) as ahead:
         try:
+            last: Future = writer.submit(int)  # nothing yet
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                count = 0
                 for chunk in chunks_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
-                    count += 1
-                    embedded = text_thread.submit(shard.embed, chunk)
-                    pending.append(write_thread.submit(shard.write, chunk, embedded))
-                    while len(pending) > 1:  # at most two chunks are held
-                        pending.popleft().result()
-                pending.append(write_thread.submit(shard.finish, count))
-            while pending:
-                pending.popleft().result()
-        finally:  # after a fault: drop what waits, let what runs end, leave no half shard
-            text_thread.shutdown(cancel_futures=True)
-            write_thread.shutdown(cancel_futures=True)
+                    last.result()  # so at most two chunks are held, and a shard with a failed chunk is never finished
+                    last = writer.submit(shard.write, chunk)
+                last.result()
+                last = writer.submit(shard.finish)
+            last.result()
+        finally:  # after a fault: let what runs end, leave no half shard
+            writer.shutdown(cancel_futures=True)
             for shard in unfinished:
                 shard.abort()

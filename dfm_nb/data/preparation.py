@@ -309,7 +309,7 @@ class Preparation:
                     first_fault = first_fault or result.detail
                 else:
                     given += 1
-                    yield to_pixels(result.clip.video)
+                    yield to_pixels(result.video)
         if not given:
             raise ValueError(f"no sample of {self.config.source} could be used; the first: {first_fault}")
 
@@ -417,7 +417,7 @@ def reconstruction_psnr(tokenizer: Tokenizer, reading: Reading, items: list[int]
         for _, result in ahead.take(len(items)):
             if isinstance(result, SampleError):
                 continue
-            pixels = to_pixels(result.clip.video)[None]
+            pixels = to_pixels(result.video)[None]
             again = tokenizer.decode(tokenizer.encode(pixels)).float().cpu().clamp(-1, 1)
             error = ((again - pixels) * 127.5).square().mean().item()
             kind = "images" if pixels.shape[2] == 1 else "clips"

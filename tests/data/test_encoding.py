@@ -139,10 +139,10 @@ def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr(encoding, "AHEAD_BYTES", 5 * 16 * 16 * 3)
     with encoding.ReadAhead(encoding.Reading(Source([3] * 30), workers=4), range(30)) as ahead:
         taken = ahead.take(30)
-        keys = [next(taken)[1].clip.key for _ in range(2)]
+        keys = [next(taken)[1].key for _ in range(2)]
         time.sleep(0.2)
         held = sum(len(line.waiting) for line in ahead._lines)
-        keys += [r.clip.key for _, r in taken]
+        keys += [r.key for _, r in taken]
     assert held <= 5 + 4 + 64  # the budget, one clip a thread, and the marks of ended items
     assert sum(isinstance(k, str) for k in keys) == 90 and keys == [
         f"item-{i}-{j}" for i in range(30) for j in range(3)
@@ -188,6 +188,6 @@ def test_geometry_resizes_once_to_multiples_of_16_without_enlarging(shape, short
         encoding.video, "resize", lambda v, h, w: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1]
     )
     fitted = encoding.Reading(Source([]), short, upscale).fit(Clip("k", np.zeros(shape, np.uint8), "c", 1.0, "s"))
-    t, h, w, _ = fitted.clip.video.shape
+    t, h, w, _ = fitted.video.shape
     assert (h, w) == want and h % 16 == w % 16 == 0 and (t - 1) % 4 == 0 and len(calls) <= 1
-    assert (fitted.original_height, fitted.original_width) == shape[1:3]
+    assert fitted.original_size == shape[1:3]
