@@ -320,7 +320,7 @@ class Preparation:
         rank, world = self.ranks.rank, self.ranks.world
         plans = self.plans.share(rank, world)
         count = sum(len(p.items) for p in plans)
-        where = ", from {} to {}".format(*self.plans.range_of(rank)) if world == self.plan["ranks"] else ""
+        where = ", from {} to {}".format(*self.plans.ranges[rank]) if world == self.plan["ranks"] else ""
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one piece, as several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
