@@ -41,8 +41,9 @@ from benchmarks import report
 from benchmarks.growth import write_generated
 from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader
-from dfm_nb.data.order import Item, PackOrder
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
+from dfm_nb.packs.packer import Item
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import Layout
 
@@ -143,7 +144,7 @@ def simulate(folder: Path, args: argparse.Namespace, place: Path) -> dict:
     lanes = loader.steps.packs.lanes
     whole = min(lane.epoch for lane in lanes) - 1  # of the last whole epochs some samples still wait
     lost = sum(int((~seen).sum()) for epoch, seen in used.items() if epoch < whole)
-    waiting = {item.sample for lane in lanes for item, _ in lane.packer.waiting}
+    waiting = {item.sample for lane in lanes for item in lane.packer.waiting}
     jobs = []
     for saved, dying in kills.items():
         _, layout, world, packs = next(x for x in reversed(layouts) if x[0] <= saved)

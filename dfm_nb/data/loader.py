@@ -19,8 +19,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.order import Item, PackOrder, StepOrder
+from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.data.stores import SampleStore
+from dfm_nb.packs.packer import Item
 from dfm_nb.packs.packs import Pack, PackSettings, blank_pack, draw_sample, pack_draws
 
 PREFETCH_STEPS = 2

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.stores import SampleStore
-from dfm_nb.packs.packer import Packer
+from dfm_nb.packs.packer import Item, Packer
 from dfm_nb.packs.packs import PackSettings
 
 # One permutation of a million samples is 8 MB and read in milliseconds; of 100 million, it takes seconds and gigabytes.
@@ -36,14 +35,6 @@ ONE_LANE_BELOW = 1 << 20
 LANES = 256  # divides by the data-parallel sizes of most layouts
 LANE_WINDOW = 8192
 UNEVEN = 0.02  # of the mean; in 50 epochs the samples of the lightest lane are seen once more than others
-
-
-class Item(NamedTuple):
-    """A sample in an epoch; `tokens` are its length in a pack."""
-
-    epoch: int
-    sample: int
-    tokens: int
 
 
 def deal_shards(weights: np.ndarray, lanes: int) -> list[np.ndarray]:
@@ -109,7 +100,7 @@ class Lane:
 
     def next(self) -> list[Item]:
         """The samples of the lane's next pack."""
-        return self.packer.next((item, item.tokens) for item in self._items())
+        return self.packer.next(self._items())
 
     def _items(self) -> Iterator[Item]:
         while True:
@@ -123,13 +114,13 @@ class Lane:
             yield Item(self.epoch, int(self._window[2][at]), int(self._window[3][at]))
 
     def state(self) -> dict:
-        waiting = [[item.epoch, item.sample] for item, _ in self.packer.waiting]
+        waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
         return {"epoch": self.epoch, "cursor": self.cursor, "waiting": waiting, "size": self.order.size}
 
     def restore(self, state: dict) -> None:
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
-        self.packer.waiting = [(Item(epoch, sample, n), n) for (epoch, sample), n in zip(state["waiting"], tokens)]
+        self.packer.waiting = [Item(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
 
 
 class PackOrder:
@@ -208,21 +199,19 @@ class PackOrder:
 
     def restore(self, state: dict) -> None:
         """Go on from a state, in its order: its number of lanes and its window count, not those of the settings."""
-        fix = "or start from its weights with checkpoint.pretrained=<checkpoint>"
-        too_old = ValueError(older("the checkpoint's place in the data", fix))
-        if not self.state().keys() <= state.keys():
-            raise too_old
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
                 "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
                 "meaning; use the same dataset.path, or another --run-dir, with checkpoint.pretrained=<checkpoint>"
             )
-        self.packs = state["packs"]
-        self._make_lanes(len(state["lanes"]), state["lane_window"])
+        lanes = state.get("lanes", [])
+        self._make_lanes(len(lanes), state.get("lane_window", LANE_WINDOW))
         # older lanes were cut out of shards; their states have no size, and a lone lane needs none
-        if [at.get("size", len(self.store)) for at in state["lanes"]] != [lane.order.size for lane in self.lanes]:
-            raise too_old
-        for lane, at in zip(self.lanes, state["lanes"]):
+        if [at.get("size", len(self.store)) for at in lanes] != [lane.order.size for lane in self.lanes]:
+            fix = "or start from its weights with checkpoint.pretrained=<checkpoint>"
+            raise ValueError(older("the checkpoint's place in the data", fix))
+        self.packs = state["packs"]
+        for lane, at in zip(self.lanes, lanes):
             lane.restore(at)
         self._states = [lane.state() for lane in self.lanes]
 

@@ -105,7 +105,7 @@ def test_another_batch_size_loses_and_repeats_no_sample(packs_per_step):
     two = steps(packs_per_step, window=5, lanes=3)
     two.restore(saved(one.state()))
     used += places(pack for _ in range(60) for pack in two.next())
-    waiting = [(item.epoch, item.sample) for lane in two.packs.lanes for item, _ in lane.packer.waiting]
+    waiting = [(item.epoch, item.sample) for lane in two.packs.lanes for item in lane.packer.waiting]
     everything = used + places(two._queue) + waiting
     assert len(set(everything)) == len(everything)
     for epoch in range(min(lane.epoch for lane in two.packs.lanes)):
