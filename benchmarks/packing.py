@@ -42,7 +42,7 @@ from dfm_nb.config import counts
 from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.model.attention import SegmentLayout, cumulative
-from dfm_nb.packs.packer import Item, Packer
+from dfm_nb.packs.packer import Packer, PackItem
 from dfm_nb.packs.packs import PackSettings
 
 PATCH_PX = 16
@@ -163,7 +163,7 @@ def ffd_refilled(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[
 
 def ours(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
     packer, now = Packer(capacity, buffer), 0
-    arriving = (Item(now, i, length) for i, length in enumerate(stream))
+    arriving = (PackItem(now, i, length) for i, length in enumerate(stream))
     while True:
         taken = packer.next(arriving)
         yield [item.tokens for item in taken], capacity, now - min(item.epoch for item in taken)

@@ -43,7 +43,7 @@ from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
-from dfm_nb.packs.packer import Item
+from dfm_nb.packs.packer import PackItem
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import Layout
 
@@ -83,7 +83,7 @@ def place_of(layout: Layout, rank: int, world: int) -> tuple[int, int]:
         dist.new_group = made
 
 
-def digest(items: list[Item]) -> int:
+def digest(items: list[PackItem]) -> int:
     return int.from_bytes(hashlib.blake2b(json.dumps(items).encode(), digest_size=8).digest(), "little")
 
 

@@ -8,7 +8,7 @@ encodes captions and writes.
 - A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
 - An item that cannot be used is a drop with a key, a reason and a sentence; an item's clips before the fault are kept.
 - Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead,
-  `HELD_PIXELS` waiting for a full batch, two chunks of `CHUNK_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
+  `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dfm_nb.data.shard_plan import ShardPlan
 AHEAD_BYTES = 256 << 20
 BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
 HELD_PIXELS = 1 << 25
-CHUNK_BYTES, CHUNK_SAMPLES = 64 << 20, 256
+SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256
 CAPTIONS_BYTES = 256 << 20
 
 
@@ -175,8 +175,8 @@ def to_frames(pixels: torch.Tensor) -> np.ndarray:
 
 
 @dataclass
-class Chunk:
-    """Consecutive samples of a shard on their way to the writer; latents are by position in the chunk."""
+class ShardSlice:
+    """Consecutive samples of a shard on their way to the writer; latents are by position in it."""
 
     metas: list[dict] = field(default_factory=list)
     latents: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -256,26 +256,26 @@ def describe(clip: Clip) -> dict:
     }
 
 
-def chunks_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batcher) -> Iterator[Chunk]:
-    """The latents of a shard, chunk by chunk. `reads` gives (index, result) of this shard's items."""
-    chunk, latent_bytes, seen = Chunk(), 0, set()
+def slices_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batcher) -> Iterator[ShardSlice]:
+    """The latents of a shard, slice by slice. `reads` gives (index, result) of this shard's items."""
+    part, latent_bytes, seen = ShardSlice(), 0, set()
     for index, result in reads:
         if isinstance(result, Clip) and result.key in seen:
             result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
         if isinstance(result, SampleError):
-            chunk.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
+            part.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
             continue
         seen.add(result.key)
         t, h, w, _ = result.video.shape
-        batcher.add(len(chunk.metas), result.video, chunk.latents)
-        chunk.metas.append(describe(result))
+        batcher.add(len(part.metas), result.video, part.latents)
+        part.metas.append(describe(result))
         latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
-        if latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
-            batcher.flush(chunk.latents)
-            yield chunk
-            chunk, latent_bytes = Chunk(), 0
-    batcher.flush(chunk.latents)
-    yield chunk
+        if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
+            batcher.flush(part.latents)
+            yield part
+            part, latent_bytes = ShardSlice(), 0
+    batcher.flush(part.latents)
+    yield part
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -299,14 +299,14 @@ class OpenShard:
         # of this shard alone: what a caption is batched with must not depend on where a run was resumed
         self._known: dict[str, torch.Tensor] = {}
 
-    def write(self, chunk: Chunk) -> None:
-        """Write the chunk's samples; equal captions are encoded once."""
+    def write(self, part: ShardSlice) -> None:
+        """Write the samples of a slice; equal captions are encoded once."""
         if sum(t.nbytes for t in self._known.values()) > CAPTIONS_BYTES:
             self._known.clear()
-        if missing := sorted({m["caption"] for m in chunk.metas} - self._known.keys()):
+        if missing := sorted({m["caption"] for m in part.metas} - self._known.keys()):
             self._known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
-        for position, meta in enumerate(chunk.metas):
-            text, latent = self._known[meta["caption"]], chunk.latents.pop(position)
+        for position, meta in enumerate(part.metas):
+            text, latent = self._known[meta["caption"]], part.latents.pop(position)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
             if self.writer is None:
@@ -316,7 +316,7 @@ class OpenShard:
             self.writer.add(EncodedClip(meta["key"], latent, F.pad(text, (0, 0, 0, padding))[None], meta))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)
             self.text_tokens += len(text)
-        self.drops += chunk.drops
+        self.drops += part.drops
 
     def finish(self) -> None:
         """Close the shard and write its record."""
@@ -359,9 +359,9 @@ def encode_shards(
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                for chunk in chunks_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
-                    last.result()  # so at most two chunks are held, and a shard with a failed chunk is never finished
-                    last = writer.submit(shard.write, chunk)
+                for part in slices_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
+                    last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
+                    last = writer.submit(shard.write, part)
                 last.result()
                 last = writer.submit(shard.finish)
             last.result()

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.data.stores import SampleStore
-from dfm_nb.packs.packer import Item
+from dfm_nb.packs.packer import PackItem
 from dfm_nb.packs.packs import Pack, PackSettings, blank_pack, draw_sample, pack_draws
 
 PREFETCH_STEPS = 2
@@ -33,7 +33,7 @@ class PackBuilder:
     def __init__(self, store: SampleStore, settings: PackSettings):
         self.store, self.settings = store, settings
 
-    def build(self, items: list[Item], capacity: int | None) -> Pack:
+    def build(self, items: list[PackItem], capacity: int | None) -> Pack:
         draws, dropped = [], []
         store, settings = self.store, self.settings
         for item in items:
@@ -82,7 +82,7 @@ class PackedLoader:
         own = self.steps.next()[self.dp_rank :: self.dp_size]
         self._ahead.append(([self._build(items) for items in own], self.steps.state()))
 
-    def _build(self, items: list[Item]) -> Callable[[], Pack]:
+    def _build(self, items: list[PackItem]) -> Callable[[], Pack]:
         """What gives the pack: at once in the caller, or as soon as a thread has built it."""
         if self._pool is None:
             return functools.partial(self.builder.build, items, self.capacity)

@@ -27,7 +27,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.stores import SampleStore
-from dfm_nb.packs.packer import Item, Packer
+from dfm_nb.packs.packer import Packer, PackItem
 from dfm_nb.packs.packs import PackSettings
 
 # One permutation of a million samples is 8 MB and read in milliseconds; of 100 million, it takes seconds and gigabytes.
@@ -98,11 +98,11 @@ class Lane:
         self.epoch = self.cursor = 0
         self._window: tuple[int, int, np.ndarray, np.ndarray] | None = None  # epoch, number, samples, tokens
 
-    def next(self) -> list[Item]:
+    def next(self) -> list[PackItem]:
         """The samples of the lane's next pack."""
         return self.packer.next(self._items())
 
-    def _items(self) -> Iterator[Item]:
+    def _items(self) -> Iterator[PackItem]:
         while True:
             if self.cursor == self.order.size:
                 self.epoch, self.cursor = self.epoch + 1, 0
@@ -111,7 +111,7 @@ class Lane:
                 samples = self.order.samples(self.epoch, window)
                 self._window = self.epoch, window, samples, self._tokens_of(samples)
             self.cursor += 1
-            yield Item(self.epoch, int(self._window[2][at]), int(self._window[3][at]))
+            yield PackItem(self.epoch, int(self._window[2][at]), int(self._window[3][at]))
 
     def state(self) -> dict:
         waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
@@ -120,7 +120,7 @@ class Lane:
     def restore(self, state: dict) -> None:
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
-        self.packer.waiting = [Item(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
+        self.packer.waiting = [PackItem(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
 
 
 class PackOrder:
@@ -181,7 +181,7 @@ class PackOrder:
         tokens = self.store.voxels(samples) // self.settings.patch_volume
         return np.where(tokens > self.capacity, 0, tokens)
 
-    def next(self) -> list[Item]:
+    def next(self) -> list[PackItem]:
         number = self.packs % len(self.lanes)
         items = self.lanes[number].next()
         self._states[number] = self.lanes[number].state()
@@ -236,7 +236,7 @@ class StepOrder:
         self._end_window()
 
     def _end_window(self) -> None:
-        self._queue: deque[list[Item]] = deque()
+        self._queue: deque[list[PackItem]] = deque()
         self._start, self._begun, self._planned = self.packs.state(), dict(self.counts), 0
 
     def _begin_window(self, packs_per_step: int) -> None:
@@ -248,7 +248,7 @@ class StepOrder:
             packs = [p for step in torch.randperm(self.window, generator=g).tolist() for p in packs[step * n :][:n]]
         self._queue.extend(packs)
 
-    def _take(self) -> list[Item]:
+    def _take(self) -> list[PackItem]:
         pack = self._queue.popleft()
         self.counts["samples"] += len(pack)
         self.counts["tokens"] += sum(item.tokens for item in pack)
@@ -256,7 +256,7 @@ class StepOrder:
             self._end_window()
         return pack
 
-    def next(self) -> list[list[Item]]:
+    def next(self) -> list[list[PackItem]]:
         """The packs of the next step; it may lie in two windows when the batch size has changed meanwhile."""
         packs = []
         for _ in range(self.packs_per_step):

@@ -35,7 +35,7 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
     return [0, *reversed(chosen)]
 
 
-class Item(NamedTuple):
+class PackItem(NamedTuple):
     """A sample in an epoch; `tokens` are its length in a pack."""
 
     epoch: int
@@ -62,9 +62,9 @@ class Packer:
 
     def __init__(self, capacity: int, buffer_size: int):
         self.capacity, self.buffer_size = capacity, buffer_size
-        self.waiting: list[Item] = []
+        self.waiting: list[PackItem] = []
 
-    def next(self, stream: Iterator[Item]) -> list[Item]:
+    def next(self, stream: Iterator[PackItem]) -> list[PackItem]:
         """The next pack's items, from an endless stream."""
         tokens = sum(item.tokens for item in self.waiting)
         while len(self.waiting) < self.buffer_size or tokens < 2 * self.capacity:

@@ -123,8 +123,8 @@ def test_unexpected_faults_and_repeated_keys_are_drops_and_an_empty_shard_has_no
     assert [p.name for p in tmp_path.glob("*.tar")] == ["rank0-000000.tar"]
 
 
-def test_long_shards_are_written_in_chunks_with_the_same_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "CHUNK_SAMPLES", 4)
+def test_long_shards_are_written_in_slices_with_the_same_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "SLICE_SAMPLES", 4)
     text = Length()
     (record,) = encode(tmp_path, Source([1] * 11), plans_of(11, 11), text=text)
     entries = shards.scan_shard(tmp_path / record["name"])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
-from dfm_nb.packs.packer import Item, Packer, fill
+from dfm_nb.packs.packer import Packer, PackItem, fill
 from dfm_nb.packs.patches import grid_positions, patchify, unpatchify
 
 
@@ -75,7 +75,7 @@ def test_fill_is_the_best_subset_with_the_oldest_sample(lengths, capacity):
 def test_packer_loses_and_repeats_nothing():
     rng = random.Random(0)
     lengths = [rng.choice([4, 6, 16, 20, 24, 48]) for _ in range(500)]
-    packer, stream, seen = Packer(100, 20), (Item(0, i, n) for i, n in enumerate(lengths)), []
+    packer, stream, seen = Packer(100, 20), (PackItem(0, i, n) for i, n in enumerate(lengths)), []
     for _ in range(80):
         items = packer.next(stream)
         assert sum(item.tokens for item in items) <= 100
@@ -95,7 +95,7 @@ def test_packer_loses_and_repeats_nothing():
 def test_packs_are_at_least_98_percent_full(sizes):
     rng = random.Random(1)
     packer = Packer(15_360, 100)
-    stream = (Item(0, i, rng.choice(sizes)) for i in range(10**9))
+    stream = (PackItem(0, i, rng.choice(sizes)) for i in range(10**9))
     filled = [sum(item.tokens for item in packer.next(stream)) / 15_360 for _ in range(60)]
     assert sum(filled) / len(filled) >= 0.98
 
