@@ -24,7 +24,7 @@ from benchmarks import report
 from benchmarks.report import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion import edm
@@ -154,8 +154,7 @@ def compare(name: str, rounds: int, size: str) -> dict:
     trainer = Trainer(config)
     store = MockStore(sizes, text_tokens=16)
     order = PackOrder(store, pack_settings(config), capacity, 64)
-    builder = PackBuilder(store, order.settings)
-    packs = [builder.build(order.next(), capacity) for _ in range(steps)]
+    packs = [build_pack(order, order.next()) for _ in range(steps)]
     batches = [padded_batch(p, config.model.hidden_size) for p in packs]
     plain = PlainDiT(config.model)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=True)

@@ -200,16 +200,14 @@ class Batcher:
         self.tokenizer, self.device = tokenizer, torch.device(device)
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
         self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}
-        self._held = 0
 
     def add(self, position: int, frames: np.ndarray, latents: dict[int, torch.Tensor]) -> None:
-        group = self._groups.setdefault(frames.shape, [])
-        group.append((position, frames))
-        self._held += frames.size // 3
-        if len(group) * frames.size // 3 >= self.batch_pixels:
+        self._groups.setdefault(frames.shape, []).append((position, frames))
+        pixels = {shape: len(group) * math.prod(shape) // 3 for shape, group in self._groups.items()}
+        if pixels[frames.shape] >= self.batch_pixels:
             self._flush(frames.shape, latents)
-        elif self._held > HELD_PIXELS:  # many shapes, none of which fills a batch
-            self._flush(max(self._groups, key=lambda s: len(self._groups[s]) * math.prod(s)), latents)
+        elif sum(pixels.values()) > HELD_PIXELS:  # many shapes, none of which fills a batch
+            self._flush(max(pixels, key=lambda shape: pixels[shape]), latents)
 
     def flush(self, latents: dict[int, torch.Tensor]) -> None:
         for shape in list(self._groups):
@@ -217,7 +215,6 @@ class Batcher:
 
     def _flush(self, shape: tuple, latents: dict[int, torch.Tensor]) -> None:
         group = self._groups.pop(shape)
-        self._held -= len(group) * math.prod(shape) // 3
         codes = self._encode(torch.from_numpy(np.stack([frames for _, frames in group])))
         latents.update((position, z[None].clone()) for (position, _), z in zip(group, codes))
 

@@ -20,34 +20,27 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.order import PackOrder, StepOrder
-from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packer import PackItem
-from dfm_nb.packs.packs import Pack, PackSettings, blank_pack, draw_sample, pack_draws
+from dfm_nb.packs.packs import Pack, blank_pack, draw_sample, pack_draws
 
 PREFETCH_STEPS = 2
 
 
-class PackBuilder:
-    """From a pack's items to a `Pack`: reads, adds noise, packs. Safe to call from several threads."""
-
-    def __init__(self, store: SampleStore, settings: PackSettings):
-        self.store, self.settings = store, settings
-
-    def build(self, items: list[PackItem], capacity: int | None) -> Pack:
-        draws, dropped = [], []
-        store, settings = self.store, self.settings
-        for item in items:
-            try:
-                clip = store.read(item.sample)
-                draws.append(draw_sample(clip, item.epoch, settings, store.statistics, store.empty_text))
-            except SampleError as error:
-                dropped.append((error.reason, error.detail))
-        if draws:
-            pack = pack_draws(draws, settings, capacity)
-        else:
-            pack = blank_pack(settings, store.channels, store.empty_text, capacity)
-        pack.dropped = dropped
-        return pack
+def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:
+    """Read the samples of a pack, add noise, and pack them. Safe to call from several threads."""
+    store, draws, dropped = order.store, [], []
+    for item in items:
+        try:
+            clip = store.read(item.sample)
+            draws.append(draw_sample(clip, item.epoch, order.settings, store.statistics, store.empty_text))
+        except SampleError as error:
+            dropped.append((error.reason, error.detail))
+    if draws:
+        pack = pack_draws(draws, order.settings, order.capacity)
+    else:
+        pack = blank_pack(order.settings, store.channels, store.empty_text, order.capacity)
+    pack.dropped = dropped
+    return pack
 
 
 class PackedLoader:
@@ -70,8 +63,7 @@ class PackedLoader:
         balance_steps: int = 1,
     ):
         assert packs_per_step % dp_size == 0, (packs_per_step, dp_size)
-        self.capacity, self.builder = order.capacity, PackBuilder(order.store, order.settings)
-        self.steps = StepOrder(order, packs_per_step, balance_steps)
+        self.order, self.steps = order, StepOrder(order, packs_per_step, balance_steps)
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self._pool = ThreadPoolExecutor(num_workers, "pack") if num_workers else None
         self._ahead: deque[tuple[list[Callable[[], Pack]], dict]] = deque()  # what gives each pack; the state after it
@@ -85,8 +77,8 @@ class PackedLoader:
     def _build(self, items: list[PackItem]) -> Callable[[], Pack]:
         """What gives the pack: at once in the caller, or as soon as a thread has built it."""
         if self._pool is None:
-            return functools.partial(self.builder.build, items, self.capacity)
-        return self._pool.submit(self.builder.build, items, self.capacity).result
+            return functools.partial(build_pack, self.order, items)
+        return self._pool.submit(build_pack, self.order, items).result
 
     def next_step(self) -> list[Pack]:
         while len(self._ahead) < self._depth:

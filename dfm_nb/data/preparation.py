@@ -277,7 +277,6 @@ class Preparation:
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
         self._encode()
-        self.ranks.barrier()
         self.ranks.first(self._complete)
 
     def _identities(self) -> dict[str, dict]:

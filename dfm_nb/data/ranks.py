@@ -46,14 +46,11 @@ class Ranks:
             gc.collect()
             dist.destroy_process_group()
 
-    def barrier(self) -> None:
-        if self.world > 1:
-            dist.barrier()
-
     def first(self, function: Callable[[], T]) -> T:
-        """`function()` on rank 0; all get its result. A user's mistake is said once, and ends all ranks."""
+        """`function()` on rank 0 when all are here; all get its result. A user's mistake is said once, and ends all."""
         if self.world == 1:
             return function()
+        dist.barrier()
         shared: list[Any] = [None, False]  # the result, whether it failed
         error: BaseException | None = None
         if self.rank == 0:

@@ -15,7 +15,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
-from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.diffusion import edm
@@ -44,8 +44,7 @@ class Validation:
         first_levels = itertools.accumulate(map(len, packs), initial=0)
         # dealt like cards, so that every layout has the same packs with the same levels
         own = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
-        builder = PackBuilder(store, settings)
-        self.packs = [builder.build(p, order.capacity) for p, _ in own]
+        self.packs = [build_pack(order, items) for items, _ in own]
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model

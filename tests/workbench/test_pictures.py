@@ -10,7 +10,7 @@ from PIL import Image
 
 from dfm_nb import config as cfg
 from dfm_nb.base.records import Clip
-from dfm_nb.data.loader import PackBuilder
+from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
@@ -67,7 +67,7 @@ def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
     config = cfg.resolve("demo").config
     store, settings = EnergonStore(tiny_data, "train"), PackSettings.of(config)
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
-    packs = [PackBuilder(store, settings).build(order.next(), capacity) for _ in range(count)]
+    packs = [build_pack(order, order.next()) for _ in range(count)]
     used = sum(pack.num_tokens for pack in packs)
     padded = sum(len(pack.keys) * max(pack.lengths()[0]) for pack in packs)
     assert numbers(picture) == [capacity, round(100 * used / (capacity * count), 1), round(100 * used / padded, 1)]
