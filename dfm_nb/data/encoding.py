@@ -33,11 +33,13 @@ from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEnco
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import ShardPlan
 
+# Bounds of memory, whatever the source: see above.
 AHEAD_BYTES = 256 << 20
-BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
 HELD_PIXELS = 1 << 25
 SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256
 CAPTIONS_BYTES = 256 << 20
+BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
+"""A batch of a tokenizer has at least so many: 16 pictures of 512 px, 64 on a GPU; halved where memory is short."""
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.packs.packer import PackItem
 from dfm_nb.packs.packs import Pack, blank_pack, draw_sample, pack_draws
 
-PREFETCH_STEPS = 2
+PREFETCH_STEPS = 2  # one to be taken next, and one in the making while that trains
 
 
 def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:

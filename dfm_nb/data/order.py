@@ -51,11 +51,10 @@ def deal_shards(weights: np.ndarray, lanes: int) -> list[np.ndarray]:
     heaviest_first = np.argsort(-weights, kind="stable")
     turn = np.arange(len(weights)) % (2 * lanes)
     turn = np.minimum(turn, 2 * lanes - 1 - turn)
-    dealt = [heaviest_first[turn == lane] for lane in range(lanes)]
-    loads = np.array([weights[shards].sum() for shards in dealt])
+    loads = np.bincount(turn, weights[heaviest_first], lanes)
     if lanes > 1 and np.ptp(loads) > UNEVEN * loads.mean():
         return deal_shards(weights, lanes // 2)
-    return dealt
+    return [heaviest_first[turn == lane] for lane in range(lanes)]
 
 
 class SampleOrder:
@@ -159,7 +158,7 @@ class PackOrder:
                 )
         self._make_lanes(lanes or (1 if len(store) < ONE_LANE_BELOW else LANES), lane_window)
         if len(self.lanes) < lanes:
-            log.warning("dataset.lanes=%d, but whole shards make only %d even lanes", lanes, len(self.lanes))
+            log.info("dataset.lanes=%d, but whole shards make only %d even lanes", lanes, len(self.lanes))
 
     def _make_lanes(self, lanes: int, window: int) -> None:
         size, seed = len(self.store), self.settings.seed

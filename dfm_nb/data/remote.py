@@ -34,6 +34,7 @@ CACHE_GIB = 64.0
 OWN = "shards-from-servers"
 """The folder in the cache that holds data sets. Nothing outside it is ever deleted."""
 LARGEST_MANIFEST, LARGEST_BESIDE = 1 << 30, 1 << 34
+"""Bytes that a server may send before there is a size to hold it to; the index of 100 million samples has 7 GB."""
 
 
 class RemoteFolder:

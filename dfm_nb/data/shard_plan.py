@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SPLITS = ("train", "val", "test")
-VAL_FROM_ITEMS = 20
+VAL_FROM_ITEMS = 20  # of fewer, one item would be more than the default --val-fraction of 5 %
 SHARDS_A_FOLDER = 4000  # a shard and its index are two files; of more shards, each folder holds at most this many
 
 

@@ -15,8 +15,7 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
 
     Exact subset sum over a bit set. Among equal sums the earlier items win, so that old samples leave first.
     """
-    if lengths[0] > capacity:
-        raise ValueError(f"a sample of {lengths[0]} tokens does not fit a pack of {capacity}")
+    assert lengths[0] <= capacity, (lengths[0], capacity)
     unit = gcd(capacity, *lengths)
     room, first = capacity // unit, lengths[0] // unit
     within = (1 << (room + 1)) - 1

@@ -1,6 +1,6 @@
 """The variant `wan` against diffusers' `WanTransformer3DModel`: outputs and gradients, alone, packed and in layouts."""
 
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from dfm_nb.generate import Request
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser, forward
 from dfm_nb.model.wan_names import places
-from dfm_nb.packs.packs import PackSettings, pack_draws, pack_layout, sample_segment
+from dfm_nb.packs.packs import PackSettings, noised, pack_draws, pack_layout, sample_segment
 from dfm_nb.packs.patches import patchify, unpatchify
 from dfm_nb.parallel.groups import layout_of
 from tests import tiny_run
@@ -64,7 +64,9 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
     _, (chunk,) = build_chunks(config.model, "fp32", seed=3)
     assert chunk.load_state_dict(weights_of(network, config.model))
     draws, settings = samples(), PackSettings.of(config)
-    pack = pack_draws([d.draw(config.model) for d in draws], settings, capacity=120)  # 100 tokens and padding
+    pack = pack_draws(
+        [noised(config.model, **vars(d)) for d in draws], settings, capacity=120
+    )  # 100 tokens and padding
     output, loss_of = forward(chunk, pack, Flow(), torch.device("cpu"))
     total = 0
     for i, key in enumerate(pack.keys):
@@ -72,7 +74,7 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
         want = reference_output(network, d, rows)
         close(unpatchify(output[pack.cu_q[i] : pack.cu_q[i + 1]], pack.grids[i], 2), want)
         total = total + (want - (d.noise - d.latent)).square().sum() / 64
-        alone, _ = forward(chunk, pack_draws([d.draw(config.model)], settings), Flow(), torch.device("cpu"))
+        alone, _ = forward(chunk, pack_draws([noised(config.model, **vars(d))], settings), Flow(), torch.device("cpu"))
         close(unpatchify(alone, pack.grids[i], 2), want)
     losses = loss_of(output)
     loss = losses.loss[losses.mask].sum()
@@ -115,7 +117,7 @@ def test_every_layout_denoises_as_diffusers(name):
     world, overrides = LAYOUTS[name]
     network, sigma = random_network(layers=4), 0.7
     for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(), strict=True):
-        v = reference_output(network, replace(d, sigma=sigma)).double()
+        v = reference_output(network, SimpleNamespace(**vars(d) | {"sigma": sigma})).double()
         x = d.latent + sigma * d.noise
         close(got, (x - sigma * v) / (1 + sigma))
 
