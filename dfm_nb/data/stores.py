@@ -21,10 +21,10 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.schema import TRAINED_SIZE
-from dfm_nb.data.index import index_in_memory, open_index
-from dfm_nb.data.prepared_folder import STATISTICS, is_adopted, read_manifest, shard_digests
+from dfm_nb.data.prepared_folder import read_checksums, read_manifest
 from dfm_nb.data.remote import RemoteFolder
-from dfm_nb.data.shards import Fits, how_to_adopt, shards_of, widths
+from dfm_nb.data.sample_index import SampleIndex, index_path
+from dfm_nb.data.shards import Fits, how_to_adopt, widths
 from dfm_nb.packs.packs import LatentStatistics
 
 NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token stands for the empty caption
@@ -34,7 +34,7 @@ FIRST_SAMPLES = 256  # whose statistics stand for a data set without a manifest
 
 def check_split(path: str | Path, split: str) -> None:
     """ValueError when the split has no samples."""
-    if open_index(path, split) is None and not sum(shard.count for shard in shards_of(path, split)):
+    if index_path(path, split).name not in read_checksums(Path(path)):
         raise ValueError(
             f"{path} has no samples in its {split!r} split; prepare it with --val-fraction above 0, or set "
             "dataset.use_train_split_for_val=true"
@@ -42,17 +42,16 @@ def check_split(path: str | Path, split: str) -> None:
 
 
 class EnergonStore:
-    """The samples of one split of a prepared folder, by its index; without one, it is made in memory.
+    """The samples of one split of a prepared folder, by its index.
 
     Parameters
     ----------
-    path : folder with `.nv-meta`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
-    progress : whether this process tells what the folder lacks. remote : what gives the shards, where `path` is the
-        folder that stands for a server's.
+    path : folder with `checksums.json`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
+    remote : what gives the shards, where `path` is the folder that stands for a server's.
 
     Attributes
     ----------
-    fingerprint : of the shards' names and checksums; of their sizes where no manifest has these.
+    fingerprint : of the shards' names and checksums.
     dropped : (reason, detail) of samples that cannot be used and that no manifest names.
     shard_sizes : samples of each shard, those that cannot be used among them. shard_voxels : int64, T * H * W of all
         samples of each shard.
@@ -71,23 +70,12 @@ class EnergonStore:
             raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
         self._cache: dict[int, EncodedClip] = {}
         self._cache_room, self._lock = cache_bytes, threading.Lock()
-        index = open_index(path, split)
-        # Energon's .idx files are as many as the shards, and an index makes them needless
-        manifest = read_manifest(Path(path), STATISTICS, unread=".tar.idx" if index is not None else None)
-        digests = shard_digests(manifest)
-        if index is not None:
-            index.check_fits(digests, here=remote is None)
-        else:
-            check_split(path, split)
-            if progress:
-                log.warning(
-                    "%s has no index of its %s split, so all samples' headers are read now: `dfm index %s` writes one",
-                    *(path, split, path),
-                )
-            index = index_in_memory(path, split, digests, is_adopted(manifest), progress)
-        self._index, self.fingerprint, self.dropped = index, index.fingerprint(digests), index.dropped
-        self.shard_sizes, self.shard_voxels = [shard.samples for shard in index.shards], index.shard_voxels
-        self._read_statistics(manifest, progress)
+        check_split(path, split)
+        self._index = SampleIndex(path, split, here=remote is None)
+        self.fingerprint, self.dropped = self._index.fingerprint(), self._index.dropped
+        self.shard_sizes = [shard.samples for shard in self._index.shards]
+        self.shard_voxels = np.array([shard.voxels for shard in self._index.shards], np.int64)
+        self._read_statistics(read_manifest(Path(path)), progress)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -138,7 +126,7 @@ class EnergonStore:
         """T * H * W of the samples' latents, int64."""
         return self._index.voxels(samples)
 
-    def larger_than(self, voxels: int) -> Iterator[int]:
+    def larger_than(self, voxels: int) -> Iterable[int]:
         """Samples whose latent has more than T * H * W voxels, the largest first."""
         return self._index.larger_than(voxels)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from dfm_nb.base.files import sha256
 from dfm_nb.data import shards
+from dfm_nb.data.sample_index import index_dataset
 
 STORED = Path(__file__).parents[1] / "stored"
 MARK = "DFM_ATTACK_MARK"
@@ -207,15 +207,14 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
 
 
 def good_parts() -> Parts:
-    return shards.read_parts(shards.scan_shard(STORED / "data" / "rank0-000000.tar")[0])
+    return shards.samples_of(STORED / "data" / "rank0-000000.tar")[0].parts()
 
 
 def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split: str = "train") -> list[str]:
     """A copy of the stored data in `folder` whose samples from `position` on are changed; returns their keys."""
     shutil.copytree(STORED / "data", folder)
     tar = folder / {"train": "rank0-000000.tar", "val": "rank0-000001.tar"}[split]
-    entries = shards.scan_shard(tar)
-    found = [(entry.key, shards.read_parts(entry)) for entry in entries]
+    found = [(entry.key, entry.parts()) for entry in shards.samples_of(tar)]
     for (_, parts), change in zip(found[position:], changes):
         change(parts)
     with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as file:
@@ -229,11 +228,7 @@ def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split:
 
 
 def reseal(folder: Path) -> None:
-    """Metadata and checksums that fit the tars."""
+    """Metadata, index and checksums that fit the tars."""
     tars = sorted(p.name for p in folder.glob("*.tar"))
     shards.write_energon_metadata(folder, {"train": tars[:1], "val": tars[1:], "test": []})
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for entry in manifest["shards"]:
-        path = folder / entry["name"]
-        entry |= {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    index_dataset(folder)

@@ -75,7 +75,7 @@ def plans_of(count, size):
 def test_samples_are_the_items_in_order_with_their_own_latents(tmp_path):
     source, ticks = Source([1] * 20, wide=(3, 4, 11), slow_first=True), []
     records = encode(tmp_path, source, plans_of(20, 7), workers=3, on_item=lambda: ticks.append(1))
-    entries = [e for r in records for e in shards.scan_shard(tmp_path / r["name"])]
+    entries = [e for r in records for e in shards.samples_of(tmp_path / r["name"])]
     assert [e.key for e in entries] == [f"item-{i}-0" for i in range(20)] and len(ticks) == 20
     for i, e in enumerate(entries):
         clip = e.read()
@@ -127,7 +127,7 @@ def test_long_shards_are_written_in_slices_with_the_same_content(tmp_path, monke
     monkeypatch.setattr(encoding, "SLICE_SAMPLES", 4)
     text = Length()
     (record,) = encode(tmp_path, Source([1] * 11), plans_of(11, 11), text=text)
-    entries = shards.scan_shard(tmp_path / record["name"])
+    entries = shards.samples_of(tmp_path / record["name"])
     assert [e.key for e in entries] == [f"item-{i}-0" for i in range(11)]
     assert text.calls == [["caption 0", "caption 1", "caption 2"]]
     sums = np.array(record["latent_sums"])
@@ -169,7 +169,7 @@ def test_batch_that_does_not_fit_the_device_is_halved(tmp_path):
 
     tokenizer = Small()
     (record,) = encode(tmp_path, Source([1] * 10), plans_of(10, 10), tokenizer)
-    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.scan_shard(tmp_path / record["name"])]
+    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.samples_of(tmp_path / record["name"])]
     np.testing.assert_allclose(values, [i / 127.5 - 1 for i in range(10)], atol=4e-3)
 
 

@@ -25,7 +25,7 @@ def clip(key="a-1", seed=0):
 def test_shard_gives_back_what_was_written(tmp_path):
     clips = [clip("a-1", 1), clip("b_2", 2)]
     digest, size = write_shard(tmp_path / "rank0-000000.tar", clips)
-    entries = shards.scan_shard(tmp_path / "rank0-000000.tar")
+    entries = shards.samples_of(tmp_path / "rank0-000000.tar")
     assert [e.key for e in entries] == ["a-1", "b_2"] and entries[0].meta["caption"] == "grün"
     for want, entry in zip(clips, entries):
         got = entry.read()
