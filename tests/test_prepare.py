@@ -32,8 +32,7 @@ def parts(folder: Path) -> dict[str, bytes]:
     out = {}
     for tar in sorted(folder.glob("*.tar")):
         for e in shards.samples_of(tar):
-            data = tar.read_bytes()
-            out |= {f"{tar.name}/{e.key}.{p}": data[o : o + n] for p, (o, n) in e.parts.items()}
+            out |= {f"{tar.name}/{e.key}.{part}": content for part, content in e.parts().items()}
     return out
 
 

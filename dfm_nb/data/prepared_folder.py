@@ -32,7 +32,7 @@ INDEX = ".index.arrow"
 
 _INDEXES = [f"{split}{INDEX}" for split in SPLITS]
 OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, *shards.NV_META)
-"""What a preparation makes beside the shards; without the first the folder is unfinished."""
+"""What a preparation makes beside the shards; without the first two the folder is unfinished."""
 
 BESIDE = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, ".nv-meta/split.yaml")
 """Files beside the shards that `CHECKSUMS` lists as far as they are there: what readers take, and who is in a split."""
@@ -151,7 +151,7 @@ class PreparedFolder:
                 f"{self.path} already holds another data set ({listed}); "
                 "choose another --output-dir or pass --overwrite"
             )
-        if (self.path / CHECKSUMS).is_file():
+        if self.manifest.is_file() and (self.path / CHECKSUMS).is_file():
             return True
         if not resume:
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
