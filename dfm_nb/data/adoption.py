@@ -89,7 +89,11 @@ def adopt_dataset(
             "empty_caption": "zeros" if encoders["text_encoder"] is None else "text encoder",
         }
         write_manifest(place.path, manifest, {n: listed_as(place.path / n) for names in splits.values() for n in names})
-    _report(manifest, place.path)
+    warn_of_drops(manifest)
+    said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
+    log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
+    own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"
+    log.info("Next: dfm pretrain --dataset-path %s%s", place.path, own)
     return manifest
 
 
@@ -210,20 +214,3 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
         if sum(size[n] for n in val) < val_fraction * sum(size.values()):
             val.append(name)
     return {"train": [name for name in names if name not in val], "val": val, "test": []}
-
-
-# ---- what is said -------------------------------------------------------------------------------------------------
-
-
-def _report(manifest: dict, folder: Path) -> None:
-    warn_of_drops(manifest)
-    counts = manifest["counts"]
-    for kind in ("tokenizer", "text_encoder"):
-        if len(manifest[kind]) == 1:
-            word = kind.replace("_", " ")
-            log.info("The %s is known by its name, %s: its weights were not named", word, manifest[kind]["name"])
-    zeros = manifest["empty_caption"] == "zeros"
-    log.info("The empty caption is %s", "one token of zeros, as in NeMo DFM" if zeros else "the text encoder's own")
-    log.info("%d samples in %d shards: %s", counts["samples"], len(manifest["shards"]), folder)
-    own = "" if counts["val"] else " dataset.use_train_split_for_val=true"
-    log.info("Next: dfm pretrain --dataset-path %s%s", folder, own)

@@ -25,11 +25,12 @@ import tarfile
 import types
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
+import pydantic
 import torch
 import yaml
 
@@ -98,19 +99,10 @@ def _crc32(latent: bytes, text: bytes, meta: dict) -> int:
     return zlib.crc32(said, zlib.crc32(text, zlib.crc32(latent)))
 
 
-def decode_pth(data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pth` part; SampleError when it is anything but a tensor of floats."""
-    return _decode(tensor_bytes.read_saved, data, key, "pth")
-
-
-def decode_pickle(data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pickle` part; SampleError when it is anything but a tensor of floats."""
-    return _decode(tensor_bytes.read_pickle, data, key, "pickle")
-
-
-def _decode(read: Callable[[bytes], object], data: bytes, key: str, part: str) -> torch.Tensor:
+def decode_tensor(part: str, data: bytes, key: str = "?") -> torch.Tensor:
+    """Tensor of a `.pth` or `.pickle` part; SampleError when it is anything but a tensor of floats."""
     try:
-        value = read(data)
+        value = tensor_bytes.read_saved(data) if part == "pth" else tensor_bytes.read_pickle(data)
     except Exception as error:  # damaged bytes fail anywhere
         why = str(error).split("\n")[0][:200] or type(error).__name__
         raise SampleError("unsafe_or_damaged_part", f"sample {key}: its .{part} was refused: {why}") from None
@@ -135,7 +127,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
         raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
     meta = decode_meta(parts.get("json"), key)
     checksum = meta.pop(CHECKSUM, None)
-    latent, text = decode_pth(parts["pth"], key), decode_pickle(parts["pickle"], key)
+    latent, text = (decode_tensor(part, parts[part], key) for part in ("pth", "pickle"))
     latent = latent[None] if latent.ndim == 4 else latent
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
@@ -164,25 +156,26 @@ LATENT_LIMIT = 1e3
 
 TEXT_LIMIT = 1e5
 
-FPS_LIMITS = 1e-4, 1e6
-
 LARGEST_JSON = 1 << 20
 """Bytes; parsed, it may take twenty times as much."""
 
 VOTERS = 5
 
-META_TYPES: dict[str, tuple[type, ...]] = {
-    "caption": (str,),
-    "fps": (int, float),
-    "text_tokens": (int,),
-    "num_frames": (int,),
-    "image_height": (int,),
-    "image_width": (int,),
-    "latent_shape": (list,),
-    "attributes": (dict,),
-    CHECKSUM: (int,),
-}
-"""What a .json may say and is read; each may also be missing or null."""
+
+class Meta(pydantic.BaseModel):
+    """What a .json may say and is read; each may also be missing or null."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    caption: str | None = None
+    fps: Annotated[float, pydantic.Field(ge=1e-4, le=1e6)] | None = None
+    text_tokens: int | None = None
+    num_frames: int | None = None
+    image_height: int | None = None
+    image_width: int | None = None
+    latent_shape: Annotated[list[pydantic.PositiveInt], pydantic.Field(min_length=3, max_length=5)] | None = None
+    attributes: dict | None = None
+    crc32: int | None = None
 
 
 class Fits(NamedTuple):
@@ -205,24 +198,12 @@ def decode_meta(data: bytes | None, key: str) -> dict:
     try:
         if len(data) > LARGEST_JSON:
             raise ValueError(f"it has {len(data)} bytes; {LARGEST_JSON} is the most")
-        meta = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, ValueError) else "it is nested too deep"
-        raise SampleError("unreadable_json", f"sample {key}: its .json is not JSON: {why}") from None
-    if not isinstance(meta, dict):
-        raise SampleError("unreadable_json", f"sample {key}: its .json must be an object; it is {type(meta).__name__}")
-    for name, kinds in META_TYPES.items():
-        if meta.get(name) is not None and type(meta[name]) not in kinds:
-            said = " or ".join(k.__name__ for k in kinds)
-            raise SampleError("wrong_json", f"sample {key}: {name} must be {said}; it is {type(meta[name]).__name__}")
-    fps, size, caption = meta.get("fps"), meta.get("latent_shape"), meta.get("caption") or ""
-    if fps is not None and not FPS_LIMITS[0] <= fps <= FPS_LIMITS[1]:  # NaN compares as False
-        raise SampleError("wrong_json", f"sample {key}: fps must be finite and positive; it is {str(fps)[:20]}")
-    if size is not None and not (3 <= len(size) <= 5 and all(type(n) is int and n > 0 for n in size)):
-        raise SampleError("wrong_json", f"sample {key}: latent_shape must be [C, T, H, W] of whole numbers above 0")
-    if caption.isascii() is False and caption.encode(errors="replace").decode() != caption:
-        raise SampleError("wrong_json", f"sample {key}: its caption cannot be written as UTF-8")
-    return meta
+        Meta.model_validate_json(data)
+        return json.loads(data)
+    except ValueError as error:  # pydantic's, and Python's on a number of thousands of digits
+        fault = error.errors()[0] if isinstance(error, pydantic.ValidationError) else {"loc": (), "msg": str(error)}
+        why = " ".join([*map(str, fault["loc"]), fault["msg"]])[:200]
+        raise SampleError("wrong_json", f"sample {key}: its .json cannot be used: {why}") from None
 
 
 def _check(clip: EncodedClip, fits: Fits) -> None:

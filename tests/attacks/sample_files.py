@@ -86,11 +86,11 @@ def big_numel(data: bytes) -> bytes:
 
 
 def latent(change: Callable[[torch.Tensor], object], **how) -> Callable[[Parts], None]:
-    return lambda p: p.update(pth=saved(change(shards.decode_pth(p["pth"])), **how))
+    return lambda p: p.update(pth=saved(change(shards.decode_tensor("pth", p["pth"])), **how))
 
 
 def text(change: Callable[[torch.Tensor], object]) -> Callable[[Parts], None]:
-    return lambda p: p.update(pickle=pickle.dumps(change(shards.decode_pickle(p["pickle"]))))
+    return lambda p: p.update(pickle=pickle.dumps(change(shards.decode_tensor("pickle", p["pickle"]))))
 
 
 def meta(**values) -> Callable[[Parts], None]:
@@ -198,7 +198,7 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
     "with gradient": latent(lambda t: t.float().requires_grad_()),
     "plain pickle": text(lambda t: t),
     "text without batch": text(lambda t: t[0].clone()),
-    "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_pickle(p["pickle"]), protocol=5)),
+    "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_tensor("pickle", p["pickle"]), protocol=5)),
     "no caption": meta(caption=None),
     "no json": lambda p: p.pop("json"),
     "other keys": meta(anything={"a": [1, None]}),

@@ -74,7 +74,7 @@ def test_text_part_is_the_same_where_megatron_core_has_replaced_torchs_function(
     buffer = io.BytesIO()
     pickle.Pickler(buffer, protocol=4).dump(tensor)
     assert b"megatron.core.safe_globals" in buffer.getvalue()
-    assert torch.equal(shards.decode_pickle(buffer.getvalue()), tensor)
+    assert torch.equal(shards.decode_tensor("pickle", buffer.getvalue()), tensor)
     assert shards._pickled(tensor) == plain
 
 
@@ -120,7 +120,7 @@ class EvilInside:
 def test_pickle_that_calls_is_refused_and_runs_nothing(tmp_path, hidden):
     mark = tmp_path / "ran"
     with pytest.raises(SampleError, match=r"k7: its \.pickle"):
-        shards.decode_pickle(pickle.dumps(hidden(mark)), "k7")
+        shards.decode_tensor("pickle", pickle.dumps(hidden(mark)), "k7")
     assert not mark.exists()
 
 
