@@ -151,31 +151,24 @@ class SampleIndex:
 
     def __init__(self, folder: str | Path, split: str, here: bool = True):
         self.folder, self.split = Path(folder), split
-        self._listed, path = read_checksums(self.folder), index_path(folder, split)
-        files.check(self.folder, self._listed, [path.name], MEND.format(folder))
+        self._listed, path, fix = read_checksums(self.folder), index_path(folder, split), MEND.format(folder)
+        files.check(self.folder, self._listed, [path.name], fix)
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             batch, about = reader.get_batch(0), reader.schema.metadata
-            batch.validate(full=True)
+            batch.validate(full=True)  # keys of a file that was made to lie could lie beyond it
             self._keys = batch["key"]
-            columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
+            self._columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
             self.shards = [Shard(*shard) for shard in json.loads(about[b"shards"])]
             self.dropped = [(reason, detail) for reason, detail in json.loads(about[b"dropped"])]
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{path} is damaged ({' '.join(str(error).split())[:200]}); {MEND.format(folder)}"
-            ) from None
-        self._shard, self._text_tokens = columns["shard"], columns["text_tokens"]
-        self._offset, self._size = columns["offset"], columns["size"]
-        self._sides = columns["t"], columns["h"], columns["w"]
-        if self._shard.max(initial=0) >= max(1, len(self.shards)):
-            raise ValueError(f"{path} has samples of a shard that it does not list; {MEND.format(folder)}")
+            raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
+        if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
+            raise ValueError(f"{path} has samples of a shard that it does not list; {fix}")
         for shard in self.shards:
             tar, listed = self.folder / shard.name, self._listed.get(shard.name)
             if listed is None or (here and not (tar.is_file() and tar.stat().st_size == listed["bytes"])):
-                raise ValueError(
-                    f"{path} does not fit {tar}, which has changed since or is gone; {MEND.format(folder)}"
-                )
+                raise ValueError(f"{path} does not fit {tar}, which has changed since or is gone; {fix}")
 
     def fingerprint(self) -> str:
         """Of the shards' names and checksums, by which a checkpoint knows the data set."""
@@ -187,7 +180,7 @@ class SampleIndex:
 
     def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
         """T * H * W of the latents, int64."""
-        t, h, w = (side[samples].astype(np.int64) for side in self._sides)
+        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
         return t * h * w
 
     def larger_than(self, voxels: int) -> np.ndarray:
@@ -199,23 +192,17 @@ class SampleIndex:
 
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""
-        t, h, w = (int(side[index]) for side in self._sides)
+        t, h, w = (int(self._columns[side][index]) for side in "thw")
         return t, h, w
 
     def text_tokens(self, index: int) -> int:
-        return int(self._text_tokens[index])
+        return int(self._columns["text_tokens"][index])
 
     def entry(self, index: int) -> SampleEntry:
         """Where a sample lies."""
-        shard = self.folder / self.shards[self._shard[index]].name
-        return SampleEntry(self._keys[index].as_py(), shard, int(self._offset[index]), int(self._size[index]))
+        shard, offset, size = (int(self._columns[name][index]) for name in ("shard", "offset", "size"))
+        return SampleEntry(self._keys[index].as_py(), self.folder / self.shards[shard].name, offset, size)
 
 
 def index_path(folder: str | Path, split: str) -> Path:
     return Path(folder) / f"{split}{INDEX}"
-
-
-def open_index(folder: str | Path, split: str, here: bool = True) -> SampleIndex | None:
-    """The index of a split; None when the folder's checksums list none, as it has no samples. See `SampleIndex`."""
-    listed = read_checksums(Path(folder))
-    return SampleIndex(folder, split, here) if index_path(folder, split).name in listed else None

@@ -155,11 +155,13 @@ LATENT_LIMIT = 1e3
 """NeMo DFM's task encoder passes over samples beyond it, too."""
 
 TEXT_LIMIT = 1e5
+"""A damaged exponent is beyond it; no encoder's states come near."""
 
 LARGEST_JSON = 1 << 20
 """Bytes; parsed, it may take twenty times as much."""
 
 VOTERS = 5
+"""Samples whose widths are taken for those of a data set: of five, two that are damaged are outvoted."""
 
 
 class Meta(pydantic.BaseModel):
@@ -201,9 +203,11 @@ def decode_meta(data: bytes | None, key: str) -> dict:
         Meta.model_validate_json(data)
         return json.loads(data)
     except ValueError as error:  # pydantic's, and Python's on a number of thousands of digits
-        fault = error.errors()[0] if isinstance(error, pydantic.ValidationError) else {"loc": (), "msg": str(error)}
-        why = " ".join([*map(str, fault["loc"]), fault["msg"]])[:200]
-        raise SampleError("wrong_json", f"sample {key}: its .json cannot be used: {why}") from None
+        why = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            fault = error.errors()[0]
+            why = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise SampleError("wrong_json", f"sample {key}: its .json cannot be used: {why[:200]}") from None
 
 
 def _check(clip: EncodedClip, fits: Fits) -> None:
@@ -259,10 +263,8 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        try:
-            self._file.close()  # on a full disk it fails on what it still holds
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):  # on a full disk it fails on what it still holds
+            self._file.close()
         self.temporary.unlink(missing_ok=True)
 
 
@@ -330,7 +332,7 @@ def how_to_adopt(path: str | Path) -> str:
 
 def shards_of(folder: Path, split: str) -> list[str]:
     """The names of a split's shards, in Energon's order; ValueError when there is no `.nv-meta` that Energon reads."""
-    from megatron.energon.epathlib import EPath
+    from megatron.energon.epathlib import EPath  # not of its public API, which opens whole data sets; 7.4.1 has them
     from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
     from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 
