@@ -6,11 +6,11 @@ import tarfile
 
 import numpy as np
 import pytest
+from dfm_nb.data.pack_plan import PackPlan
 
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import sample_index
-from dfm_nb.data.pack_plan import PackPlan
 from dfm_nb.data.sample_index import SampleIndex, index_dataset
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
