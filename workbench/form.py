@@ -24,8 +24,8 @@ import psutil
 from dfm_nb import config as cfg
 from dfm_nb.base import cpu, plugins
 from dfm_nb.base.log import duration
-from dfm_nb.base.options import fields as fields_of
 from dfm_nb.base.memory import GIB
+from dfm_nb.base.options import fields as fields_of
 from dfm_nb.config import notation, sizes
 from dfm_nb.planning.ranking import training_cost
 from workbench import controls
