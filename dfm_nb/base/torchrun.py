@@ -13,13 +13,16 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from dfm_nb.base import process
 
 HUNG = 3
 """Exit code of a process that ends a run that hangs (`training.watchdog`)."""
@@ -116,17 +119,15 @@ def launch(verb: str, argv: list[str], num_processes: int) -> None:
     ------
     RuntimeError : it failed, after it has said why.
     """
-    command = [sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv]
-    process = subprocess.Popen(command)
+    started = psutil.Popen([sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv])
     try:
-        code = process.wait()
+        code = started.wait()
     finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+        process.end(started, process.GRACE_S)
     if code:
         raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; it says why above")
 
 
 if __name__ == "__main__":
+    process.end_with_parent(signal.SIGTERM)  # the notebooks' supervisor
     raise SystemExit(run_under_torchrun(sys.argv[1:]))

@@ -75,7 +75,7 @@ def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(4)]
     said = [child.stdout.readline() for child in children]
-    owner = run.owner()["pid"]
+    owner = run.owner().pid
     assert said.count("mine\n") == 1 and sum(line.startswith("error") for line in said) == 3, said
     with pytest.raises(FileExistsError, match=f"process {owner} "):
         run.claim()
@@ -86,7 +86,7 @@ def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
     assert run.owner() is None  # a killed owner leaves a stale file, which counts for nothing
     run.claim()
     run.claim()
-    assert run.owner()["pid"] == os.getpid() and not list(run.path.glob(".*.tmp"))
+    assert run.owner().pid == os.getpid() and not list(run.path.glob(".*.tmp"))
     run.release()
     assert not run.pid_file.exists()
 
@@ -101,7 +101,7 @@ def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, mon
     os.utime(run.pid_file, (long_ago, long_ago))
     monkeypatch.setattr("dfm_nb.base.run.BEAT_S", 0.05)
     run.claim()
-    assert run.owner()["pid"] == os.getpid()
+    assert run.owner().pid == os.getpid()
     os.utime(run.pid_file, (long_ago, long_ago))
     time.sleep(0.5)
     assert time.time() - run.pid_file.stat().st_mtime < 50  # the owner touched it again
