@@ -92,7 +92,7 @@ class Job:
             "exit_code": None,
         }
         write_record(folder, record)
-        supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], job.log)
+        supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], job.log, own_session=True)
         threading.Thread(target=supervisor.wait, daemon=True).start()  # collects the zombie
         while job.record.get("pid") != supervisor.pid:  # it can be asked to stop from now on
             if not process.is_alive(supervisor):

@@ -66,10 +66,13 @@ def send(processes: Iterable[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-def start(command: Sequence[object], log: Path, **env: str) -> psutil.Popen:
-    """A command without input, in a session of its own, so that Ctrl-C here does not reach it.
+def start(command: Sequence[object], log: Path, own_session: bool, **env: str) -> psutil.Popen:
+    """A command without input.
 
+    Parameters
+    ----------
     log : gets what it prints, at its end. env : set on top of this process's environment.
+    own_session : Ctrl-C here, and the end of the terminal, do not reach it.
     """
     with log.open("ab") as out:
         return psutil.Popen(
@@ -77,7 +80,7 @@ def start(command: Sequence[object], log: Path, **env: str) -> psutil.Popen:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            start_new_session=own_session,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
         )
 
