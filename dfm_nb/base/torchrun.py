@@ -94,21 +94,13 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
     if STORE not in os.environ:  # a torchrun of the user's own
         return {}
     shared = dist.FileStore(os.environ[STORE], world)
-    host, port, listener = "127.0.0.1", 0, None
+    host, listener = "127.0.0.1", None
     if rank == 0:
-        server = socket.create_server((host, 0))
-        port, listener = server.getsockname()[1], server.detach()
-    store = dist.TCPStore(
-        host,
-        port or int(shared.get("port")),
-        world,
-        is_master=rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-    )
-    if rank == 0:
-        shared.set("port", str(port))
+        server = socket.create_server((host, 0))  # whoever connects early waits in its backlog
+        shared.set("port", str(server.getsockname()[1]))
+        listener = server.detach()
+    port = int(shared.get("port"))
+    store = dist.TCPStore(host, port, world, rank == 0, timeout, wait_for_workers=False, master_listen_fd=listener)
     return {"store": store, "rank": rank, "world_size": world}
 
 
