@@ -11,7 +11,7 @@ import pandas as pd
 from dfm_nb.base import video
 from dfm_nb.base.run import Run
 from workbench.gallery import Gallery
-from workbench.metrics import MetricsReader
+from workbench.metrics_reader import MetricsReader
 from workbench.monitor import SMOOTHING
 from workbench.plot import LinePlot, Series, draw_png
 

@@ -237,7 +237,7 @@ LINES = ['{"loss": 1}', '{"iteration": true}', '{"iteration": 1, "elapsed_s": "l
 
 @pytest.mark.parametrize("line", [*LINES, '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}'])
 def test_a_damaged_metrics_line_is_named_and_the_reader_of_the_monitor_goes_on(tmp_path, line):
-    from workbench.metrics import MetricsReader
+    from workbench.metrics_reader import MetricsReader
 
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n' + line + "\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
