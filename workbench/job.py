@@ -2,18 +2,18 @@
 
     FOLDER/launch.json  pid, start time, command, exit code        FOLDER/launch.log  everything it printed
 
-Any process can make a `Job` again from the folder alone. The command survives the kernel, unless `die_with_parent`.
+Any process can make a `Job` again from the folder alone. The command survives the kernel, unless its record names a
+`parent`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Mapping, Sequence
+from typing import Literal
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
@@ -63,42 +63,28 @@ class Job:
 
     folder: Path
 
-    @classmethod
-    def start(
-        cls, folder: Path, command: Sequence[str], *, about: Mapping[str, Any], cwd: Path, die_with_parent: bool = False
-    ) -> Job:
-        """Start a command; its output is appended to `launch.log`.
+    def start(self, record: Record) -> None:
+        """Start the record's `command` in its `cwd`, with everything that it prints at the end of `launch.log`.
 
-        Parameters
-        ----------
-        about : further keys for `launch.json`.
-        die_with_parent : stop when the calling thread's process ends (call it from the main thread).
+        With a `parent`, which must be this process, call it from the main thread: Linux looks at the thread.
 
         Raises
         ------
         FileExistsError : a command runs in this folder already, or it is a file.
         """
-        job = cls(folder)
+        folder, log = self.folder, self.log
         folder.mkdir(parents=True, exist_ok=True)
-        if running := job.pid:
+        if running := self.pid:
             raise FileExistsError(f"process {running} already runs in {folder}; stop it, or choose another run folder")
-        record = {
-            **about,
-            "command": list(command),
-            "cwd": str(cwd),
-            "parent": os.getpid() if die_with_parent else None,
-            "log_offset_bytes": job.log.stat().st_size if job.log.exists() else 0,
-            "inode": folder.stat().st_ino,
-            "exit_code": None,
-        }
-        write_record(folder, record)
-        supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], job.log, own_session=True)
+        size = log.stat().st_size if log.exists() else 0
+        begun = {**record, "log_offset_bytes": size, "inode": folder.stat().st_ino, "exit_code": None}
+        write_record(folder, begun)
+        supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], log, own_session=True)
         threading.Thread(target=supervisor.wait, daemon=True).start()  # collects the zombie
-        while job.record.get("pid") != supervisor.pid:  # it can be asked to stop from now on
+        while self.record.get("pid") != supervisor.pid:  # it can be asked to stop from now on
             if not process.is_alive(supervisor):
-                raise RunFailed(f"the command could not be started; see {job.log}\n{job.tail(20)}")
+                raise RunFailed(f"the command could not be started; see {log}\n{self.tail(20)}")
             time.sleep(0.01)
-        return job
 
     # ---- looking --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import itertools
+import os
 import shlex
 from pathlib import Path
 from typing import Any, Callable, Sequence
@@ -18,7 +19,7 @@ from dfm_nb.base.files import local
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import Run
 from dfm_nb.base.torchrun import torchrun_argv
-from workbench.job import Job, RunFailed, State
+from workbench.job import Job, Record, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
 from workbench.outcome import clean_lines
@@ -92,14 +93,9 @@ class Launcher(Live):
         record = job.record
         if not record and job.pid is None and not config.exists():
             raise FileNotFoundError(f"nothing was started in {folder}; Launcher(run_dir, argv=[...]).start() does")
-        in_terminal = ["--config-file", str(config)]  # dfm pretrain by hand: its settings are in the run folder
-        out = cls(
-            folder,
-            record.get("argv", in_terminal),
-            record.get("nproc", 1),
-            program=record.get("program", TRAINER),
-            cwd=record.get("cwd"),
-        )
+        # dfm pretrain by hand leaves no record: its settings are in the run folder
+        told: dict[str, Any] = {"argv": ["--config-file", str(config)], **record}
+        out = cls(folder, **{name: told[name] for name in ("argv", "nproc", "program", "cwd") if name in told})
         if out.program not in DRIVERS:
             out._doubt = f"{folder} names a program that is not one of {', '.join(DRIVERS)}"
         elif not Run(folder).made_here(dict(record)):
@@ -224,13 +220,8 @@ class Launcher(Live):
             raise NotOurs(f"{self._doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
         if aside and self.job.pid is None and self.run_dir.exists():
             self.run_dir.rename(self._aside())
-        self.job = Job.start(
-            self.run_dir,
-            self._command(argv),
-            about={"argv": self.argv, "nproc": self.nproc, "program": self.program},
-            cwd=self.cwd,
-            die_with_parent=is_headless(),
-        )
+        told: Record = {"argv": self.argv, "nproc": self.nproc, "program": self.program, "cwd": str(self.cwd)}
+        self.job.start({**told, "command": self._command(argv), "parent": os.getpid() if is_headless() else None})
         self.followed = True
         self._refresh()
         return self

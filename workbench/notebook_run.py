@@ -7,11 +7,11 @@ refused before a kernel starts. The source notebook is not touched.
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
-import time
+import logging
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,8 @@ class Outcome:
 
     output: Path
     report: Path | None
-    duration_s: float
-    error: str = ""
-    results: dict[str, Any] = field(default_factory=dict)
+    error: str
+    results: dict[str, Any]
 
 
 def parameters(notebook: str | Path) -> dict[str, Parameter]:
@@ -105,39 +104,40 @@ def execute(
 
     Parameters
     ----------
-    values : typed parameters, as `convert` gives them. progress : print each cell's title and what it prints.
+    values : typed parameters, as `convert` gives them. progress : print which cell runs, and what it prints.
     cwd : the kernel's working directory; default: this process's.
     """
     import papermill
     from papermill.exceptions import PapermillException, PapermillExecutionError
     from traitlets.config import Config
 
-    from workbench.notebook_report import Narrator, sections, write_report
+    from workbench.notebook_report import write_report
 
     source, target = existing(notebook), Path(output).expanduser()
     if target.suffix != ".ipynb" or target.resolve() == source.resolve():
         raise ValueError(f"--output must be another notebook, OUT.ipynb; got {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    started, error, titles = time.monotonic(), "", sections(source, bool(values))
-    with Narrator(titles) if progress else contextlib.nullcontext():
-        try:
-            papermill.execute_notebook(
-                str(source),
-                str(target),
-                dict(values),
-                progress_bar=False,
-                log_output=progress,
-                cwd=cwd,
-                autosave_cell_every=30,
-                config=Config({"KernelManager": {"transport_encryption": kernel_encryption()}}),
-            )
-        except PapermillExecutionError as failed:
-            place = f'In [{failed.exec_count}], below "{titles[failed.cell_index]}"'
-            error = f"{failed.ename}: {first_fault(failed.evalue)} ({place})"
-        except PapermillException as failed:
-            error = str(failed) or type(failed).__name__
+    log, error = logging.getLogger("papermill"), ""
+    if progress:  # it tells which cell it executes and what that prints
+        log.handlers = [logging.StreamHandler(sys.stdout)]
+        log.setLevel(logging.INFO)
+    try:
+        papermill.execute_notebook(
+            str(source),
+            str(target),
+            dict(values),
+            progress_bar=False,
+            log_output=progress,
+            cwd=cwd,
+            autosave_cell_every=30,
+            config=Config({"KernelManager": {"transport_encryption": kernel_encryption()}}),
+        )
+    except PapermillExecutionError as failed:
+        error = f"{failed.ename}: {first_fault(failed.evalue)} (In [{failed.exec_count}])"
+    except PapermillException as failed:
+        error = str(failed) or type(failed).__name__
     page = write_report(target) if report and target.exists() else None
-    return Outcome(target, page, time.monotonic() - started, error, published(target))
+    return Outcome(target, page, error, published(target))
 
 
 def first_fault(message: str) -> str:

@@ -6,7 +6,6 @@ Every combination is checked before the first run starts. A failed run is a row 
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import re
@@ -72,27 +71,24 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
 def points(
     notebook: Path, grid: Mapping[str, Sequence[str]], fixed: Mapping[str, str], output_dir: Path
 ) -> list[Point]:
-    """Every combination, checked against the notebook's parameters; `{lr}` in a value is that of the parameter `lr`."""
+    """Every combination, checked against the notebook's parameters; `{lr}` in a value is the one given for `lr`."""
     known = runs.parameters(notebook)
     if both := sorted(set(grid) & set(fixed)):
         raise ValueError(f"{both[0]!r} is given by --grid and by -p; keep one of the two")
-    defaults = {name: _plain(parameter.default) for name, parameter in known.items()}
     out = []
     for i, chosen in enumerate(itertools.product(*grid.values())):
         values = {**fixed, **dict(zip(grid, chosen))}
         if OWN in known:
             values.setdefault(OWN, str(output_dir / f"{i:03d}"))
-        at = {**defaults, **values}
-        # a name in braces that is no parameter, as in a dict, stays as it is
-        values = {k: re.sub(r"\{(\w+)\}", lambda m: at.get(m[1], m[0]), v) for k, v in values.items()}  # noqa: B023
+        values = {name: _filled(value, values) for name, value in values.items()}
         runs.convert(values, known, notebook)
         out.append(Point(f"{i:03d}", values))
     return out
 
 
-def _plain(default: str) -> str:
-    """A default as a command line has it: a text without its quotes."""
-    return str(ast.literal_eval(default)) if default.startswith(("'", '"')) else default
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """`runs/{lr}` with the value of `lr`; what else is in braces, as in a dict, stays."""
+    return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
 
 
 def sweep(

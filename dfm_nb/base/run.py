@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import tempfile
 import threading
 import time
 import uuid
@@ -106,7 +105,7 @@ class Run:
         with contextlib.suppress(Timeout):
             lock.acquire()
         owner = read_json(self.pid_file) or {}
-        elsewhere = owner.get("host", here) != here and _age_s(self.pid_file) < STALE_S
+        elsewhere = owner.get("host", here) != here and time.time() - self.pid_file.stat().st_mtime < STALE_S
         if elsewhere or not lock.is_locked:
             lock.release()
             who = f"process {owner['pid']} of {owner['host']}" if {"pid", "host"} <= owner.keys() else "another process"
@@ -179,12 +178,6 @@ class Run:
 BEAT_S, STALE_S = 10, 60
 """Seconds: several beats may be late on a busy machine before its run counts as gone."""
 _HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
-
-
-def _age_s(path: Path) -> float:
-    """Seconds since a file was touched, by the clock of its file system: hosts may disagree on the time."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
-        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
 
 
 def media_in(folder: Path) -> list[Path]:

@@ -82,8 +82,8 @@ def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
 def test_failed_cell_is_exit_code_1_with_its_error_and_the_outputs_so_far(notebook, capfd):
     assert guard(cli.main, ["notebook", "run", str(notebook), "-p", "steps", "9", "--output", "bad.ipynb"]) == 1
     captured = capfd.readouterr()
-    assert "== Three cells (" in captured.out
-    assert captured.err.splitlines()[-1] == 'error: RuntimeError: too many steps (In [3], below "Three cells")'
+    assert "Executing Cell 3" in captured.out and "steps=9" in captured.out
+    assert captured.err.splitlines()[-1] == "error: RuntimeError: too many steps (In [3])"
     assert "steps=9" in Path("bad.ipynb").read_text() and "too many steps" in Path("bad.html").read_text()
 
 
@@ -127,9 +127,9 @@ steps: int = 2
 
 
 def test_names_of_parameters_in_braces_are_their_values(notebook):
-    fixed = {"name": "{lr}-{steps}-{fast}-{other}"}
+    fixed = {"name": "{lr}-{steps}-{other}", "steps": "3"}
     rows = notebook_sweep.points(notebook, {"lr": ["0.1", "2e-3"]}, fixed, Path("grid"))
-    assert [row.values["name"] for row in rows] == ["0.1-3-False-{other}", "2e-3-3-False-{other}"]
+    assert [row.values["name"] for row in rows] == ["0.1-3-{other}", "2e-3-3-{other}"]
 
 
 def test_grid_texts_are_parted_at_commas_outside_quotes():
