@@ -30,6 +30,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 MARGIN_S = 20.0
 """For the supervisor, which then kills and collects what hangs, before it counts as hung itself."""
 TAIL_BYTES = 1 << 18
+"""Of a log, which may have gigabytes: enough for a traceback of every rank of a machine."""
 
 
 class Record(TypedDict, total=False):
@@ -101,14 +102,18 @@ class Job:
             return {}
 
     @property
+    def _top(self) -> psutil.Process | None:
+        """The living process in charge: our supervisor, or a trainer that was started in a terminal."""
+        return process.find(self.record) or Run(self.folder).owner()
+
+    @property
     def pid(self) -> int | None:
         """Of the living process in charge; None when there is none."""
-        return tree[0].pid if (tree := self.processes()) else None
+        return top.pid if (top := self._top) else None
 
     def processes(self) -> list[psutil.Process]:
-        """The living process in charge (our supervisor, or a trainer of a terminal) and everything below it."""
-        top = process.find(self.record) or Run(self.folder).owner()
-        return process.tree(top) if top else []
+        """The living process in charge and everything below it."""
+        return process.tree(top) if (top := self._top) else []
 
     @property
     def state(self) -> State:
@@ -152,5 +157,5 @@ class Job:
 
         grace_s : seconds to save and exit. Those by default are enough for a run that does not hang.
         """
-        if tree := self.processes():
-            process.end(tree[0], grace_s)
+        if top := self._top:
+            process.end(top, grace_s)

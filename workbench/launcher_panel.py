@@ -12,6 +12,7 @@ import time
 from typing import Any, Callable
 
 LOOK_S = 0.25
+"""Between two looks at the run: shorter than a person notices, long enough to cost nothing."""
 
 _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}

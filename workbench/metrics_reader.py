@@ -19,6 +19,7 @@ from dfm_nb.base.metrics import series, tail_metrics
 CHUNK_BYTES = 16 << 20
 """Of the file, in memory at a time."""
 RECENT = 60
+"""Records that are kept whole: the monitor takes its pace from the last fifty steps, with validations in between."""
 
 
 class MetricsReader:

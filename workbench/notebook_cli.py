@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     values = runs.convert(dict(args.parameter), runs.parameters(args.notebook), args.notebook)
     done = runs.execute(args.notebook, args.output, values, progress=not args.quiet, report=not args.no_report)
-    report = f" and {done.report}" if done.report else ""
-    print(f"== {done.output}{report}", flush=True)
+    print(f"== {args.output}" + (f" and {done.report}" if done.report else ""), flush=True)
     if done.error:
         print(f"error: {done.error}", file=sys.stderr, flush=True)
     return int(bool(done.error))

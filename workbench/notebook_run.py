@@ -45,7 +45,6 @@ class Parameter:
 class Outcome:
     """How a run ended: `error` is "" when every cell ran; `results` is what the notebook published."""
 
-    output: Path
     report: Path | None
     error: str
     results: dict[str, Any]
@@ -137,7 +136,7 @@ def execute(
     except PapermillException as failed:
         error = str(failed) or type(failed).__name__
     page = write_report(target) if report and target.exists() else None
-    return Outcome(target, page, error, published(target))
+    return Outcome(page, error, published(target))
 
 
 def first_fault(message: str) -> str:

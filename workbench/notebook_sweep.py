@@ -116,7 +116,9 @@ def sweep(
                 words = [w for name, text in point.values.items() for w in ("-p", name, text)]
                 command = [sys.executable, "-m", "dfm_nb", "notebook", "run", source, *words]
                 command += ["--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
-                started = process.start(command, folder / f"{point.name}.log", False, OMP_NUM_THREADS=threads)
+                started = process.start(
+                    command, folder / f"{point.name}.log", own_session=False, OMP_NUM_THREADS=threads
+                )
                 running.append((point, started, time.monotonic()))
                 point.state = "running"
                 print(f"-- {point.name} started: {point.said(grid)}", flush=True)

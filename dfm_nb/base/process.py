@@ -22,6 +22,7 @@ import psutil
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl, which Python has no names for."""
 POLL_S = 0.05
+"""Between two looks at a process: an end is seen at once, and a look at all of a machine's costs milliseconds."""
 GRACE_S = 120.0
 """A run that is asked to stop saves a checkpoint first; only one that hangs takes this long."""
 SETTLE_S = 10.0

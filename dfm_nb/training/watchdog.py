@@ -60,7 +60,8 @@ class Watchdog:
         self._phase, self._since, self._watched = f"at iteration {iteration}, {phase}", now, watched
 
     def _send_heartbeat(self) -> None:
-        top = sys._current_frames().get(threading.main_thread().ident or 0)  # none while the interpreter ends
+        # the one way to another thread's stack; it has none while the interpreter ends
+        top = sys._current_frames().get(threading.main_thread().ident or 0)
         # innermost first; a wait in threading.py says less than who called it
         frames = [(frame.f_code, line) for frame, line in traceback.walk_stack(top)] if top else []
         frames = [(code, line) for code, line in frames if "threading.py" not in code.co_filename]

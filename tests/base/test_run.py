@@ -38,10 +38,8 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
     run = Run.create(tmp_path)
     assert run.newest_samples() is None
     for i in (90, 1000):
-        (run.sample_folder(i) / "b.mp4").touch()
-        (run.sample_folder(i) / "a.png").touch()
-        (run.sample_folder(i) / "captions.json").touch()
-        (run.sample_folder(i) / ".part.mp4").touch()
+        for name in ("b.mp4", "a.png", "captions.json", ".part.mp4"):
+            (run.sample_folder(i) / name).touch()
     run.sample_folder(2000)
     iteration, media = run.newest_samples()
     assert iteration == 1000 and [p.name for p in media] == ["a.png", "b.mp4"]
@@ -232,10 +230,7 @@ def test_a_name_cannot_control_the_terminal(logger, tmp_path, capsys):
     assert (tmp_path / "log.txt").read_text().endswith(f"[WARNING] {shown}")
 
 
-LINES = ['{"loss": 1}', '{"iteration": true}', '{"iteration": 1, "elapsed_s": "long"}', "[1, 2]", "nothing"]
-
-
-@pytest.mark.parametrize("line", [*LINES, '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}'])
+@pytest.mark.parametrize("line", ["nothing", '{"iteration": true}', '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}'])
 def test_a_damaged_metrics_line_is_named_and_the_reader_of_the_monitor_goes_on(tmp_path, line):
     from workbench.metrics_reader import MetricsReader
 
