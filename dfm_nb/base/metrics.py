@@ -87,7 +87,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
 
 
 def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int]:
-    """Records after `offset` bytes, and the offset for the next call; a file that shrank is read from its start.
+    """Records after `offset` bytes, and the offset for the next call.
 
     limit : bytes that are read at most; -1 for all.
 
@@ -100,7 +100,6 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     if not path.exists():
         return [], 0
     with path.open("rb") as file:
-        offset = 0 if offset > os.fstat(file.fileno()).st_size else offset
         file.seek(offset)
         data = file.read(limit)
     data = data[: data.rfind(b"\n") + 1]

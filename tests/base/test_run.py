@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.log import start_logging, stop_logging
-from dfm_nb.base.metrics import Metrics, read_metrics, tail_metrics
+from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.run import Run, iteration_name
 
 
@@ -173,21 +173,6 @@ def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp
     with Metrics(path) as metrics:
         metrics.write(record(2))
     assert [r["iteration"] for r in read_metrics(path)] == [1, 2]
-
-
-def test_tail_metrics_follows_a_growing_and_a_truncated_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert tail_metrics(path) == ([], 0)
-    with Metrics(path) as metrics:
-        metrics.write(record(1))
-        first, offset = tail_metrics(path)
-        metrics.write(record(2))
-        second, offset = tail_metrics(path, offset)
-        assert [r["iteration"] for r in first + second] == [1, 2]
-        assert tail_metrics(path, offset) == ([], offset)
-        metrics.truncate(1)
-        again, _ = tail_metrics(path, offset)
-        assert [r["iteration"] for r in again] == [1]
 
 
 def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
