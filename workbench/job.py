@@ -142,10 +142,7 @@ class Job:
         """One or two sentences on why it failed; "" when it did not."""
         state = self.state
         if state == "lost":
-            return (
-                "the process vanished without an exit code (killed, or the machine restarted); "
-                "Continue goes on from the last checkpoint"
-            )
+            return "it vanished without an exit code (killed, or the machine restarted); Continue resumes it"
         return explain(self.output(), self.record["exit_code"] or 0) if state == "failed" else ""
 
     def ended(self) -> str:
