@@ -37,7 +37,6 @@ class PreprocessConfig(Options):
     dtype: Literal["uint16", "int32"] | None = option(None, "of the tokens; by default as Megatron chooses")
     on_error: Literal["stop", "skip"] = option("stop", "at a bad line: stop, or skip it and list it")
     partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
-    max_document_bytes: int = option(256 << 20, "a longer line is refused", ge=1)
     fast: bool = option(True, "words from memory, as in encode.py", python_only=True)
     progress: bool = option(True, "show a bar", python_only=True)
     chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
@@ -79,7 +78,7 @@ class ChunkEncoder:
         out = Encoded()
         rows: list[dict[str, list[str]]] = []
         for number, line in enumerate(chunk.lines, chunk.first_line):
-            if not line.strip() and len(line) <= self.config.max_document_bytes:
+            if not line.strip():
                 out.blank_lines += 1
                 continue
             try:
@@ -95,8 +94,6 @@ class ChunkEncoder:
 
     def _row(self, line: bytes) -> dict[str, list[str]]:
         """The texts of a line under each key that was asked for; a string is a list of one."""
-        if len(line) > self.config.max_document_bytes:
-            raise ValueError(f"the line is longer than --max-document-bytes {self.config.max_document_bytes}")
         row = _loads(line, self.config.json_keys)
         found = {}
         for key in self.config.json_keys:

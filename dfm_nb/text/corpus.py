@@ -83,14 +83,14 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         "state": 4,  # of the part files and their progress
         "inputs": text_input.fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
-        "settings": [list(config.json_keys), dtype.name, config.append_eod, config.max_document_bytes],
+        "settings": [list(config.json_keys), dtype.name, config.append_eod],
     }
     prefix = _part_prefix(config.output_prefix, part, num_parts)
     prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
     with Parts.open(prefix, prefixes, signature) as parts:
         done = parts.progress
         resumed = done.documents
-        source = text_input.chunks(spans, config.chunk_size, config.max_document_bytes, done.at, config.chunk_bytes)
+        source = text_input.chunks(spans, config.chunk_size, done.at, config.chunk_bytes)
         with contextlib.closing(ordered_map(ChunkEncoder, (spec, config), source, config.workers)) as results:
             _write(config, spans, results, parts)
         # An input without one document is a mistake; a part that got none is not.

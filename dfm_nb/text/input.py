@@ -1,7 +1,7 @@
 """Where JSONL comes from: files, globs, `.gz`, `.zst`, `-`; cut into chunks of whole lines.
 
 The parts of `partition` i of n, joined in order, are the lines of one run. Memory is one chunk (1 MiB) plus the longest
-line, which is bounded by `max_document_bytes`.
+line.
 """
 
 from __future__ import annotations
@@ -133,29 +133,14 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
         raise ValueError(f"{path} must be a whole compressed file; {error}; copy it again") from error
 
 
-def _skip_line(f: BinaryIO) -> int:
-    """Read past the end of the line, however long it is; the bytes that were read."""
-    taken = 0
-    while piece := f.readline(CHUNK_BYTES):
-        taken += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return taken
-
-
-def _lines(span: Span, offset: int, limit: int) -> Iterator[tuple[bytes, int]]:
-    """The span's lines that begin at byte `offset` or after it, and where the next one begins.
-
-    Of a line over `limit` bytes only `limit + 1` are kept.
-    """
+def _lines(span: Span, offset: int) -> Iterator[tuple[bytes, int]]:
+    """The span's lines that begin at byte `offset` or after it, and where the next one begins."""
     # From one byte before: a newline there means that a line begins at `offset`.
     before = max(0, offset - 1)
     with open_input(span.path, before) as f:
-        offset = before + (_skip_line(f) if offset else 0)
-        while (span.end is None or offset < span.end) and (line := f.readline(limit + 1)):
+        offset = before + (len(f.readline()) if offset else 0)
+        while (span.end is None or offset < span.end) and (line := f.readline()):
             offset += len(line)
-            if len(line) > limit and not line.endswith(b"\n"):
-                offset += _skip_line(f)
             yield line, offset
 
 
@@ -163,17 +148,13 @@ def lines_before(span: Span) -> int:
     """Lines of the file that lie before the span's first; reads the file up to there, so only for messages."""
     at = lines = 0
     with open_input(span.path) as f:
-        while at < span.start and (size := _skip_line(f)):
-            at, lines = at + size, lines + 1
+        while at < span.start and (line := f.readline()):
+            at, lines = at + len(line), lines + 1
     return lines
 
 
 def chunks(
-    spans: list[Span],
-    chunk_documents: int,
-    max_document_bytes: int,
-    start: Position = START,
-    chunk_bytes: int = CHUNK_BYTES,
+    spans: list[Span], chunk_documents: int, start: Position = START, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[LineChunk]:
     """Cut the spans into chunks, from `start` on.
 
@@ -181,7 +162,7 @@ def chunks(
     """
     for number, span in enumerate(spans[start.span :], start.span):
         at, lines, size = start, [], 0
-        for text, offset in _lines(span, max(span.start, start.offset), max_document_bytes):
+        for text, offset in _lines(span, max(span.start, start.offset)):
             lines.append(text)
             size += len(text)
             at = Position(number, offset, at.line + 1)

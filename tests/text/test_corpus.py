@@ -152,7 +152,7 @@ def test_partitions_of_one_file_cover_each_line_once(tmp_path, count):
     path.write_bytes(b"".join(b"%d" % i * (i % 9) + b"\n" for i in range(60)) + b"last")
     data = b""
     for i in range(count):
-        for chunk in chunks(partition([str(path)], i, count), 5, 1 << 20, chunk_bytes=64):
+        for chunk in chunks(partition([str(path)], i, count), 5, chunk_bytes=64):
             data += b"".join(chunk.lines)
     assert data == path.read_bytes()
 
@@ -217,7 +217,6 @@ BAD_LINES = {
     "not a string": (b'{"text": 3}', r"int"),
     "invalid UTF-8": (b'{"text": "caf\xe9 x"}', r"0xe9"),
     "surrogate": (b'{"text": "\\ud83d"}', r"surrogate"),
-    "far too long": (b'{"text": "' + b"a" * 90000 + b'"}', r"--max-document-bytes"),
     "two objects": (b'{"text": "a"} {"text": "b"}', r"JSON"),
 }
 
@@ -231,7 +230,7 @@ def test_bad_line_is_named_or_skipped_and_counted(folders, tmp_path, name):
     lines.insert(first, line)
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"\n".join(lines) + b"\n")
-    flags = {"max_document_bytes": 2500, "chunk_bytes": 2048}
+    flags = {"chunk_bytes": 2048}
     with pytest.raises(ValueError, match=rf"in\.jsonl, line {first + 1}: .*{message}"):
         preprocess(config(source, tmp_path / "out", folders["gpt2"], **flags))
     assert final_names(tmp_path) == []
