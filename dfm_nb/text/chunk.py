@@ -20,6 +20,9 @@ from dfm_nb.text import encode as text_encode
 from dfm_nb.text.input import CHUNK_BYTES, LineChunk
 from dfm_nb.text.tokenizer import TokenizerSpec
 
+COUNTS = ("documents", "blank_lines", "skipped")
+"""What becomes of a line."""
+
 
 class PreprocessConfig(Options):
     """JSONL -> PREFIX_KEY_document.bin and .idx. The names of the flags are Megatron-LM's."""
@@ -43,26 +46,17 @@ class PreprocessConfig(Options):
 
 
 @dataclass
-class BadLine:
-    """A line that gave no document. `line` counts from the span's first line."""
-
-    line: int
-    reason: str
-    excerpt: str
-
-
-@dataclass
 class Encoded:
     """`files` holds what to append to each part file: KEY.bin tokens, KEY.lengths int32 tokens of each sequence,
-    KEY.counts int32 sequences of each document.
+    KEY.counts int32 sequences of each document. `bad` has line (counted from the span's first), reason and excerpt of
+    each line that gave no document.
 
     Documents ["a b c"], [""] and ["a", "b c"] have lengths 3, 1, 2 and counts 1, 0, 2.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
-    documents: int = 0
-    blank_lines: int = 0
-    bad: list[BadLine] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    bad: list[dict] = field(default_factory=list)
 
 
 class ChunkEncoder:
@@ -77,17 +71,18 @@ class ChunkEncoder:
         """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
         out = Encoded()
         rows: list[dict[str, list[str]]] = []
-        for number, line in enumerate(chunk.lines, chunk.first_line):
+        for number, line in enumerate(chunk.lines, chunk.end.line - len(chunk.lines) + 1):
             if not line.strip():
-                out.blank_lines += 1
+                out.counts["blank_lines"] += 1
                 continue
             try:
                 rows.append(self._row(line.removesuffix(b"\n")))
             except ValueError as error:
-                out.bad.append(BadLine(number, str(error), line[:100].decode("utf-8", "backslashreplace")))
+                excerpt = line[:100].decode("utf-8", "backslashreplace")
+                out.bad.append({"line": number, "reason": str(error), "excerpt": excerpt})
                 if self.config.on_error == "stop":
                     break
-        out.documents = len(rows)
+        out.counts |= {"documents": len(rows), "skipped": len(out.bad)}
         for key in self.config.json_keys:
             self._encode(key, [row[key] for row in rows], out)
         return out

@@ -133,22 +133,22 @@ def _blend(argv: list[str]) -> int:
     rows = mixture.exposures(blend, counts, budget)
     warnings = [*blend.warnings, *([same.detail] if same.passed is None else [])]
     seen = f"times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); lower its weight, or add text"
-    warnings += [f"{row.name} is seen {row.epochs:.1f} {seen}" for row in rows if row.epochs > args.max_epochs]
+    warnings += ["{name} is seen {epochs:.1f} ".format(**r) + seen for r in rows if r["epochs"] > args.max_epochs]
     if args.output:
         mixture.write_yaml(blend, args.output)
     if args.json:
-        print(json.dumps({"token_budget": budget, "train": [vars(r) for r in rows], "warnings": warnings}, indent=1))
+        print(json.dumps({"token_budget": budget, "train": rows, "warnings": warnings}, indent=1))
         return 0
     print(f"training on {budget:,.0f} tokens")
     print(f"  {'corpus':<24}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
     for row in rows:
-        print(f"  {row.name:<24}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
+        print("  {name:<24}  {weight:>7.4f}  {tokens:>15,}  {epochs:>7.2f}".format(**row))
     for split in mixture.SPLITS[1:]:
         for corpus in blend.corpora(split):
             print(f"  {split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens")
     for text in warnings:
         print(f"warning: {text}", file=sys.stderr)
-    print("--data-path " + " ".join(f"{r.weight:.6g} {r.prefix}" for r in rows))
+    print("--data-path " + " ".join("{weight:.6g} {prefix}".format(**row) for row in rows))
     return 0
 
 

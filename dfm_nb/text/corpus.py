@@ -13,7 +13,7 @@ import glob
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Iterator
 
@@ -24,30 +24,29 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig
+from dfm_nb.text.chunk import COUNTS, ChunkEncoder, Encoded, PreprocessConfig
 from dfm_nb.text.indexed import Index, bin_path, optimal_dtype, read_meta
 from dfm_nb.text.input import LineChunk, Position, Span
 from dfm_nb.text.parts import SKIPPED, Parts
 from dfm_nb.text.workers import ordered_map
 
 PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
-_COUNTS = ("documents", "blank_lines", "skipped")
 _MERGE_BYTES = 8 << 20  # copied at a time
 
 
 @dataclass
 class PreprocessResult:
-    """What was written: prefixes by key and counts."""
+    """What was written, by key, and what became of the lines."""
 
     prefixes: dict[str, str]
-    documents: int
     tokens: dict[str, int]
     empty_documents: dict[str, int]
+    resumed_documents: int
+    skipped_path: str | None
+    warnings: list[str]
+    documents: int
     blank_lines: int
     skipped: int
-    resumed_documents: int = 0
-    skipped_path: str | None = None
-    warnings: list[str] = field(default_factory=list)
 
 
 def part_of(text: str | None) -> tuple[int, int]:
@@ -89,27 +88,24 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
     with Parts.open(prefix, prefixes, signature) as parts:
         done = parts.progress
-        resumed = done.documents
+        resumed = done.counts["documents"]
         source = text_input.chunks(spans, config.chunk_size, done.at, config.chunk_bytes)
         with contextlib.closing(ordered_map(ChunkEncoder, (spec, config), source, config.workers)) as results:
             _write(config, spans, results, parts)
         # An input without one document is a mistake; a part that got none is not.
-        if done.documents == 0 and num_parts == 1:
-            raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none ({done.skipped} bad lines)")
+        if done.counts["documents"] == 0 and num_parts == 1:
+            raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none ({done.counts})")
         made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
         made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
-        counts = {name: getattr(done, name) for name in _COUNTS}
-        parts.finish(dtype, {**made, **counts, "inputs": [asdict(s) for s in spans]})
+        parts.finish(dtype, {**made, **done.counts, "inputs": [asdict(s) for s in spans]})
     metas = {key: read_meta(prefix) for key, prefix in prefixes.items()}
     tokens, empty = ({key: meta[name] for key, meta in metas.items()} for name in ("tokens", "empty_documents"))
     warnings = [
         f"every text under {key!r} is empty: {prefixes[key]}.bin has no token"
         for key in config.json_keys
-        if done.documents and not tokens[key]
+        if done.counts["documents"] and not tokens[key]
     ]
-    return PreprocessResult(
-        prefixes, done.documents, tokens, empty, done.blank_lines, done.skipped, resumed, parts.skipped_path, warnings
-    )
+    return PreprocessResult(prefixes, tokens, empty, resumed, parts.skipped_path, warnings, **done.counts)
 
 
 def _write(
@@ -124,7 +120,7 @@ def _write(
         for chunk, encoded in results:
             span = spans[chunk.end.span]
             before = text_input.lines_before(span) if encoded.bad else 0
-            bad = [{"file": span.path, **vars(line), "line": before + line.line} for line in encoded.bad]
+            bad = [{"file": span.path, **row, "line": before + row["line"]} for row in encoded.bad]
             if bad and config.on_error == "stop":
                 raise ValueError(
                     "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "
@@ -134,10 +130,8 @@ def _write(
                 parts.write(name, data)
             parts.write(SKIPPED, b"".join(json.dumps(record).encode() + b"\n" for record in bad))
             done.at = chunk.end
-            done.documents += encoded.documents
-            done.blank_lines += encoded.blank_lines
-            done.skipped += len(bad)
-            if done.documents:  # else there is nothing to keep
+            done.counts = {name: n + encoded.counts[name] for name, n in done.counts.items()}
+            if done.counts["documents"]:  # else there is nothing to keep
                 parts.save()
             bar.update(sum(map(len, chunk.lines)))
 
@@ -191,7 +185,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         _join(prefixes, key, parts, progress)
         meta = None
         if all(metas):
-            total = {name: sum(m[name] for m in metas) for name in _COUNTS}
+            total = {name: sum(m[name] for m in metas) for name in COUNTS}
             meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
         parts.finish(Index.open(prefixes[0]).dtype, meta)
     return Index.open(output)

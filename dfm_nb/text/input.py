@@ -59,11 +59,6 @@ class LineChunk:
     lines: list[bytes]
     end: Position
 
-    @property
-    def first_line(self) -> int:
-        """Number of the first line in its span, from 1."""
-        return self.end.line - len(self.lines) + 1
-
 
 def expand_inputs(patterns: list[str]) -> list[str]:
     """Names and globs to files, each glob sorted.

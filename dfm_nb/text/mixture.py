@@ -189,23 +189,16 @@ def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) 
     return [share if mine else (1 - share) * t / rest for t, mine in zip(tokens, chosen)]
 
 
-@dataclass(frozen=True)
-class Exposure:
-    """How often a training corpus is seen: `epochs` = weight * budget / tokens."""
+def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list[dict]:
+    """How often each training corpus is seen in a budget of training tokens.
 
-    name: str
-    prefix: str
-    weight: float
-    tokens: int
-    epochs: float
-
-
-def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list[Exposure]:
-    """Effective epochs of each training corpus for a budget of training tokens."""
+    Rows of name, prefix, weight, tokens and epochs = weight * budget / tokens, ready for JSON and for pandas.
+    """
     if not token_budget > 0:
         raise ValueError(f"--token-budget must be over 0; got {token_budget:g}")
     rows = []
     for corpus in blend.train:
         weight, tokens = corpus.weight or 0.0, counts[corpus.prefix]
-        rows.append(Exposure(corpus.name, corpus.prefix, weight, tokens, weight * token_budget / max(1, tokens)))
+        row = {"name": corpus.name, "prefix": corpus.prefix, "weight": weight, "tokens": tokens}
+        rows.append({**row, "epochs": weight * token_budget / max(1, tokens)})
     return rows

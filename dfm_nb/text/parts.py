@@ -22,6 +22,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from dfm_nb.base.files import read_json, sync, write_atomically
+from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import bin_path, idx_path, meta_path, read_blocks, write_index
 from dfm_nb.text.input import START, Position
 
@@ -33,9 +34,7 @@ class Progress:
     """What is done: the input up to `at`, so many bytes of each part file. A merge counts corpora in `at.span`."""
 
     at: Position = START
-    documents: int = 0
-    blank_lines: int = 0
-    skipped: int = 0
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     sizes: dict[str, int] = field(default_factory=dict)
 
 
@@ -60,7 +59,7 @@ class Parts:
     @property
     def skipped_path(self) -> str | None:
         """Where the skipped lines are listed; None when there are none."""
-        return str(self._paths[SKIPPED]) if self.progress.skipped else None
+        return str(self._paths[SKIPPED]) if self.progress.counts["skipped"] else None
 
     @classmethod
     @contextlib.contextmanager

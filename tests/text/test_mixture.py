@@ -83,7 +83,7 @@ def test_strategies_are_their_formulas(folder):
     total = 1 / 600 + 1 / 300 + 1 / 100
     assert run("token-balanced") == pytest.approx([1 / 600 / total, 1 / 300 / total, 1 / 100 / total])
     rows = tm.exposures(tm.apply_strategy(blend, "proportional", counts), counts, 3000)
-    assert [r.epochs for r in rows] == pytest.approx([3, 3, 3])  # the budget times the weight over the tokens
+    assert [r["epochs"] for r in rows] == pytest.approx([3, 3, 3])  # the budget times the weight over the tokens
 
 
 def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
