@@ -35,12 +35,9 @@ def _preprocess(argv: list[str]) -> int:
     for key, prefix in result.prefixes.items():
         empty = result.empty_documents[key]
         print(f"{prefix}.bin .idx: {result.documents:,} documents ({empty} empty), {result.tokens[key]:,} tokens")
-    if result.resumed_documents:
-        print(f"went on after {result.resumed_documents:,} documents of a stopped run")
-    if result.skipped:
-        print(f"bad lines skipped: {result.skipped}, listed in {result.skipped_path}")
-    if result.blank_lines:
-        print(f"blank lines passed over: {result.blank_lines}")
+    listed = f" (in {result.skipped_path})" if result.skipped else ""
+    resumed = f"resumed after {result.resumed_documents:,} documents; " if result.resumed_documents else ""
+    print(f"{resumed}bad lines skipped: {result.skipped:,}{listed}; blank lines: {result.blank_lines:,}")
     return 0
 
 
@@ -58,8 +55,8 @@ def _merge(argv: list[str]) -> int:
         jobs = {f"{args.output_prefix}_{k}_document": find_parts(args.output_prefix, k) for k in args.json_keys}
     for output, parts in jobs.items():
         index = merge(parts, output, progress=sys.stderr.isatty())
-        counts = f"{index.num_documents:,} documents, {index.num_tokens:,} tokens of {len(parts)} parts"
-        print(f"{output}.bin .idx: {counts}")
+        held = f"{index.num_documents:,} documents, {index.num_tokens:,} tokens"
+        print(f"{output}.bin .idx: {held} of {len(parts)} parts")
     return 0
 
 

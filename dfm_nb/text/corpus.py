@@ -58,8 +58,7 @@ def part_of(text: str | None) -> tuple[int, int]:
         text = found[0] if found else "auto"
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
-        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
-        raise ValueError(f"--partition must be i/n, for example 0/4, or auto, which needs {names}; got {text}")
+        raise ValueError(f"--partition must be i/n, as 0/4, or auto, which needs one of {PARTITION_ENV}; got {text}")
     return int(match[1]), int(match[2])
 
 

@@ -24,9 +24,6 @@ Result = TypeVar("Result")
 class LostWorker(ValueError):
     """A worker process has ended before its work was done."""
 
-    def __init__(self) -> None:
-        super().__init__("a worker process ended, most often for lack of memory; repeat with fewer --workers to resume")
-
 
 def _work(connection: Connection, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the one that started this ends it
@@ -85,7 +82,9 @@ def ordered_map(
                 try:
                     done[number] = item, connection.recv()
                 except (EOFError, OSError) as error:
-                    raise LostWorker() from error
+                    raise LostWorker(
+                        "a worker ended, most often for lack of memory; resume with fewer --workers"
+                    ) from error
                 idle.append(connection)
     finally:
         for process in processes:
