@@ -61,25 +61,36 @@ def check_regular(path: str | Path) -> None:
         raise SampleError("not_a_file", f"{path} must be a regular file; it is a folder, a device, a pipe or a socket")
 
 
+def _file(source: str | Path | bytes) -> str | io.BytesIO:
+    """What Pillow and FFmpeg open: the path of a regular file, or a file's content."""
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    check_regular(source)
+    return str(source)
+
+
+def _name(source: Media) -> str:
+    return str(source) if isinstance(source, (str, Path)) else "what is in memory"
+
+
 @contextlib.contextmanager
 def _opened(source: Media) -> Iterator[Image.Image]:
     """A Pillow image; every way in which opening or decoding can fail becomes a SampleError."""
     try:
-        if isinstance(source, (str, Path)):
-            check_regular(source)
-        if isinstance(source, (Image.Image, np.ndarray)):
-            yield source if isinstance(source, Image.Image) else Image.fromarray(source)
-            return
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=PICTURE_FORMATS) as image:
-            yield image
+        if isinstance(source, Image.Image):
+            yield source
+        elif isinstance(source, np.ndarray):
+            yield Image.fromarray(source)
+        else:
+            with Image.open(_file(source), formats=PICTURE_FORMATS) as image:
+                yield image
     except SampleError:
         raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
-        name = source if isinstance(source, (str, Path)) else "a picture in memory"
         unknown = isinstance(error, UnidentifiedImageError)  # whose text shows an object's address
         said = "no known format" if unknown else " ".join(str(error).split())
         reason = "too_large" if isinstance(error, Image.DecompressionBombError) else "unreadable_image"
-        raise SampleError(reason, f"{name} is not a readable image ({said})") from None
+        raise SampleError(reason, f"{_name(source)} is not a readable image ({said})") from None
 
 
 def _rgb(image: Image.Image, background: RGB) -> np.ndarray:
@@ -126,7 +137,7 @@ def read_still_or_animation(source: Media, background: RGB = WHITE) -> tuple[np.
 
     with _opened(source) as image:
         if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
-            frames = stacked(frames_of(image), source if isinstance(source, (str, Path)) else "an animation")
+            frames = stacked(frames_of(image), _name(source))
             return frames, 1000 * len(frames) / sum(durations_ms)
         return _rgb(image, background)[None], 1.0
 
@@ -159,11 +170,8 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
     ------
     SampleError : `missing_file`, `not_a_file` or `unreadable_video`, when opening and when going through `frames`.
     """
-    name = "a video in memory" if isinstance(source, bytes) else source
-    if not isinstance(source, bytes):
-        check_regular(source)
+    file, name = _file(source), _name(source)
     try:
-        file = io.BytesIO(source) if isinstance(source, bytes) else str(source)
         with av.open(file, options=VIDEO_FORMATS) as container:
             if not container.streams.video:
                 raise SampleError("unreadable_video", f"{name} has no video stream")
@@ -255,11 +263,9 @@ def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _check(video: np.ndarray) -> None:
-    if not isinstance(video, np.ndarray) or video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3:
-        given = f"{video.dtype} {list(video.shape)}" if isinstance(video, np.ndarray) else type(video).__name__
-        raise ValueError(f"a video must be a uint8 array [T, H, W, 3]; got {given}")
-    if 0 in video.shape:
-        raise ValueError(f"a video must have at least one frame and one pixel; got {list(video.shape)}")
+    shape = np.shape(video)
+    if getattr(video, "dtype", None) != np.uint8 or len(shape) != 4 or shape[-1] != 3 or 0 in shape:
+        raise ValueError(f"a video must be a uint8 array [T, H, W, 3] with pixels; got {type(video).__name__} {shape}")
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
