@@ -44,8 +44,9 @@ def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks:
     help : one line for `--help`, `--print-config` and the tooltip of a form; with `flags=...` and so on below.
     **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
         else are marks: `positional` (an argument without a flag), `flag` (where it does not follow from the name),
-        `flags` (its other names), `metavar`, `hidden` (not in `--help`), `output` (a path that is written, so no URL),
-        `unset` (on a command line the default is another's, which comes later), or what the reader of `fields` knows.
+        `flags` (its other names), `metavar`, `hidden` (not in `--help`), `python_only` (no flag), `output` (a path that
+        is written, so no URL), `unset` (on a command line the default is another's, which comes later), or what the
+        reader of `fields` knows.
     """
     limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
     return PydanticField(default, description=help, json_schema_extra=limits_and_marks or None, **limits)
@@ -157,6 +158,11 @@ class Options(BaseModel):
                 local(getattr(self, name) or "")
 
     @classmethod
+    def names(cls) -> list[str]:
+        """Keywords of a call in Python."""
+        return [*cls.model_fields, *cls.aliases]
+
+    @classmethod
     def _faults(cls, error: ValidationError) -> dict[str, str]:
         known, faults = fields(cls), dict[str, str]()
         for details in error.errors(include_url=False):
@@ -164,7 +170,7 @@ class Options(BaseModel):
             if details["type"] == "value_error":  # a rule of one field, or of the model
                 said = f"{known[name].flag} {details['ctx']['error']}" if name else str(details["ctx"]["error"])
             elif details["type"] == "extra_forbidden":
-                near = nearest(name, (*known, *cls.aliases))
+                near = nearest(name, cls.names())
                 said = f"{cls.prog} has no setting {name!r}; " + (
                     f"did you mean {near!r}?" if near else "see its --help"
                 )
@@ -179,7 +185,7 @@ class Options(BaseModel):
     def add_flags(cls, parser: argparse._ActionsContainer, names: Iterable[str] | None = None) -> None:
         """Add the flags of these options, by default of all."""
         for name, field in fields(cls).items():
-            if names is None or name in names:
+            if (names is None or name in names) and "python_only" not in field.marks:
                 _add(parser, field)
 
     @classmethod
@@ -208,6 +214,8 @@ class Options(BaseModel):
         known = fields(type(self))
         words: list[str] = []
         for name, value in self.changed(usual).items():
+            if "python_only" in known[name].marks:
+                continue
             several = [str(v) for v in value] if known[name].several else [str(value)]
             if known[name].marks.get("positional"):
                 words += several
