@@ -144,7 +144,7 @@ class RankGrid(Live):
         return self._box
 
     def _moved(self, _change: Any = None) -> None:
-        asked = {name: int(slider.value) for name, slider in self._sliders.items()}
+        asked: dict[str, Any] = {name: int(slider.value) for name, slider in self._sliders.items()}
         asked["rank"] = min(asked["rank"], asked["world_size"] - 1)
         try:
             now = replace(self, **asked)
