@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dfm_nb.base import video
-from dfm_nb.base.options import Options
 
 MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
 
@@ -84,7 +83,7 @@ def load(thing: Any) -> Item:
         frames = frames[None]
     if getattr(frames, "ndim", 0) != 4:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
-    settings = dict(request) if isinstance(request, Options) else {}
+    settings = {} if request is None else request.model_dump()
     frames = np.asarray(frames)
     return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))
 
