@@ -132,7 +132,7 @@ class RankGrid(Live):
 
             self._sliders = {}
             for name, most in MOST.items():
-                value, label = getattr(self, name), name.replace("_", " ")
+                value, label = getattr(self, name), {"world_size": "GPUs", "gpus_per_node": "per node"}.get(name, name)
                 slider = Slider(label=label, value=value, min=name != "rank", max=max(most, value), step=1)
                 slider.observe(self._moved, names="value")
                 self._sliders[name] = slider
