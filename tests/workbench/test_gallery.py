@@ -33,7 +33,7 @@ def files(tmp_path):
 def test_gallery_shows_prompt_seed_and_settings_escaped(files):
     page = Gallery([files / "a.mp4"]).html()
     assert "a &lt;b&gt;a&lt;/b&gt; &amp; more" in page and "<b>a" not in page
-    assert "seed 0, guidance 2.5, 18 steps of heun" in page and page.count("aria-label=") == 1
+    assert "seed 0, guidance 2.5, 18 steps, heun" in page and page.count("aria-label=") == 1
     assert "seed 0" not in Gallery([files / "a.mp4"], details=False).html()
 
 
