@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import ipywidgets as w
@@ -127,3 +127,16 @@ def copied(label: str, text: str) -> str:
     button = f'<button type="button" class="jupyter-button" style="width:auto" onclick="{copy}">Copy {label}</button>'
     pre = f'<pre tabindex="0" aria-label="{label}" style="{_CODE}">'
     return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"
+
+
+def table_html(rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "") -> str:
+    """A table of text, whose first column names its rows; escaped here."""
+
+    def cell(tag: str, text: str) -> str:
+        return f'<{tag} style="text-align:left;padding:2px 12px 2px 0">{html.escape(text)}</{tag.partition(" ")[0]}>'
+
+    lines = ["".join(cell('th scope="col"', text) for text in heads)]
+    for name, *cells in rows:
+        lines.append(cell('th scope="row"', name) + "".join(cell("td", text) for text in cells))
+    said, body = cell("caption", caption) if caption else "", "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div style="overflow:auto"><table>{said}{body}</table></div>'
