@@ -23,7 +23,7 @@ from workbench.controls import table_html
 from workbench.live import Live
 
 PAGE, SIDE_PX = 12, 160
-BAR = f"max-width:70px;min-height:1px;margin:2px auto;background:{PALETTE[0]}"
+BAR = f"width:75%;max-width:70px;min-height:1px;margin:2px auto;background:{PALETTE[0]}"
 DROPS_SHOWN, BARS = 20, 12
 KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
 LEGEND = (

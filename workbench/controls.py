@@ -7,6 +7,7 @@ beside the control, not colour alone. Numbers are text boxes: a number box round
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -129,14 +130,19 @@ def copied(label: str, text: str) -> str:
     return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"
 
 
-def table_html(rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "") -> str:
-    """A table of text, whose first column names its rows; escaped here."""
+def table_html(
+    rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
+) -> str:
+    """A table of text, whose first column names its rows; escaped here. tints : of a square before each row's name."""
 
-    def cell(tag: str, text: str) -> str:
-        return f'<{tag} style="text-align:left;padding:2px 12px 2px 0">{html.escape(text)}</{tag.partition(" ")[0]}>'
+    def cell(tag: str, text: str, before: str = "") -> str:
+        start = f'<{tag} style="text-align:left;padding:2px 12px 2px 0">'
+        return f"{start}{before}{html.escape(text)}</{tag.partition(' ')[0]}>"
 
+    square = '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>'
     lines = ["".join(cell('th scope="col"', text) for text in heads)]
-    for name, *cells in rows:
-        lines.append(cell('th scope="row"', name) + "".join(cell("td", text) for text in cells))
+    for (name, *cells), tint in zip(rows, itertools.chain(tints, itertools.repeat(""))):
+        lines.append(cell('th scope="row"', name, square.format(tint) if tint else ""))
+        lines[-1] += "".join(cell("td", text) for text in cells)
     said, body = cell("caption", caption) if caption else "", "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div style="overflow:auto"><table>{said}{body}</table></div>'
