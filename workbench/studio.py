@@ -402,9 +402,7 @@ class Studio(Live):
         top, saving = w.HBox([controls, pictures], layout=flow), w.HBox([folder, save], layout=flow)
         self.widget = w.VBox([top, self._past, self._compared, saving, folded], layout=w.Layout(overflow="visible"))
         self.widget.add_class("dfm-studio")
-        self._image.value = (
-            f'<div style="{pieces.BORDER};width:{pieces.SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
-        )
+        self._image.value = pieces.EMPTY
         self._say("press Draw, or move a control")
 
     def _on_save(self, folder: str) -> None:
