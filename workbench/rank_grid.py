@@ -24,6 +24,7 @@ MEANING = {
 TINTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 MOST = {"world_size": 32, "tp": 8, "cp": 8, "pp": 8, "gpus_per_node": 16, "rank": 31}
 """Upper ends of the sliders."""
+TABLE = "border-collapse:separate;border-spacing:4px;margin:0"
 HEAD = "font-weight:400;opacity:.75;text-align:center;padding:0 4px"
 CELL = "border-radius:5px;min-width:7.5em;padding:3px 8px;text-align:center;font-variant-numeric:tabular-nums"
 
@@ -78,12 +79,17 @@ class RankGrid(Live):
     # ---- the drawing ----------------------------------------------------------------------------------------------
 
     def kept_html(self) -> str:
-        stages = "".join(self._stage(p) for p in range(self.pp))
+        """A row for each copy of each stage, a column for each part of a sequence and of a weight; what axes do."""
+        columns = list(np.ndindex(self.cp, self.tp))
+        heads = "".join(f'<th scope="col" style="{HEAD}">{self._named(cp=c, tp=t)}</th>' for c, t in columns)
+        body = f"<tr><td></td>{heads}</tr>"
+        for p, d in np.ndindex(self.pp, self.dp):
+            cells = "".join(self._cell(int(self.ranks_PDCT[p, d, c, t]), TINTS[d % len(TINTS)]) for c, t in columns)
+            body += f'<tr><th scope="row" style="{HEAD}">{self._named(pp=p, dp=d)}</th>{cells}</tr>'
         legend = "".join(f"<li>{self._described(axis)}</li>" for axis in reversed(AXES) if getattr(self, axis) > 1)
-        return (
-            f'<div role="group" aria-label="{html.escape(repr(self))}" style="display:flex;flex-wrap:wrap;gap:18px">'
-            f'{stages}</div><ul style="margin:8px 0">{legend or "<li>one process does all</li>"}</ul>'
-        )
+        legend = f'<ul style="margin:8px 0">{legend or "<li>one process does all</li>"}</ul>'
+        said = html.escape(repr(self))
+        return f'<div style="overflow:auto"><table aria-label="{said}" style="{TABLE}">{body}</table></div>{legend}'
 
     def _described(self, axis: str) -> str:
         """An axis, what its ranks do, and which of them the marked one talks to, over how many nodes."""
@@ -91,19 +97,6 @@ class RankGrid(Live):
         nodes = len({r // self.gpus_per_node for r in (self.rank, *peers)})
         where = f"over {nodes} nodes" if nodes > 1 else "on its node"
         return f"<b>{axis} = {getattr(self, axis)}</b>, {MEANING[axis]}; rank {self.rank} talks to {peers}, {where}"
-
-    def _stage(self, p: int) -> str:
-        """One pipeline stage: a row for each copy, a column for each part of a sequence and of a weight."""
-        columns = [(c, t) for c in range(self.cp) for t in range(self.tp)]
-        head = "".join(f'<th scope="col" style="{HEAD}">{self._named(cp=c, tp=t)}</th>' for c, t in columns)
-        rows = ""
-        for d in range(self.dp):
-            cells = "".join(self._cell(int(self.ranks_PDCT[p, d, c, t]), TINTS[d % len(TINTS)]) for c, t in columns)
-            rows += f'<tr><th scope="row" style="{HEAD}">{self._named(dp=d)}</th>{cells}</tr>'
-        title = f"stage {p} of {self.pp}" if self.pp > 1 else "all layers"
-        caption = f'<caption style="font-weight:600;text-align:left;padding:2px 0">{title}</caption>'
-        table = '<table style="border-collapse:separate;border-spacing:4px;margin:0">'
-        return f"{table}{caption}<tr><td></td>{head}</tr>{rows}</table>"
 
     def _named(self, **places: int) -> str:
         """`cp 0 tp 1`, without the axes that have one place only."""

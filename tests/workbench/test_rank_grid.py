@@ -29,13 +29,13 @@ def test_marked_ranks_are_those_of_the_groups():
         assert f"node {rank // 8}" in cell and [m for m in (*AXES, "this one") if m in cell] == [
             marked[rank] for _ in range(rank in marked)
         ]
-    assert "stage 1 of 2" in page and "over 2 nodes" in page
+    assert "pp 1 dp 0" in page and "over 2 nodes" in page
 
 
 def test_sliders_change_the_layout_and_a_wrong_one_says_what_fits():
     grid = RankGrid(8, tp=2)
     grid.widget  # noqa: B018
     grid._sliders["pp"].value = 4
-    assert (grid.pp, grid.dp) == (4, 1) and "stage 3 of 4" in grid._drawn.value
+    assert (grid.pp, grid.dp) == (4, 1) and "pp 3" in grid._drawn.value
     grid._sliders["world_size"].value = 6
     assert "take 8 processes" in grid._drawn.value and grid.world_size == 8
