@@ -82,11 +82,6 @@ def _plain(axes: Axes) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
-def _label(axes: Axes, text: str) -> None:
-    """A row's name, to the left of its first picture."""
-    axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=10, color=INK, labelpad=8)
-
-
 # ---- clips, and estimates of them ----------------------------------------------------------------------------------
 
 
@@ -134,14 +129,14 @@ def _table(
     rows: Sequence[str], columns: Mapping[str, Sequence[np.ndarray | None]], side_in: float = 1.45 * CELL_IN
 ) -> tuple[Figure, np.ndarray]:
     """Pictures by title of the column and name of the row, and their axes [row, column]."""
-    figure = _figure(len(rows) * side_in + 0.8, len(columns) * side_in + 1.2)
+    figure = _figure(len(rows) * side_in + 0.8, max(5.0, len(columns) * side_in + 1.2))
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
     for axes, (title, pictures) in zip(grid.T, columns.items()):
         axes[0].set_title(title, fontsize=10, color=INK)
         for cell, picture in zip(axes, pictures):
             _show(cell, picture)
     for axes, name in zip(grid, rows):
-        _label(axes[0], name)
+        axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=10, color=INK, labelpad=8)
     return figure, grid
 
 
@@ -153,19 +148,13 @@ def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     latent, _, frames = _clean(pipe, clip)
     decoded = pipe.decode(latent)
     (channels, t, h, w), n = latent.shape, len(frames)
-    figure = _figure(3 * CELL_IN + 0.8, max(5.0, n * CELL_IN + 0.7))
-    grid = figure.add_gridspec(3, n)
-    for row, pictures in ((0, frames), (2, decoded)):
-        for i, picture in enumerate(pictures):
-            _show(figure.add_subplot(grid[row, i]), picture)
-    for axes, i in zip(figure.axes, range(n)):
-        axes.set_title(f"frame {i}", fontsize=9, color=INK)
+    shown = {f"frame {i}": [frames[i], None, decoded[i]] for i in range(n)}
+    figure, grid = _table(("pixels", "latent", "decoded"), shown, CELL_IN)
+    places = grid[0, 0].get_gridspec()
     for i in range(t):  # the first frame is coded alone, then four together
         columns = slice(1 + FRAMES_PER_LATENT * (i - 1), 1 + FRAMES_PER_LATENT * i) if i else slice(0, 1)
         channels_shown = _mosaic(latent[:, i], 2 if i else 4)
-        _show(figure.add_subplot(grid[1, columns]), channels_shown, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
-    for axes, name in zip(figure.axes[::n], ("pixels", "decoded", "latent")):
-        _label(axes, name)
+        _show(figure.add_subplot(places[1, columns]), channels_shown, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
     error = np.square(frames.astype(float) - decoded).mean()
     psnr = 10 * math.log10(255**2 / max(error, 1e-9))
     before = f"{n} x {frames.shape[1]} x {frames.shape[2]} pixels of 3 colours are {frames.size:,} numbers"
