@@ -64,16 +64,16 @@ def resident(field: str) -> int:
 def take_steps(overrides: list[str], steps: int):
     """Build a trainer and take steps on one mock pack; returns (configuration, pack, number of runs)."""
     from dfm_nb import config as cfg
-    from dfm_nb.data.loader import PackBuilder
-    from dfm_nb.data.pack_plan import PackPlan
+    from dfm_nb.data.loader import build_pack
+    from dfm_nb.data.order import PackOrder
     from dfm_nb.model.attention import SegmentLayout
     from dfm_nb.training.batches import open_store, pack_settings
     from dfm_nb.training.trainer import Trainer
 
     config = cfg.resolve(None, overrides=overrides).config
     store = open_store(config)
-    plan = PackPlan(store, pack_settings(config), config.dataset.task_encoder_seq_length, 64)
-    pack = PackBuilder(store, plan.settings).build(plan.next(), config.dataset.task_encoder_seq_length)
+    order = PackOrder(store, pack_settings(config), config.dataset.task_encoder_seq_length, 64)
+    pack = build_pack(order, order.next())
     trainer = Trainer(config)
     for _ in range(steps):
         assert not trainer.step([pack]).skipped
@@ -84,9 +84,11 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     """In this process; see the module's header. kind : "resident" or "allocated"."""
     import torch
 
-    from dfm_nb import parallel, plan
+    from dfm_nb import parallel
     from dfm_nb.config.counts import parameter_count
     from dfm_nb.model import attention
+    from dfm_nb.planning.layouts import Load, Plan
+    from dfm_nb.planning.training_memory import training_bytes
 
     torch.set_num_threads(1)
     attention.FLOAT32_BELOW = 0  # the estimate is of GPUs, where bfloat16 stays bfloat16
@@ -106,10 +108,9 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     config, pack, runs = take_steps(wanted, STEPS)
     peak = resident("VmHWM") - before
     samples, number = len(pack.keys), 4 if precision == "fp32" else 2
-    load = plan.Load(
-        tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs
-    )
-    estimate = plan.memory(config.model, plan.Plan(recompute=recompute), load)
+    load = Load(tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs)
+    held = training_bytes(config.model, Plan(recompute=recompute), load)
+    estimate = sum(held.values())
     parallel.shutdown()
     return {
         "size": size,
@@ -118,9 +119,9 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
         "precision": precision,
         "parameters": parameter_count(config.model),
         "measured": peak,
-        "estimate": estimate.total,
-        "activations": estimate.activations,
-        "error": estimate.total / peak - 1,
+        "estimate": estimate,
+        "activations": held["activations"],
+        "error": estimate / peak - 1,
     }
 
 

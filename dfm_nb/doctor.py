@@ -32,7 +32,7 @@ OPTIONAL = {
     "transformer-engine": ("transformer_engine", "fused optimizer kernels on CUDA"),
     "wandb": ("wandb", "logger.wandb_project"),
     "jupyterlab": ("jupyterlab", "notebooks"),
-    "mediapy": ("mediapy", "clips.show() and galleries in notebooks"),
+    "mediapy": ("mediapy", "looking into latents in notebook 03"),
 }
 
 

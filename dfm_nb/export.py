@@ -40,7 +40,6 @@ def parser() -> ArgumentParser:
         default="dfm",
         help="diffusers: of a Wan, what WanPipeline opens; with --lora apart the updates alone, as ComfyUI loads too",
     )
-    p.add_argument("--parts", help="folder of a Wan of diffusers', to copy vae, text_encoder and tokenizer from")
     p.add_argument("--ema-sigma-rel", type=float, help="relative length of the weight average to rebuild")
     p.add_argument("--raw", action="store_true", help="the weights themselves instead of an average")
     p.add_argument(
@@ -72,13 +71,7 @@ def with_decoder(assets: dict[str, bytes], path: str) -> dict[str, bytes]:
 
 
 def as_diffusers(
-    tensors: Mapping[str, torch.Tensor],
-    config: cfg.Config,
-    output: Path,
-    lora: str,
-    assets: dict[str, bytes],
-    parts: str | None,
-    dtype: torch.dtype | None,
+    tensors: Mapping[str, torch.Tensor], config: cfg.Config, output: Path, lora: str, dtype: torch.dtype | None
 ) -> None:
     """Write the folder of a Wan, or its low-rank updates alone."""
     model = config.model
@@ -91,20 +84,13 @@ def as_diffusers(
         print(f"[INFO] wrote {output / LORA_FILE}: {len(updates)} tensors")
         return
     whole = without_updates(tensors, model)
-    rounded = exported.Lazy(whole, lambda name: whole[name].to(dtype or whole[name].dtype))
-    # the statistics that it was trained with, which are not the data set's if it started from other weights
-    manifest: dict[str, Any] = {}
-    for name in (checkpoint.MANIFEST, checkpoint.STATISTICS):
-        manifest |= json.loads(assets.get(name, b"{}"))
-    wan_folder.write_folder(output, rounded, model, config.generation.shift, manifest, Path(parts) if parts else None)
-    print(f"[INFO] wrote {output}: {len(rounded)} tensors")
+    wan_folder.write_folder(output, exported.as_dtype(whole, dtype), model, config.generation.shift)
+    print(f"[INFO] wrote {output}: {len(whole)} tensors")
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     output = Path(args.output)
-    if args.parts and args.format != "diffusers":
-        raise ValueError("--parts is for --format diffusers; add that, or leave --parts out")
     if args.format == "dfm" and output.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")
     source = checkpoint.find_weights(args.source)
@@ -127,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
         assets = with_decoder(assets, args.tokenizer_path)
     dtype = DTYPES[args.dtype] if args.dtype else None
     if args.format == "diffusers":
-        as_diffusers(tensors, source.config, output, args.lora, assets, args.parts, dtype)
+        as_diffusers(tensors, source.config, output, args.lora, dtype)
     else:
         write_weights(tensors, output, resolved, args.lora, assets, dtype)
     parallel.shutdown()

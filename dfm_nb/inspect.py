@@ -25,8 +25,8 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
-from dfm_nb.data.index import index_path, open_index
-from dfm_nb.data.prepared_folder import read_manifest, shard_digests
+from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_manifest
+from dfm_nb.data.sample_index import SampleIndex, index_path
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import Fits, SampleEntry, find_shards, how_to_adopt
 
@@ -50,18 +50,24 @@ def scan(tars: list[Path], progress: bool) -> tuple[list[SampleEntry], list[str]
     entries, faults = [], []
     for tar in tqdm(tars, "scan", unit="shard", disable=not progress or len(tars) < 20):
         try:
-            found = shards.scan_shard(tar)
+            entries += shards.samples_of(tar)
         except ValueError as error:
             faults.append(str(error))
-            continue
-        measured = (shards.read_record(tar.parent, tar.name) or {}).get("measured", {})  # by dfm adopt
-        for entry in found:
-            if entry.key in measured:  # NeMo DFM's script writes a clip's frames as its height, and that as its width
-                *grid, tokens = measured[entry.key]
-                size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*grid))
-                entry.meta.update(size, text_tokens=tokens)
-        entries += found
     return entries, faults
+
+
+def measure(folder: Path, entries: list[SampleEntry]) -> None:
+    """Put the sizes of the indexes into `meta`: NeMo DFM's script writes a clip's frames as its height."""
+    sizes = {_place(i.entry(n)): (*i.grid(n), i.text_tokens(n)) for i in _indexes(folder) for n in range(len(i))}
+    for entry in entries:
+        if found := sizes.get(_place(entry)):
+            size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*found[:3]))
+            entry.meta.update(size, text_tokens=found[3])
+
+
+def _indexes(folder: Path) -> list[SampleIndex]:
+    listed = read_checksums(folder) if (folder / CHECKSUMS).is_file() else {}
+    return [SampleIndex(folder, split) for split in SPLITS if index_path(folder, split).name in listed]
 
 
 def size_of(meta: dict) -> str:
@@ -71,7 +77,8 @@ def size_of(meta: dict) -> str:
 
 def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest: dict | None) -> dict:
     """Counts, sizes and token statistics from headers, .json parts and the manifest."""
-
+    if manifest and manifest["source"] == {"name": "adopted"}:
+        measure(tars[0].parent if place.is_file() else place, entries)
     text = [e.meta["text_tokens"] for e in entries if isinstance(e.meta.get("text_tokens"), int)]
     repeated = [k for k, n in Counter(e.key for e in entries).items() if n > 1]
     out: dict = {
@@ -80,7 +87,7 @@ def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest
         "samples": len(entries),
         "bytes": sum(t.stat().st_size for t in tars),
         "sizes": dict(Counter(size_of(e.meta) for e in entries).most_common(12)),
-        "parts": dict(Counter("+".join(sorted(e.parts)) for e in entries)),
+        "parts": dict(Counter("+".join(sorted(e.extensions)) for e in entries)),
         "captions": len({e.meta["caption"] for e in entries if isinstance(e.meta.get("caption"), str)}),
         "duplicate_keys": repeated[:NAMED],
     }
@@ -95,48 +102,39 @@ def describe(place: Path, tars: list[Path], entries: list[SampleEntry], manifest
 # ---- checks -------------------------------------------------------------------------------------------------------
 
 
-def check_manifest(folder: Path, manifest: dict, tars: list[Path]) -> list[str]:
-    """Shards against their listed sizes and checksums."""
-    faults = []
-    listed = {s["name"]: s for s in manifest["shards"]}
-    for name, s in listed.items():
-        path = folder / name
-        if not path.is_file():
-            faults.append(f"{name} is in the manifest but not in the folder")
-        elif path.stat().st_size != s["bytes"]:
-            faults.append(f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}")
-        elif files.sha256(path) != s["sha256"]:
-            faults.append(f"the content of {name} does not match its checksum")
+def check_files(folder: Path, tars: list[Path]) -> list[str]:
+    """Shards and indexes against their listed sizes and checksums; the other files were checked with the manifest."""
+    faults, listed = [], read_checksums(folder)
+    for name in listed:
+        try:
+            files.check(folder, listed, [name], MEND.format(folder))
+        except ValueError as error:
+            faults.append(str(error))
     found = [t.relative_to(folder).as_posix() for t in tars]
-    return faults + [f"{name} is not in the manifest" for name in found if name not in listed]
+    return faults + [f"{name} is not in {folder / CHECKSUMS}" for name in found if name not in listed]
 
 
 def check_indexes(folder: Path, entries: list[SampleEntry], manifest: dict | None) -> list[str]:
     """What the splits' indexes say against the shards themselves."""
+    try:
+        indexes = _indexes(folder)
+    except ValueError as error:
+        return [str(error)]
     faults = []
     named = {drop["key"] for drop in manifest["drops"]} if manifest else set()
-    for split in SPLITS:
-        try:
-            index = open_index(folder, split)
-            if index is None:
-                continue
-            index.check_fits(shard_digests(manifest))
-            grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
-        except ValueError as error:
-            faults.append(str(error))
-            continue
+    for index in indexes:
+        grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
         tars = {folder / shard.name for shard in index.shards}
         own = [e for e in entries if e.shard in tars and e.key not in named]
         right = [e for e in own if (grid := grids.get(_place(e))) and list(grid) == _grid_of(e, grid)]
         if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
-            faults.append(
-                f"{index_path(folder, split)} is wrong for {wrong} samples; write it again: dfm index {folder}"
-            )
+            path = index_path(folder, index.split)
+            faults.append(f"{path} is wrong for {wrong} samples; write it again: dfm index {folder}")
     return faults
 
 
 def _place(entry: SampleEntry) -> tuple:
-    return entry.shard, entry.key, *sorted(entry.parts.items())
+    return entry.shard, entry.key, entry.offset, entry.size
 
 
 def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:
@@ -326,7 +324,7 @@ def examine(args: argparse.Namespace) -> Inspection:
     found = describe(place, tars, entries, manifest) | {"verified": args.verify}
     if args.verify:
         if manifest and place.is_dir():
-            faults += check_manifest(folder, manifest, tars)
+            faults += check_files(folder, tars)
         named = {drop["key"] for drop in manifest["drops"]} if manifest else set()  # adopted tars still hold them
         faults += check_samples(entries, fits, progress=not args.json, named=named)
         faults += check_indexes(folder, entries, manifest)

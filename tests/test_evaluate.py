@@ -13,9 +13,10 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
 from dfm_nb.butterflies import wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
+from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.evaluation import reference
-from dfm_nb.packs.packs import LatentStatistics
+from dfm_nb.evaluation.comparison import copies
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -61,8 +62,8 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
     other = shutil.copytree(tiny_data, tmp_path / "other")
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"]["sha256"] = "0" * 64
-    manifest["files"] = {}  # a change that is meant
     (other / "manifest.json").write_text(json.dumps(manifest))
+    index_dataset(other)  # a change that is meant
     for flags, name in (
         (["--dataset", "nowhere"], "--dataset nowhere"),
         (["--dataset", str(other)], "tokenizer"),
@@ -82,12 +83,8 @@ def test_copies_of_training_samples_are_counted(monkeypatch):
     monkeypatch.setattr(reference, "stored_latents", lambda folder, split, grid, most: stored[split])
     fresh = torch.from_numpy(rng.normal(size=(15, 2, 1, 4, 4))).float()
     latents = [*fresh, *(stored["train"][:5] + 0.01), torch.zeros(2, 1, 2, 2)]
-    generated = [SimpleNamespace(latent=x, request=SimpleNamespace(latent_grid=tuple(x.shape[1:]))) for x in latents]
-    plain = LatentStatistics(torch.zeros(2), torch.ones(2))
-    run = evaluate.Evaluation(
-        SimpleNamespace(dataset="d", split="val"), SimpleNamespace(statistics=plain, sigma_data=1.0)
-    )
-    assert run._copies(generated) == {
+    samples = [SimpleNamespace(latent=x) for x in latents]
+    assert copies(samples, "d", "val", lambda x: x) == {
         "memorised": {"share": 0.25, "samples": 20, "training_samples": 300, "held_out": 200}
     }
 

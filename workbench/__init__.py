@@ -10,10 +10,11 @@
     plot.py        a light SVG plot                          `LinePlot`
     monitor.py     loss, validation, speed, newest samples   `Monitor`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
-    controls.py    one labelled control for one setting
+    controls.py    one labelled control for one option; pieces of HTML
     gallery.py     clips with their settings, side by side   `Gallery`
     studio.py      one widget to work with a model           `Studio`
     studio_html.py its pieces of HTML
+    words.py       which words of a prompt a model uses
     slider.py      a slider with an accessible name          `Slider`
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`

@@ -20,12 +20,13 @@ import ipywidgets as w
 import psutil
 
 from dfm_nb import config as cfg
-from dfm_nb import plan
 from dfm_nb.base import cpu, options, plugins
 from dfm_nb.base.log import duration
+from dfm_nb.base.memory import GIB
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
+from dfm_nb.planning.ranking import training_cost
 from workbench.controls import Control, copied, fault_html, faults_of
 from workbench.live import Live
 
@@ -246,10 +247,10 @@ class ConfigForm(Form):
         """Parameters, memory and time of the training; the time once this machine's rate is known."""
         resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
         processes, there = self.nproc or 1, psutil.virtual_memory().total
-        found = plan.estimate(resolved, processes)
-        parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / plan.GIB)} GiB a process"]
+        found = training_cost(resolved, processes)
+        parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / GIB)} GiB a process"]
         if found.bytes * processes > there:
-            parts[-1] += f" (this machine has {_short(there / plan.GIB)})"
+            parts[-1] += f" (this machine has {_short(there / GIB)})"
         rate = RATES.get(cpu.precision(resolved.config.mixed_precision))
         if rate:
             parts.append(f"about {duration(found.flops / rate / REACHED)} on this machine when it is idle")

@@ -30,16 +30,16 @@ from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
-from dfm_nb.generation.words import word_attention
 from dfm_nb.model.positions import rotary_angles
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.packs.patches import grid_positions
+from workbench.words import word_attention
 
 WIDTH_IN, PX_PER_IN, DPI = 9.2, 96, 128
 CELL_IN = 1.0
@@ -180,13 +180,12 @@ def packs(
     config = cfg.resolve(recipe).config
     store = EnergonStore(Path(data_dir), "train")
     settings = PackSettings.of(config)
-    volume = settings.patch_temporal * settings.patch_spatial**2
-    samples = [(t * h * w // volume, t) for t, h, w in map(store.grid, range(len(store)))]
+    samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
     if capacity is None:
         usual = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         capacity = max(usual, max(samples)[0])
-    plan = PackPlan(store, settings, capacity, config.dataset.packing_buffer_size)
-    lengths = [sorted(samples[i] for _, i in plan.next()) for _ in range(max(averaged, num_packs))]
+    order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
+    lengths = [sorted(samples[item.sample] for item in order.next()) for _ in range(max(averaged, num_packs))]
     used = [sum(n for n, _ in pack) for pack in lengths]
     packed = sum(used) / (len(used) * capacity)
     padded = sum(used) / sum(len(pack) * pack[-1][0] for pack in lengths)

@@ -29,12 +29,12 @@ from dfm_nb.base.log import duration
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords
-from dfm_nb.generation.words import word_effects
 from workbench import studio_html as pieces
 from workbench.controls import copied, fault_html, faults_of
 from workbench.gallery import Gallery, load
 from workbench.live import Live
 from workbench.slider import Slider
+from workbench.words import word_effects
 
 PROMPT = "A spotted blue swallowtail over a meadow."
 FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps": 10, "sigma_levels": None}

@@ -30,17 +30,16 @@ from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
-from dfm_nb.data.index import write_indexes
-from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
+from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, ShardPlans, evenly
 
-FORMAT_VERSION = 1
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
 PSNR_ITEMS = 64
@@ -54,12 +53,13 @@ MOST_RANKS = 1 << 20
 class PrepareConfig(Options):
     """Encode captioned images and clips into WebDataset shards."""
 
+    # plan=True: shards depend on it, so a folder is resumed with equal values only
     prog, epilog = "dfm prepare", NPROC
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
-    tokenizer: str = option("pca", "what makes latents of pixels", plugins="tokenizers")
-    text_encoder: str = option("minilm", "what makes embeddings of captions", plugins="text_encoders")
+    tokenizer: str = option("pca", "what makes latents of pixels", plugins="tokenizers", plan=True)
+    text_encoder: str = option("minilm", "what makes embeddings of captions", plugins="text_encoders", plan=True)
     tokenizer_path: str | None = option(
         None,
         "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
@@ -74,13 +74,15 @@ class PrepareConfig(Options):
         "--upscale is given; synthetic draws at this size",
         ge=16,
     )
-    upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does")
-    limit: int | None = option(None, "only the first N items", ge=1)
-    val_fraction: float = option(0.05, "of the items, by a hash of their keys", ge=0, lt=1)
-    test_fraction: float = option(0.0, "likewise", ge=0, lt=1)
-    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1)
-    max_text_tokens: int = option(512, "longer captions are cut", ge=1)
-    pad_text_tokens: int | None = option(None, "pad embeddings to this length, for readers that need it", ge=1)
+    upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
+    limit: int | None = option(None, "only the first N items", ge=1, plan=True)
+    val_fraction: float = option(0.05, "of the items, by a hash of their keys", ge=0, lt=1, plan=True)
+    test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
+    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)
+    max_text_tokens: int = option(512, "longer captions are cut", ge=1, plan=True)
+    pad_text_tokens: int | None = option(
+        None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
+    )
     workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "go on with an unfinished output folder")
@@ -163,17 +165,7 @@ class PrepareConfig(Options):
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """What must be equal for a folder to be this preparation's."""
-        settings = (
-            "tokenizer",
-            "text_encoder",
-            "limit",
-            "val_fraction",
-            "test_fraction",
-            "shard_size",
-            "upscale",
-            "max_text_tokens",
-            "pad_text_tokens",
-        )
+        settings = [name for name, field in fields(PrepareConfig).items() if field.marks.get("plan")]
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
             "format": FORMAT_VERSION,
@@ -284,7 +276,6 @@ class Preparation:
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
         self._encode()
-        self.ranks.barrier()
         self.ranks.first(self._complete)
 
     def _identities(self) -> dict[str, dict]:
@@ -316,7 +307,7 @@ class Preparation:
                     first_fault = first_fault or result.detail
                 else:
                     given += 1
-                    yield to_pixels(result.clip.video)
+                    yield to_pixels(result.video)
         if not given:
             raise ValueError(f"no sample of {self.config.source} could be used; the first: {first_fault}")
 
@@ -327,7 +318,7 @@ class Preparation:
         rank, world = self.ranks.rank, self.ranks.world
         plans = self.plans.share(rank, world)
         count = sum(len(p.items) for p in plans)
-        where = ", from {} to {}".format(*self.plans.range_of(rank)) if world == self.plan["ranks"] else ""
+        where = ", from {} to {}".format(*self.plans.ranges[rank]) if world == self.plan["ranks"] else ""
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one piece, as several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
@@ -348,11 +339,10 @@ class Preparation:
         write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
-        write_indexes(self.folder.path, {r["name"]: r["sha256"] for r in full})
+        write_indexes(self.folder.path, splits)
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
         own = self.config.model_dump(exclude={"options", "table"}, exclude_none=True)
         manifest = {
-            "format_version": FORMAT_VERSION,
             "dfm_nb": __version__,
             "source": self.source.identity(),
             **self._identities(),
@@ -365,9 +355,9 @@ class Preparation:
             "ranks": self.plan["ranks"],
             "plan": self.plan,
             "arguments": own | self.config.options,
-            "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
+            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in full],
         }
-        write_manifest(self.folder.path, manifest)
+        write_manifest(self.folder.path, manifest, {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in full})
         report(manifest, self.folder)
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -424,7 +414,7 @@ def reconstruction_psnr(tokenizer: Tokenizer, reading: Reading, items: list[int]
         for _, result in ahead.take(len(items)):
             if isinstance(result, SampleError):
                 continue
-            pixels = to_pixels(result.clip.video)[None]
+            pixels = to_pixels(result.video)[None]
             again = tokenizer.decode(tokenizer.encode(pixels)).float().cpu().clamp(-1, 1)
             error = ((again - pixels) * 127.5).square().mean().item()
             kind = "images" if pixels.shape[2] == 1 else "clips"
