@@ -6,6 +6,7 @@ place. Pictures are decoded with the tokenizer that the manifest names; a folder
 
 from __future__ import annotations
 
+import functools
 import html
 import math
 from collections import Counter
@@ -56,8 +57,6 @@ class DatasetBrowser(Live):
         self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
         self.about = inspect.describe(self.place, tars, self.entries, self.manifest)
         self._tokenizer_names = (tokenizer, tokenizer_path)
-        self._tokenizer: Any = None
-        self._tokenizer_note: str | None = None
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
         self._box: Any = None
@@ -91,7 +90,7 @@ class DatasetBrowser(Live):
             clip = entry.read(self.fits)
         except SampleError as error:
             return f'<div role="alert" style="font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
-        tokenizer = None if latent else self._load_tokenizer()
+        tokenizer = None if latent else self._decoder[0]
         frames = inspect.false_colours(clip) if tokenizer is None else inspect.decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
         caption = clip.meta.get("caption") or entry.key
@@ -102,24 +101,21 @@ class DatasetBrowser(Live):
         small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
         return f"<div>{shown}{small}</div>"
 
-    def _load_tokenizer(self) -> Any:
-        if self._tokenizer_note is None:
-            self._tokenizer_note = ""
-            try:
-                self._tokenizer = inspect.build_tokenizer(self.folder, self.manifest, *self._tokenizer_names)
-                if self._tokenizer is None:
-                    self._tokenizer_note = (
-                        "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
-                    )
-            except (FileNotFoundError, ValueError) as error:
-                self._tokenizer_note = f"in false colours: {error}"
-        return self._tokenizer
+    @functools.cached_property
+    def _decoder(self) -> tuple[Any, str]:
+        """The tokenizer of the shards; or None, and why they are shown in false colours."""
+        try:
+            tokenizer = inspect.build_tokenizer(self.folder, self.manifest, *self._tokenizer_names)
+        except (FileNotFoundError, ValueError) as error:
+            return None, f"in false colours: {error}"
+        unknown = "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
+        return tokenizer, "" if tokenizer else unknown
 
     def samples_html(self, indices: list[int], latent: bool = False) -> str:
         cells = "".join(self.figure(i, latent) for i in indices)
         if not cells:
             return "<div>no sample is like that</div>"
-        notes = "<br>".join(html.escape(note) for note in (self._tokenizer_note, LEGEND) if note)
+        notes = "<br>".join(html.escape(note) for note in (not latent and self._decoder[1], LEGEND) if note)
         grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
         return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{cells}</div>'
 
@@ -217,7 +213,7 @@ class DatasetBrowser(Live):
         self._searched()
 
     def _turn(self, by: int) -> None:
-        self._page.value = min(self._page.max, max(1, self._page.value + by))
+        self._page.value += by  # stays within its bounds
 
     def _searched(self) -> None:
         self._found = self.find(self._search.value, **{name: f.value for name, f in self._filters.items()})

@@ -120,8 +120,11 @@ class Watched:
             return "finished" if self.reader.iteration == self.train_iters else "not running here"
         return state
 
-    def phase(self) -> str:
-        """What a running run is doing, and for how long: `validating, 4 s`."""
+    @property
+    def doing(self) -> str:
+        """What a running run is doing, and for how long: `validating, 4 s`; else the state."""
+        if self.state != "running":
+            return self.state
         told = read_json(self.run.pid_file) or {}
         since, name = told.get("since_s"), told.get("phase")
         if not (isinstance(since, int | float) and isinstance(name, str)):  # torchrun and the imports, or their end
@@ -132,11 +135,10 @@ class Watched:
 
     def status(self) -> str:
         """One line: state, phase, iteration, loss, validation loss, learning rate, tokens/s, time left."""
-        state, of = self.state, f"/{self.train_iters}" if self.train_iters else ""
-        phase = [self.phase()] if state == "running" else []
-        parts = [state, *phase, f"iteration {self.reader.iteration}{of}"]
+        running, of = self.state == "running", f"/{self.train_iters}" if self.train_iters else ""
+        parts = ["running"] * running + [self.doing, f"iteration {self.reader.iteration}{of}"]
         parts += [said.format(self.reader.last[key]) for key, said in FIGURES.items() if key in self.reader.last]
-        if phase and not phase[0].startswith(PACELESS) and (eta := self.eta_s):
+        if running and not self.doing.startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
 
@@ -308,10 +310,9 @@ class Monitor(Live):
         more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
         keys, rows = keys[:SETTINGS_SHOWN], []
         for w in self.runs:
-            doing = w.phase() if w.state == "running" else w.state
             of = f"{w.reader.iteration}/{w.train_iters}" if w.train_iters else str(w.reader.iteration)
             losses = [f"{w.reader.last[k]:.4f}" if k in w.reader.last else "" for k in ("loss", "val_loss")]
-            rows.append([w.label, doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
+            rows.append([w.label, w.doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
         tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
         table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
         return f'{table}<div style="font-size:12px">{more}</div>'
@@ -391,8 +392,8 @@ class Monitor(Live):
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
-            doing = [(w.job.state, w.phase() if w.job.state == "running" else "") for w in self.runs]
-            running = any(state == "running" for state, _ in doing)
+            doing = [w.doing for w in self.runs]
+            running = any(w.state == "running" for w in self.runs)
             self.read()
             now = doing, [w.reader.count for w in self.runs]
             if now != before:
