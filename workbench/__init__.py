@@ -6,21 +6,21 @@
     outcome.py     what it said, and why it ended
     launcher.py    start, stop, continue a run               `Launcher`
     launcher_panel.py  its buttons, state and log
-    metrics.py     metrics.jsonl read while it is written    `MetricsReader`
+    metrics_reader.py  metrics.jsonl read while it is written  `MetricsReader`
     plot.py        a light SVG plot                          `LinePlot`
     monitor.py     loss, validation, speed, newest samples   `Monitor`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
-    controls.py    one labelled control for one option; pieces of HTML
+    controls.py    one labelled control for one setting
     gallery.py     clips with their settings, side by side   `Gallery`
     studio.py      one widget to work with a model           `Studio`
     studio_html.py its pieces of HTML
-    words.py       which words of a prompt a model uses
     slider.py      a slider with an accessible name          `Slider`
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
     parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
     pictures.py    one picture per idea                      `pictures.noising(...)`, ...
+    words.py       which words of a prompt a model uses, and where
     notebook_*.py  `dfm notebook run | sweep`, on papermill
     sweep_page.py  the page of a sweep
     lab.py         `dfm lab`
@@ -34,12 +34,18 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+VERBS = {
+    "notebook": ("workbench.notebook_cli", "run a notebook with parameters, or a grid of them"),
+    "lab": ("workbench.lab", "JupyterLab at the first notebook, on loopback, with a token"),
+}
+"""Verbs of `dfm` (`dfm_nb.cli`)."""
+
 _WHERE = {
     "Launcher": "launcher",
     "RunFailed": "job",
     "RunStopped": "launcher",
     "Monitor": "monitor",
-    "MetricsReader": "metrics",
+    "MetricsReader": "metrics_reader",
     "LinePlot": "plot",
     "ConfigForm": "form",
     "PrepareForm": "form",

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dfm_nb import inspect
 from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
+from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
 from workbench.controls import table_html
 from workbench.live import Live
@@ -48,14 +48,11 @@ class DatasetBrowser(Live):
     """
 
     def __init__(self, data_dir: str | Path, tokenizer: str | None = None, tokenizer_path: str | None = None):
-        self.place = Path(data_dir).expanduser()
-        tars = inspect.find_shards(self.place)
-        self.folder = self.place if self.place.is_dir() else self.place.parent
-        self.manifest = inspect.read_manifest(self.folder)
-        self.entries, self.faults = inspect.scan(tars, progress=False)
+        self.found = InspectedShards(Path(data_dir).expanduser())
+        self.manifest, self.entries = self.found.manifest, self.found.entries
         # what a tokenizer can decode, known without reading a sample
         self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
-        self.about = inspect.describe(self.place, tars, self.entries, self.manifest)
+        self.about = self.found.describe()
         self._tokenizer_names = (tokenizer, tokenizer_path)
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
@@ -75,7 +72,7 @@ class DatasetBrowser(Live):
             if all(w in f"{e.meta.get('caption', '')} {e.key}".lower() for w in wanted)
             and split in ("", self.splits[i])
             and (not kind or KINDS[kind](length_of(e.meta)))
-            and size in ("", inspect.size_of(e.meta))
+            and size in ("", size_of(e.meta))
         ]
 
     def figure(self, index: int, latent: bool = False) -> str:
@@ -91,7 +88,7 @@ class DatasetBrowser(Live):
         except SampleError as error:
             return f'<div role="alert" style="font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
         tokenizer = None if latent else self._decoder[0]
-        frames = inspect.false_colours(clip) if tokenizer is None else inspect.decoded(clip, tokenizer)
+        frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
         caption = clip.meta.get("caption") or entry.key
         shape = "x".join(map(str, clip.latent.shape[1:]))
@@ -105,7 +102,7 @@ class DatasetBrowser(Live):
     def _decoder(self) -> tuple[Any, str]:
         """The tokenizer of the shards; or None, and why they are shown in false colours."""
         try:
-            tokenizer = inspect.build_tokenizer(self.folder, self.manifest, *self._tokenizer_names)
+            tokenizer = self.found.tokenizer(*self._tokenizer_names)
         except (FileNotFoundError, ValueError) as error:
             return None, f"in false colours: {error}"
         unknown = "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
@@ -143,7 +140,7 @@ class DatasetBrowser(Live):
         rows += [(n.replace("_", " "), d[n]["name"]) for n in ("source", "tokenizer", "text_encoder") if n in d]
         if "counts" in d:
             rows.append(("splits", "train {train}, val {val}, test {test}".format(**d["counts"])))
-        return table_html([*rows, *(("fault", fault) for fault in self.faults)], caption=str(self.place))
+        return table_html([*rows, *(("fault", fault) for fault in self.found.faults)], caption=str(self.found.place))
 
     def drops_html(self) -> str:
         """Every reason with its count, and the first keys."""
@@ -166,7 +163,7 @@ class DatasetBrowser(Live):
         return self.html() if self._box is None else f"{self.summary_html()}{self._samples.value}"
 
     def __repr__(self) -> str:
-        return f"DatasetBrowser({str(self.place)!r}, {len(self.entries):,} samples)"
+        return f"DatasetBrowser({str(self.found.place)!r}, {len(self.entries):,} samples)"
 
     @property
     def widget(self) -> Any:
@@ -182,7 +179,7 @@ class DatasetBrowser(Live):
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
         self._filters = {}
-        sizes = dict.fromkeys(inspect.size_of(e.meta) for e in self.entries)
+        sizes = dict.fromkeys(size_of(e.meta) for e in self.entries)
         for name, found in {"split": sorted({*self.splits} - {""}), "kind": KINDS, "size": sizes}.items():
             options, tip = [(f"any {name}", ""), *((c, c) for c in found)], f"Only samples of this {name}"
             place = w.Layout(width="auto", display="" if len(found) > 1 else "none")

@@ -29,7 +29,7 @@ from workbench.controls import table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live
-from workbench.metrics import MetricsReader
+from workbench.metrics_reader import MetricsReader
 from workbench.plot import LinePlot, Series, draw_png
 from workbench.slider import Slider
 

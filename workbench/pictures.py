@@ -275,7 +275,7 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
     told = []
     for i, (name, schedule) in enumerate(samplers.SCHEDULES.items()):
         levels = schedule(num_steps)[:-1]
-        usual = name == Request("").schedule
+        usual = name == Request.model_fields["schedule"].default
         label = f"{name} (what every sampler uses unless told)" if usual else name
         (line,) = axes.semilogy(levels, "o-", color=PALETTE[i], label=label)
         line.set(linewidth=2.2 if usual else 1.2, markersize=4.5 if usual else 3, zorder=3 if usual else 2)

@@ -45,7 +45,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageWriterTransforms, _write_item
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from dfm_nb.base.argv import end_with_parent
+from dfm_nb.base.process import end_with_parent
 
 THREADS = 2
 """Files of a rank, written at the same time."""

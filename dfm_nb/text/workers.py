@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Generator, Iterable, TypeVar
 
-from dfm_nb.base.argv import end_with_parent
+from dfm_nb.base.process import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

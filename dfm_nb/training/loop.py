@@ -138,7 +138,6 @@ class Training:
         self.watchdog: Watchdog | None = None
         if d.hang_timeout_s and dist.get_world_size() > 1:
             self.watchdog = Watchdog(parallel.store(), parallel.rank(), dist.get_world_size(), d.hang_timeout_s)
-            self.watchdog.start()
 
     # Both are made at the first round of validation, which a run may not have.
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
-from workbench.metrics import MetricsReader
+from workbench.metrics_reader import MetricsReader
 from workbench.monitor import Monitor
 from workbench.plot import LinePlot, Series, averaged, downsample, draw_png
 

@@ -243,12 +243,6 @@ class ResidualTokenizer(nn.Module):
         return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors())}
 
 
-def same_latents(one: ResidualTokenizer, other: ResidualTokenizer) -> bool:
-    """Whether both encode alike, to the bit: then latents and models of the one are of the other, too."""
-    a, b = ({k: t for k, t in x.tensors().items() if not k.startswith("decoder")} for x in (one, other))
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
 def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokenizer:
     """The tokenizer.
 
