@@ -321,16 +321,16 @@ class Monitor(Live):
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
         rounds: dict[str, dict[int, Path]] = {}
         for watched in self.runs:
-            if watched.box.value and (newest := watched.run.newest_samples()):  # a later one is being written
-                folders = iteration_folders(watched.run.samples)
-                rounds[watched.label] = {i: folder for i, folder in folders if i <= newest[0]}
+            folders = iteration_folders(watched.run.samples) if watched.box.value else []
+            while folders and not media_in(folders[-1][1]):  # is being written
+                folders.pop()
+            rounds[watched.label] = dict(folders)
         iterations = sorted({i for found in rounds.values() for i in found})
         if not iterations:
             return
         last, at_end = len(iterations), self.when.value >= self.when.max
-        with self.when.hold_sync():
-            self.when.max = last
-            self.when.value = last if at_end else self.when.value
+        self.when.max = last
+        self.when.value = last if at_end else self.when.value
         self.when.layout.display = "" if last > 1 else "none"
         asked = iterations[min(int(self.when.value), last) - 1]
         shown = {}  # of each run what it drew then, or last before
