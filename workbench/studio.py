@@ -185,8 +185,8 @@ class Studio(Live):
             clip = self._generate(request, check, rough=False)
             self._remember(clip)
             check()
-        self._show(clip)
-        self._say(f"done in {time.monotonic() - began:.1f} s: {load(clip).describe()}")
+        described = self._show(clip)
+        self._say(f"done in {time.monotonic() - began:.1f} s: {described}")
         return clip
 
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
@@ -300,8 +300,7 @@ class Studio(Live):
         self.stop()
         self._fill(clip.request)
         self._rough = None
-        self._show(clip)
-        self._say(f"back at {load(clip).describe()}")
+        self._say(f"back at {self._show(clip)}")
 
     def save(self, folder: str | Path) -> Path:
         """Write the shown clip as .png or .mp4 with its settings beside it, under a name that is free."""
@@ -420,7 +419,8 @@ class Studio(Live):
         media = video.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
         self._image.value = pieces.framed(media, frame)
 
-    def _show(self, clip: Generated) -> None:
+    def _show(self, clip: Generated) -> str:
+        """Show a clip with all that belongs to it; returns its settings in words."""
         item = load(clip)
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
         self.clip, self._image.value = clip, pieces.framed(media, clip.frames[0])
@@ -428,6 +428,7 @@ class Studio(Live):
         self._words.value = pieces.words_html(self._effects.get(clip.request.prompt, []))
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
+        return item.describe()
 
     def kept_html(self) -> str:
         """The shown clip and the estimates on the way to it, as a page that needs no kernel."""
