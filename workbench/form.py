@@ -221,7 +221,9 @@ class ConfigForm(Form):
         return own
 
     def _changed(self, key: str) -> None:
-        if key == "model.size":  # shows its layers, width and heads, but for those that were set by hand
+        # demo has 4 layers, DiT-B 12: when the size changes from one to the other, the control goes from 4 to 12, but
+        # stays at 3 where it had been set to 3
+        if key == "model.size":
             was, now = self._stood, self.below(self.values())
             for other, control in self.controls.items():
                 if other != key and was[other] != now[other] and control.value == was[other]:

@@ -34,14 +34,18 @@ from workbench.plot import LinePlot, Series, draw_png
 from workbench.slider import Slider
 
 REPAINT_S = 0.25
+"""A line that grows four times a second reads as live."""
 REST = 19
 """Painting takes time: it rests so many times as long, to take a twentieth of a core at most."""
 LOOK_FOR_RUNS_S = 5.0
+"""Listing a folder of runs may be slow on a network; a new run may wait so long."""
 SMOOTHING = 1 / 40
+"""Of what is shown: wide enough for the noise of single steps, narrow enough to see warm-up."""
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that are different in every run and explain nothing."""
 SETTINGS_SHOWN = 12
+"""Columns of the table of runs that differ."""
 FIGURES = {
     "loss": "loss {:.4f}",
     "val_loss": "validation {:.4f}",

@@ -67,6 +67,7 @@ def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], li
     """At most `limit` points: the first, the last, and the lowest and highest of each stretch."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     n, stretches = len(x), (limit - 2) // 2
+    # of 3,000 points: 249 stretches of 13 in the middle, the last ones padded; two points of each, and both ends
     if n > limit:
         size = math.ceil((n - 2) / stretches)
         middle = np.pad(y[1:-1], (0, size * stretches - (n - 2)), mode="edge").reshape(stretches, size)

@@ -45,9 +45,13 @@ WAIT_S = 60.0
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
 """FLOP/s that are reckoned with until a drawing was faster: of a slow core, and of a GPU with a small network."""
 REST_S = 0.6
+"""A hand that rests so long on a slider has chosen."""
 ROUGH_S = 0.5
+"""So long a rough picture is finished though it is no longer asked for."""
 SHOW_S = 0.25
+"""Between pictures of a clip on its way: decoding one takes time from drawing."""
 HISTORY = 24
+"""Clips that are kept, with their estimates: some MB each at large sizes."""
 WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
 NEXT_SEED = ("keeps the seed", "adds 1 to the seed", "takes a random seed")
 
@@ -162,6 +166,8 @@ class Studio(Live):
                 raise Superseded
             return current
 
+        # A slider goes 2, 3, 4 and rests: rough pictures of 2, 3 and 4, each finished if that takes no longer than
+        # ROUGH_S, and REST_S after 4 the clip of 4. A move ends that clip before its next module.
         (request, refine_at), began = job, time.monotonic()
         rough = request.replace(**FAST)
         if rough != self._rough and request not in [c.request for c in self.history]:
