@@ -234,11 +234,6 @@ class Monitor(Live):
         for watched in self.runs:
             watched.box.description = watched.run.path.relative_to(top).as_posix()
 
-    @property
-    def progress(self) -> float:
-        """0 to 1, the mean of the runs; 0 while the length of a run is unknown."""
-        return sum(watched.progress for watched in self.runs) / len(self.runs)
-
     def status(self) -> str:
         """A line for one run; for several, how many there are in which state."""
         self.read()  # in a script nobody else does
@@ -297,7 +292,7 @@ class Monitor(Live):
         return [Series(name, r["val_sigmas"], r["val_loss_by_sigma"], colour=c) for name, r, c in rounds]
 
     def _paint_box(self) -> None:
-        self._bar.value = self.progress
+        self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
         self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
         text = f'<span role="status">{html.escape(self.status())}</span>'
         for fault in filter(None, (watched.reader.fault for watched in self.runs)):
