@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ipywidgets as w
+
 from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.plots import PALETTE
@@ -21,6 +23,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
 from workbench.controls import table_html
+from workbench.gallery import Gallery, Item
 from workbench.live import Live
 
 PAGE, SIDE_PX = 12, 160
@@ -69,7 +72,7 @@ class DatasetBrowser(Live):
         return [
             i
             for i, e in enumerate(self.entries)
-            if all(w in f"{e.meta.get('caption', '')} {e.key}".lower() for w in wanted)
+            if all(word in f"{e.meta.get('caption', '')} {e.key}".lower() for word in wanted)
             and split in ("", self.splits[i])
             and (not kind or KINDS[kind](length_of(e.meta)))
             and size in ("", size_of(e.meta))
@@ -80,8 +83,6 @@ class DatasetBrowser(Live):
 
         latent : the latent in false colours instead of the picture that it decodes to.
         """
-        from workbench.gallery import Gallery, Item
-
         entry = self.entries[index]
         try:
             clip = entry.read(self.fits)
@@ -168,13 +169,8 @@ class DatasetBrowser(Live):
     @property
     def widget(self) -> Any:
         """Tabs: samples with pages and search; lengths; drops."""
-        if self._box is None:
-            self._build()
-        return self._box
-
-    def _build(self) -> None:
-        import ipywidgets as w
-
+        if self._box is not None:
+            return self._box
         auto, flow = w.Layout(width="auto"), w.Layout(flex_flow="row wrap", overflow="visible")
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
@@ -208,6 +204,7 @@ class DatasetBrowser(Live):
         self._box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
         self._box.add_class("dfm-browser")
         self._searched()
+        return self._box
 
     def _turn(self, by: int) -> None:
         self._page.value += by  # stays within its bounds
