@@ -48,7 +48,7 @@ class RankGrid(Live):
     gpus_per_node: int = 8
     rank: int = 0
     dp: int = field(init=False)
-    ranks_PDCT: np.ndarray = field(init=False, repr=False)
+    ranks_PDCT: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("world_size", "tp", "cp", "pp", "gpus_per_node")}
