@@ -6,12 +6,15 @@ place. Pictures are decoded with the tokenizer that the manifest names; a folder
 
 from __future__ import annotations
 
+import functools
 import html
 import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import ipywidgets as w
 
 from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
@@ -20,6 +23,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
 from workbench.controls import table_html
+from workbench.gallery import Gallery, Item
 from workbench.live import Live
 
 PAGE, SIDE_PX = 12, 160
@@ -53,8 +57,6 @@ class DatasetBrowser(Live):
         self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
         self.about = self.found.describe()
         self._tokenizer_names = (tokenizer, tokenizer_path)
-        self._tokenizer: Any = None
-        self._tokenizer_note: str | None = None
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
         self._box: Any = None
@@ -70,7 +72,7 @@ class DatasetBrowser(Live):
         return [
             i
             for i, e in enumerate(self.entries)
-            if all(w in f"{e.meta.get('caption', '')} {e.key}".lower() for w in wanted)
+            if all(word in f"{e.meta.get('caption', '')} {e.key}".lower() for word in wanted)
             and split in ("", self.splits[i])
             and (not kind or KINDS[kind](length_of(e.meta)))
             and size in ("", size_of(e.meta))
@@ -81,14 +83,12 @@ class DatasetBrowser(Live):
 
         latent : the latent in false colours instead of the picture that it decodes to.
         """
-        from workbench.gallery import Gallery, Item
-
         entry = self.entries[index]
         try:
             clip = entry.read(self.fits)
         except SampleError as error:
             return f'<div role="alert" style="font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
-        tokenizer = None if latent else self._load_tokenizer()
+        tokenizer = None if latent else self._decoder[0]
         frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
         caption = clip.meta.get("caption") or entry.key
@@ -99,24 +99,21 @@ class DatasetBrowser(Live):
         small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
         return f"<div>{shown}{small}</div>"
 
-    def _load_tokenizer(self) -> Any:
-        if self._tokenizer_note is None:
-            self._tokenizer_note = ""
-            try:
-                self._tokenizer = self.found.tokenizer(*self._tokenizer_names)
-                if self._tokenizer is None:
-                    self._tokenizer_note = (
-                        "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
-                    )
-            except (FileNotFoundError, ValueError) as error:
-                self._tokenizer_note = f"in false colours: {error}"
-        return self._tokenizer
+    @functools.cached_property
+    def _decoder(self) -> tuple[Any, str]:
+        """The tokenizer of the shards; or None, and why they are shown in false colours."""
+        try:
+            tokenizer = self.found.tokenizer(*self._tokenizer_names)
+        except (FileNotFoundError, ValueError) as error:
+            return None, f"in false colours: {error}"
+        unknown = "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
+        return tokenizer, "" if tokenizer else unknown
 
     def samples_html(self, indices: list[int], latent: bool = False) -> str:
         cells = "".join(self.figure(i, latent) for i in indices)
         if not cells:
             return "<div>no sample is like that</div>"
-        notes = "<br>".join(html.escape(note) for note in (self._tokenizer_note, LEGEND) if note)
+        notes = "<br>".join(html.escape(note) for note in (not latent and self._decoder[1], LEGEND) if note)
         grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
         return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{cells}</div>'
 
@@ -172,13 +169,8 @@ class DatasetBrowser(Live):
     @property
     def widget(self) -> Any:
         """Tabs: samples with pages and search; lengths; drops."""
-        if self._box is None:
-            self._build()
-        return self._box
-
-    def _build(self) -> None:
-        import ipywidgets as w
-
+        if self._box is not None:
+            return self._box
         auto, flow = w.Layout(width="auto"), w.Layout(flex_flow="row wrap", overflow="visible")
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
@@ -212,9 +204,10 @@ class DatasetBrowser(Live):
         self._box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
         self._box.add_class("dfm-browser")
         self._searched()
+        return self._box
 
     def _turn(self, by: int) -> None:
-        self._page.value = min(self._page.max, max(1, self._page.value + by))
+        self._page.value += by  # stays within its bounds
 
     def _searched(self) -> None:
         self._found = self.find(self._search.value, **{name: f.value for name, f in self._filters.items()})

@@ -21,6 +21,7 @@ import psutil
 
 from dfm_nb import config as cfg
 from dfm_nb.base import cpu, options, plugins
+from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
 from dfm_nb.base.memory import GIB
 from dfm_nb.base.nearest import nearest
@@ -49,8 +50,6 @@ class Form(Live):
     given : {key: value} filled in at the start; what has no control is passed on.
     """
 
-    _box: Any = None
-
     def __init__(self, known: Mapping[str, Field], shown: Iterable[str], given: Mapping[str, Any]):
         self.known, shown = known, list(shown)
         for name in (*shown, *given):
@@ -63,7 +62,16 @@ class Form(Live):
         for key, control in self.controls.items():
             control.observe(functools.partial(self._changed, key))
         self._message, self._summary, self._copy = w.HTML(), w.HTML(), w.HTML()
-        self._sections: dict[str, Any] = {}
+        boxes: dict[str, list[Any]] = {}
+        for key, control in self.controls.items():
+            boxes.setdefault(key.rpartition(".")[0], []).append(control.box)
+        alone = boxes.pop("", [])
+        # a section for each group, as several may be open: one Accordion of them all has one open at most
+        self._sections = {group: w.Accordion([w.VBox(inside)]) for group, inside in boxes.items()}
+        for section in [*self._sections.values()][:1]:
+            section.selected_index = 0
+        self.widget = w.VBox([*alone, *self._sections.values(), self._message, self._summary, self._copy])
+        self.widget.add_class("dfm-form")
         self.validate()
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,22 +150,6 @@ class Form(Live):
             raise self.error
         return self
 
-    @property
-    def widget(self) -> Any:
-        """A section for each group of options, of which several may be open, and what they amount to."""
-        if self._box is None:
-            boxes: dict[str, list[Any]] = {}
-            for key, control in self.controls.items():
-                boxes.setdefault(key.rpartition(".")[0], []).append(control.box)
-            alone = boxes.pop("", [])
-            self._sections = {group: w.Accordion([w.VBox(inside)]) for group, inside in boxes.items()}
-            for section in [*self._sections.values()][:1]:
-                section.selected_index = 0
-            self._title_sections()
-            self._box = w.VBox([*alone, *self._sections.values(), self._message, self._summary, self._copy])
-            self._box.add_class("dfm-form")
-        return self._box
-
     def _title_sections(self) -> None:
         """A section's title counts what is wrong and what was changed in it, so that a closed one tells, too."""
         wrong = Counter(key.rpartition(".")[0] for key in self.faults)
@@ -221,7 +213,9 @@ class ConfigForm(Form):
         return own
 
     def _changed(self, key: str) -> None:
-        if key == "model.size":  # shows its layers, width and heads, but for those that were set by hand
+        # demo has 4 layers, DiT-B 12: when the size changes from one to the other, the control goes from 4 to 12, but
+        # stays at 3 where it had been set to 3
+        if key == "model.size":
             was, now = self._stood, self.below(self.values())
             for other, control in self.controls.items():
                 if other != key and was[other] != now[other] and control.value == was[other]:
@@ -263,11 +257,10 @@ class ConfigForm(Form):
             said.setdefault(at, []).append(str(replace(fault, key="" if fault.key == at else fault.key, origin="")))
         return {at: "; ".join(texts) for at, texts in said.items()}
 
-    @property
-    def widget(self) -> Any:
-        if self._box is None:
+    def _ipython_display_(self) -> None:
+        super()._ipython_display_()
+        if not is_headless():
             threading.Thread(target=self._measure, name="dfm-form", daemon=True).start()
-        return super().widget
 
     def _measure(self) -> None:
         """The rate of this machine, which takes a moment and may be busy, and then the time in the summary."""

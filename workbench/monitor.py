@@ -34,14 +34,18 @@ from workbench.plot import LinePlot, Series, draw_png
 from workbench.slider import Slider
 
 REPAINT_S = 0.25
+"""A line that grows four times a second reads as live."""
 REST = 19
 """Painting takes time: it rests so many times as long, to take a twentieth of a core at most."""
 LOOK_FOR_RUNS_S = 5.0
+"""Listing a folder of runs may be slow on a network; a new run may wait so long."""
 SMOOTHING = 1 / 40
+"""Of what is shown: wide enough for the noise of single steps, narrow enough to see warm-up."""
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that are different in every run and explain nothing."""
 SETTINGS_SHOWN = 12
+"""Columns of the table of runs that differ."""
 FIGURES = {
     "loss": "loss {:.4f}",
     "val_loss": "validation {:.4f}",
@@ -120,8 +124,11 @@ class Watched:
             return "finished" if self.reader.iteration == self.train_iters else "not running here"
         return state
 
-    def phase(self) -> str:
-        """What a running run is doing, and for how long: `validating, 4 s`."""
+    @property
+    def doing(self) -> str:
+        """What a running run is doing, and for how long: `validating, 4 s`; else the state."""
+        if self.state != "running":
+            return self.state
         told = read_json(self.run.pid_file) or {}
         since, name = told.get("since_s"), told.get("phase")
         if not (isinstance(since, int | float) and isinstance(name, str)):  # torchrun and the imports, or their end
@@ -132,11 +139,10 @@ class Watched:
 
     def status(self) -> str:
         """One line: state, phase, iteration, loss, validation loss, learning rate, tokens/s, time left."""
-        state, of = self.state, f"/{self.train_iters}" if self.train_iters else ""
-        phase = [self.phase()] if state == "running" else []
-        parts = [state, *phase, f"iteration {self.reader.iteration}{of}"]
+        running, of = self.state == "running", f"/{self.train_iters}" if self.train_iters else ""
+        parts = ["running"] * running + [self.doing, f"iteration {self.reader.iteration}{of}"]
         parts += [said.format(self.reader.last[key]) for key, said in FIGURES.items() if key in self.reader.last]
-        if phase and not phase[0].startswith(PACELESS) and (eta := self.eta_s):
+        if running and not self.doing.startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
 
@@ -228,11 +234,6 @@ class Monitor(Live):
         for watched in self.runs:
             watched.box.description = watched.run.path.relative_to(top).as_posix()
 
-    @property
-    def progress(self) -> float:
-        """0 to 1, the mean of the runs; 0 while the length of a run is unknown."""
-        return sum(watched.progress for watched in self.runs) / len(self.runs)
-
     def status(self) -> str:
         """A line for one run; for several, how many there are in which state."""
         self.read()  # in a script nobody else does
@@ -291,7 +292,7 @@ class Monitor(Live):
         return [Series(name, r["val_sigmas"], r["val_loss_by_sigma"], colour=c) for name, r, c in rounds]
 
     def _paint_box(self) -> None:
-        self._bar.value = self.progress
+        self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
         self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
         text = f'<span role="status">{html.escape(self.status())}</span>'
         for fault in filter(None, (watched.reader.fault for watched in self.runs)):
@@ -308,10 +309,9 @@ class Monitor(Live):
         more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
         keys, rows = keys[:SETTINGS_SHOWN], []
         for w in self.runs:
-            doing = w.phase() if w.state == "running" else w.state
             of = f"{w.reader.iteration}/{w.train_iters}" if w.train_iters else str(w.reader.iteration)
             losses = [f"{w.reader.last[k]:.4f}" if k in w.reader.last else "" for k in ("loss", "val_loss")]
-            rows.append([w.label, doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
+            rows.append([w.label, w.doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
         tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
         table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
         return f'{table}<div style="font-size:12px">{more}</div>'
@@ -320,16 +320,16 @@ class Monitor(Live):
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
         rounds: dict[str, dict[int, Path]] = {}
         for watched in self.runs:
-            if watched.box.value and (newest := watched.run.newest_samples()):  # a later one is being written
-                folders = iteration_folders(watched.run.samples)
-                rounds[watched.label] = {i: folder for i, folder in folders if i <= newest[0]}
+            folders = iteration_folders(watched.run.samples) if watched.box.value else []
+            while folders and not media_in(folders[-1][1]):  # is being written
+                folders.pop()
+            rounds[watched.label] = dict(folders)
         iterations = sorted({i for found in rounds.values() for i in found})
         if not iterations:
             return
         last, at_end = len(iterations), self.when.value >= self.when.max
-        with self.when.hold_sync():
-            self.when.max = last
-            self.when.value = last if at_end else self.when.value
+        self.when.max = last
+        self.when.value = last if at_end else self.when.value
         self.when.layout.display = "" if last > 1 else "none"
         asked = iterations[min(int(self.when.value), last) - 1]
         shown = {}  # of each run what it drew then, or last before
@@ -391,8 +391,8 @@ class Monitor(Live):
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
-            doing = [(w.job.state, w.phase() if w.job.state == "running" else "") for w in self.runs]
-            running = any(state == "running" for state, _ in doing)
+            doing = [w.doing for w in self.runs]
+            running = any(w.state == "running" for w in self.runs)
             self.read()
             now = doing, [w.reader.count for w in self.runs]
             if now != before:

@@ -26,7 +26,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.base.plots import PALETTE
+from dfm_nb.base.plots import PALETTE, plain
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -75,11 +75,6 @@ def _figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
     figure = Figure(figsize=(width_in, height_in), facecolor="white")
     figure.set_layout_engine("constrained", rect=(0.008, 0.012, 0.984, 0.976))  # a margin, as the page may be dark
     return figure
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
 # ---- clips, and estimates of them ----------------------------------------------------------------------------------
@@ -285,7 +280,7 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, fontsize=9)
-    _plain(axes)
+    plain(axes)
     low, high = axes.get_ylim()
     grid = np.geomspace(low, high, 300)
     side.fill_betweenx(grid, _density(grid, P_mean, P_std), color=PALETTE[5], alpha=0.6, linewidth=0)
@@ -345,7 +340,7 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], P_mean: float, P_std
     axes.set(xlabel="sigma", ylabel="EDM loss", ylim=(0, None), xlim=(low, high))
     axes.xaxis.set_major_formatter("{x:g}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    _plain(axes)
+    plain(axes)
     told = [f"{name} {', '.join(f'{b:.2f} at {a:.2g}' for a, b in zip(*points))}" for name, points in curves.items()]
     return Picture(
         figure, f"EDM loss by sigma: {'; '.join(told)}. Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
@@ -388,7 +383,7 @@ def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
         panel.plot(axis, alike, color=PALETTE[at], alpha=0.35, linewidth=1)
         panel.plot(axis, alike.mean(1), color=PALETTE[at], linewidth=2.4)
         panel.set(xlabel=label, yticks=[-1, 0, 1], xticks=[-8, -4, 0, 4, 8])
-        _plain(panel)
+        plain(panel)
     right.suptitle("q · k of equal vectors: the pairs\nof time, of height (thick: mean)", fontsize=11)
     counts = ", ".join(f"{len(pairs)} over {name}" for pairs, name in zip(own, ("time", "height", "width")))
     said = f"Of {len(axis_of)} pairs of channels turn {counts}. The fastest turn a quarter per patch or frame."

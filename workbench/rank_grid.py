@@ -5,6 +5,7 @@ The order is megatron-core's tp-cp-dp-pp, tp fastest. Neither torch nor megatron
 
 from __future__ import annotations
 
+import functools
 import html
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +48,7 @@ class RankGrid(Live):
     gpus_per_node: int = 8
     rank: int = 0
     dp: int = field(init=False)
-    ranks_PDCT: np.ndarray = field(init=False, repr=False)
+    ranks_PDCT: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("world_size", "tp", "cp", "pp", "gpus_per_node")}
@@ -115,26 +116,25 @@ class RankGrid(Live):
 
     # ---- the sliders ----------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def widget(self) -> Any:
         """The grid below sliders of its numbers; a layout that cannot be says what would fit."""
-        if not hasattr(self, "_box"):
-            import ipywidgets as w
+        import ipywidgets as w
 
-            from workbench.slider import Slider
+        from workbench.slider import Slider
 
-            self._sliders = {}
-            for name, most in MOST.items():
-                value, label = getattr(self, name), {"world_size": "GPUs", "gpus_per_node": "per node"}.get(name, name)
-                slider = Slider(label=label, value=value, min=name != "rank", max=max(most, value), step=1)
-                slider.observe(self._moved, names="value")
-                self._sliders[name] = slider
-            rows, half = list(self._sliders.values()), w.Layout(flex="1 1 22em", overflow="visible")
-            halves = [w.VBox(rows[:3], layout=half), w.VBox(rows[3:], layout=half)]
-            self._drawn = w.HTML()
-            self._box = w.VBox([w.HBox(halves, layout=w.Layout(flex_flow="row wrap")), self._drawn])
-            self._moved()
-        return self._box
+        self._sliders = {}
+        for name, most in MOST.items():
+            value, label = getattr(self, name), {"world_size": "GPUs", "gpus_per_node": "per node"}.get(name, name)
+            slider = Slider(label=label, value=value, min=name != "rank", max=max(most, value), step=1)
+            slider.observe(self._moved, names="value")
+            self._sliders[name] = slider
+        rows, half = list(self._sliders.values()), w.Layout(flex="1 1 22em", overflow="visible")
+        halves = [w.VBox(rows[:3], layout=half), w.VBox(rows[3:], layout=half)]
+        self._drawn = w.HTML()
+        box = w.VBox([w.HBox(halves, layout=w.Layout(flex_flow="row wrap")), self._drawn])
+        self._moved()
+        return box
 
     def _moved(self, _change: Any = None) -> None:
         asked: dict[str, Any] = {name: int(slider.value) for name, slider in self._sliders.items()}

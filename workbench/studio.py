@@ -45,9 +45,13 @@ WAIT_S = 60.0
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
 """FLOP/s that are reckoned with until a drawing was faster: of a slow core, and of a GPU with a small network."""
 REST_S = 0.6
+"""A hand that rests so long on a slider has chosen."""
 ROUGH_S = 0.5
+"""So long a rough picture is finished though it is no longer asked for."""
 SHOW_S = 0.25
+"""Between pictures of a clip on its way: decoding one takes time from drawing."""
 HISTORY = 24
+"""Clips that are kept, with their estimates: some MB each at large sizes."""
 WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
 NEXT_SEED = ("keeps the seed", "adds 1 to the seed", "takes a random seed")
 
@@ -162,6 +166,8 @@ class Studio(Live):
                 raise Superseded
             return current
 
+        # A slider goes 2, 3, 4 and rests: rough pictures of 2, 3 and 4, each finished if that takes no longer than
+        # ROUGH_S, and REST_S after 4 the clip of 4. A move ends that clip before its next module.
         (request, refine_at), began = job, time.monotonic()
         rough = request.replace(**FAST)
         if rough != self._rough and request not in [c.request for c in self.history]:
@@ -185,8 +191,8 @@ class Studio(Live):
             clip = self._generate(request, check, rough=False)
             self._remember(clip)
             check()
-        self._show(clip)
-        self._say(f"done in {time.monotonic() - began:.1f} s: {load(clip).describe()}")
+        described = self._show(clip)
+        self._say(f"done in {time.monotonic() - began:.1f} s: {described}")
         return clip
 
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
@@ -300,8 +306,7 @@ class Studio(Live):
         self.stop()
         self._fill(clip.request)
         self._rough = None
-        self._show(clip)
-        self._say(f"back at {load(clip).describe()}")
+        self._say(f"back at {self._show(clip)}")
 
     def save(self, folder: str | Path) -> Path:
         """Write the shown clip as .png or .mp4 with its settings beside it, under a name that is free."""
@@ -420,7 +425,8 @@ class Studio(Live):
         media = video.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
         self._image.value = pieces.framed(media, frame)
 
-    def _show(self, clip: Generated) -> None:
+    def _show(self, clip: Generated) -> str:
+        """Show a clip with all that belongs to it; returns its settings in words."""
         item = load(clip)
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
         self.clip, self._image.value = clip, pieces.framed(media, clip.frames[0])
@@ -428,6 +434,7 @@ class Studio(Live):
         self._words.value = pieces.words_html(self._effects.get(clip.request.prompt, []))
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
+        return item.describe()
 
     def kept_html(self) -> str:
         """The shown clip and the estimates on the way to it, as a page that needs no kernel."""

@@ -117,6 +117,7 @@ def test_changed_value_offers_the_recipes():
     form["model.num_layers"] = 3
     form["model.size"] = "DiT-B"
     assert form.controls["model.num_layers"].reset.description == "12", "of the size that is chosen"
+    assert (form.controls["model.num_layers"].value, form.controls["model.hidden_size"].value) == (3, 768)
 
 
 def test_form_tells_parameters_memory_and_time(monkeypatch):
@@ -127,10 +128,7 @@ def test_form_tells_parameters_memory_and_time(monkeypatch):
     form = ConfigForm(["model.size", "train.train_iters"], recipe="demo", nproc=2)
     assert "4.1 M" in form._summary.value and "GiB" in form._summary.value and "about" not in form._summary.value
     form._measure()
-    assert "about" in (shown := form._summary.value)
-    monkeypatch.setattr(module.cpu, "cpu_flops", lambda bf16: 1e6)  # another program is busy
-    form._measure()
-    assert form._summary.value == shown
+    assert "about" in form._summary.value
 
 
 def test_command_and_call_are_there_to_copy():

@@ -46,13 +46,7 @@ def test_columns_are_labelled_and_rows_stay_together(files):
 
 
 def test_missing_or_unknown_clips_are_named(tmp_path):
-    (tmp_path / "x.avi").write_bytes(b"")
-    for shown, error, name in (
-        ([tmp_path / "x.mp4"], FileNotFoundError, "x.mp4"),
-        (tmp_path / "x.avi", ValueError, ".avi"),
-        ([], ValueError, None),
-        ([3], ValueError, "3"),
-    ):
+    for shown, error, name in (([tmp_path / "x.mp4"], FileNotFoundError, "x.mp4"), ([3], ValueError, "3")):
         with pytest.raises(error, match=name):
             Gallery(shown)
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):

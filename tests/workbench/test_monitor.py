@@ -76,7 +76,7 @@ def test_status_tells_progress_and_time_left(tmp_path):
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 40\n")
     monitor = Monitor(tmp_path)
     assert "iteration 10/40" in repr(monitor), "in a script nobody else reads"
-    assert monitor.progress == 0.25
+    assert monitor.runs[0].progress == 0.25
     assert monitor.runs[0].eta_s == pytest.approx(2.0 * 30)
     for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
         assert words in monitor.status()
@@ -187,7 +187,7 @@ def test_runs_are_drawn_over_one_another_and_named_by_what_differs(tmp_path):
         assert [s["name"] for s in monitor.loss.data] == ["lr 0.1", "lr 0.2"]
         assert len({s["color"] for s in monitor.loss.data}) == 2
         assert [s["y"] for s in monitor.validation.data] == [[0.5], [0.5]]
-        assert monitor.status() == "2 runs: 2 finished" and monitor.progress == 1
+        assert monitor.status() == "2 runs: 2 finished" and monitor.runs[0].progress == 1
         assert "train.lr" in monitor.table_html() and "dataset.path" not in monitor.table_html()
 
 

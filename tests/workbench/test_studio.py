@@ -256,14 +256,6 @@ def test_thumbnails_are_compared_by_what_differs():
         assert re.findall("<th [^>]*>([^<]+)", studio._compared.value) == shown
 
 
-def test_the_history_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "HISTORY", 3)
-    studio = small()
-    for seed in range(5):
-        studio.draw(seed=seed)
-    assert [c.request.seed for c in studio.history] == [2, 3, 4] and len(thumbnails(studio)) == len(studio._ways) == 3
-
-
 def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
     studio = small()
     with pytest.raises(ValueError):
