@@ -84,9 +84,11 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     """In this process; see the module's header. kind : "resident" or "allocated"."""
     import torch
 
-    from dfm_nb import parallel, plan
+    from dfm_nb import parallel
     from dfm_nb.config.counts import parameter_count
     from dfm_nb.model import attention
+    from dfm_nb.planning.layouts import Load, Plan
+    from dfm_nb.planning.training_memory import training_bytes
 
     torch.set_num_threads(1)
     attention.FLOAT32_BELOW = 0  # the estimate is of GPUs, where bfloat16 stays bfloat16
@@ -106,10 +108,9 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     config, pack, runs = take_steps(wanted, STEPS)
     peak = resident("VmHWM") - before
     samples, number = len(pack.keys), 4 if precision == "fp32" else 2
-    load = plan.Load(
-        tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs
-    )
-    estimate = plan.memory(config.model, plan.Plan(recompute=recompute), load)
+    load = Load(tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs)
+    held = training_bytes(config.model, Plan(recompute=recompute), load)
+    estimate = sum(held.values())
     parallel.shutdown()
     return {
         "size": size,
@@ -118,9 +119,9 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
         "precision": precision,
         "parameters": parameter_count(config.model),
         "measured": peak,
-        "estimate": estimate.total,
-        "activations": estimate.activations,
-        "error": estimate.total / peak - 1,
+        "estimate": estimate,
+        "activations": held["activations"],
+        "error": estimate / peak - 1,
     }
 
 

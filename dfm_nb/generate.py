@@ -112,8 +112,14 @@ def main(argv: list[str] | None = None) -> int:
     ema = None if args.ema == "none" else args.ema if args.ema == "auto" else float(args.ema)
     layout = Layout(args.tp_size, args.pp_size, args.cp_size)
     weaker = checkpoint.find_weights(args.autoguidance_checkpoint) if args.autoguidance_checkpoint else None
-    digest, guide = weights.identity, weaker.identity if weaker else None
-    check_replay(args, requests, digest, ema, guide)
+    made_by = {
+        "checkpoint": weights.identity,
+        "ema": ema,
+        "autoguidance_checkpoint": weaker.identity if weaker else None,
+    }
+    sidecar = Path(args.prompts_file) if (args.prompts_file or "").endswith(".json") else None
+    if sidecar:
+        check_replay(sidecar, requests[-1], made_by)
     parallel.init(layout)
     if not args.checkpoint_path and parallel.rank() == 0:
         here = "; --checkpoint-path model.pth takes the file that lies here" * Path("model.pth").is_file()
@@ -126,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     many = len(requests) > 1 or "RANK" in os.environ
     work = [(output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
     if args.skip_existing:
-        work = [(p, r) for p, r in work if not finished_before(p, r, digest, ema, guide)]
+        work = [(p, r) for p, r in work if not finished_before(p, r, made_by)]
     existing = [p for p, _ in work if p.exists()]
     if existing and not args.overwrite:
         raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
@@ -141,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
             if writes:
                 path = result.save(work[i][0], args.save_latents)
                 finished.append(path)
-                print(f"[INFO] wrote {path}{replay_verdict(args.prompts_file, path)}", flush=True)
+                print(f"[INFO] wrote {path}{replay_verdict(sidecar, path) if sidecar else ''}", flush=True)
     except KeyboardInterrupt:
         if writes:
             names = ", ".join(p.name for p in finished) or "none"

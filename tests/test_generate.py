@@ -184,7 +184,7 @@ def test_first_frame_needs_a_model_trained_for_it(tiny_pipe, tmp_path):
 def test_prompts_are_cut_where_the_training_captions_were(tiny_pipe, monkeypatch):
     """The data set was prepared with --max-text-tokens 4, say: generation takes that from its manifest."""
     monkeypatch.setitem(tiny_pipe.manifest["text_encoder"], "max_tokens", 4)
-    monkeypatch.setattr(tiny_pipe, "_text_encoder", None)
+    monkeypatch.delitem(vars(tiny_pipe), "text_encoder", raising=False)
     monkeypatch.setattr(tiny_pipe, "_texts", {})
     (text,) = tiny_pipe.encode_text(["a red butterfly over a meadow in the evening"])
     assert len(text) == 4

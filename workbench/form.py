@@ -22,10 +22,11 @@ import ipywidgets as w
 import psutil
 
 from dfm_nb import config as cfg
-from dfm_nb import plan
 from dfm_nb.base import cpu, plugins
 from dfm_nb.base.log import duration
+from dfm_nb.base.memory import GIB
 from dfm_nb.config import notation, sizes
+from dfm_nb.planning.ranking import training_cost
 from workbench import controls
 from workbench.controls import Control
 from workbench.live import Live
@@ -219,10 +220,10 @@ class ConfigForm(Form):
     def _cost(self, resolved: cfg.Resolved) -> str:
         """Parameters, memory and time of the training; the time once this machine's rate is known."""
         processes, there = self.nproc or 1, psutil.virtual_memory().total
-        found = plan.estimate(resolved, processes)
-        parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / plan.GIB)} GiB a process"]
+        found = training_cost(resolved, processes)
+        parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / GIB)} GiB a process"]
         if found.bytes * processes > there:
-            parts[-1] += f" (this machine has {_short(there / plan.GIB)})"
+            parts[-1] += f" (this machine has {_short(there / GIB)})"
         rate = _RATES.get(cpu.precision(resolved.config.mixed_precision))
         if rate:
             parts.append(f"about {duration(found.flops / rate / REACHED)} on this machine when it is idle")

@@ -36,10 +36,10 @@ from dfm_nb.diffusion import edm, samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
-from dfm_nb.generation.words import word_attention
 from dfm_nb.model.positions import rotary_angles
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.packs.patches import grid_positions
+from workbench.words import word_attention
 
 WIDTH_IN, PX_PER_IN, DPI = 9.2, 96, 128
 CELL_IN = 1.0

@@ -30,7 +30,6 @@ from dfm_nb.base.log import duration
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, changed, flag_words, requests_of_keywords
-from dfm_nb.generation.words import word_effects
 from workbench.controls import copied, fault_html
 from workbench.gallery import Gallery, load
 from workbench.live import Live
@@ -47,6 +46,7 @@ from workbench.studio_html import (
     thumb_style,
     words_html,
 )
+from workbench.words import word_effects
 
 PROMPT = "A spotted blue swallowtail over a meadow."
 FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps": 10, "sigma_levels": None}

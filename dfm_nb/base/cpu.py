@@ -19,10 +19,10 @@ def fast_bf16() -> bool:
 
 def precision(asked: str) -> str:
     """`mixed_precision` as it is computed here: `auto` is bf16 where CPU or GPU multiplies it, else fp32."""
-    import torch
-
     if asked != "auto":
         return asked
+    import torch
+
     cuda = torch.cuda.is_available()
     return "bf16" if (torch.cuda.is_bf16_supported(including_emulation=False) if cuda else fast_bf16()) else "fp32"
 

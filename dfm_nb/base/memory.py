@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 GIB = 1 << 30
 
@@ -12,6 +14,8 @@ GIB = 1 << 30
 def available_bytes(device: torch.device) -> int:
     """What this process can still take: of the GPU, or of the machine and its control group."""
     if device.type == "cuda":
+        import torch
+
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     import psutil

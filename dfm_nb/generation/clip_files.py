@@ -5,10 +5,10 @@ NAME.mp4 or NAME.png, and beside it NAME.mp4.json. The sidecar is written last: 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -123,70 +123,40 @@ def settings_of(request: Request) -> dict:
     return {**asdict(request), "init_sha256": sha256(Path(given)) if given else None}
 
 
-def finished_before(
-    path: Path, request: Request, checkpoint_identity: dict, ema: float | str | None, guide: dict | None = None
-) -> bool:
+def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) -> bool:
     """Whether `path`, or the same prompt's file of another process, is there with a sidecar of exactly this request.
 
-    guide : identity of the autoguidance checkpoint.
+    made_by : what a clip depends on besides its request: checkpoint, ema and autoguidance_checkpoint of the sidecar.
     """
-    pattern = path.name
-    if pattern.startswith("idx="):
-        head, _, rest = pattern.partition("_rank=")
-        pattern = f"{head}_rank=*_{rest.partition('_')[2]}"
-    made_by = {"checkpoint": checkpoint_identity, "ema": ema, "autoguidance_checkpoint": guide}
+    pattern = re.sub(r"^(idx=\d+_rank=)\d+_", r"\1*_", path.name)
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
-    for found in path.parent.glob(pattern):
-        beside = found.with_suffix(found.suffix + ".json")
-        if beside.is_file():
-            record = json.loads(beside.read_text())
-            if all(record.get(k) == v for k, v in wanted.items()):
-                return True
-    return False
+    sidecars = (found.with_suffix(found.suffix + ".json") for found in path.parent.glob(pattern))
+    records = (json.loads(sidecar.read_text()) for sidecar in sidecars if sidecar.is_file())
+    return any(all(record.get(k) == v for k, v in wanted.items()) for record in records)
 
 
-def replay_verdict(prompts_file: str | None, path: Path) -> str:
-    """What to say of the clip at `path` if `prompts_file` is a sidecar with hashes: the same bits, or not."""
-    if not prompts_file or Path(prompts_file).suffix != ".json":
-        return ""
-    was, now = (json.loads(p.read_text()) for p in (Path(prompts_file), path.with_suffix(path.suffix + ".json")))
+def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) -> None:
+    """ValueError when other weights or another input made the clip of a sidecar. made_by : as for `finished_before`."""
+    record, now = json.loads(sidecar.read_text()), {**settings_of(request), **made_by}
+    given = {
+        "checkpoint": "--checkpoint-path",
+        "ema": "--ema",
+        "autoguidance_checkpoint": "--autoguidance-checkpoint",
+        "init_sha256": f"the file {request.init_image or request.init_video}",
+    }
+    for name, what in given.items():
+        was, is_ = (v.get("sha256") if isinstance(v, dict) else v for v in (record.get(name, now[name]), now[name]))
+        if was != is_:
+            raise ValueError(f"{what} must be that of the clip of {sidecar}, {was or 'none'}; got {is_ or 'none'}")
+
+
+def replay_verdict(sidecar: Path, path: Path) -> str:
+    """What to say of the clip at `path`, made again from a sidecar: the same bits, or not."""
+    was, now = (json.loads(p.read_text()) for p in (sidecar, path.with_suffix(path.suffix + ".json")))
     if "latent_sha256" not in was:
         return ""
     if was["latent_sha256"] == now["latent_sha256"]:
-        return f", bit for bit the clip of {prompts_file}"
+        return f", bit for bit the clip of {sidecar}"
     changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
     said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding of another batch or machine"
-    return f"; its latent differs from that of {prompts_file} ({said})"
-
-
-def check_replay(
-    args: argparse.Namespace, requests: list[Request], digest: dict, ema: float | str | None, guide: dict | None = None
-) -> None:
-    """ValueError when --prompts-file is the sidecar of a clip that other weights, or another input, made.
-
-    requests : those of the command line; the sidecar's is the last. guide : identity of the autoguidance checkpoint.
-    """
-    sidecar = args.prompts_file
-    if not sidecar or Path(sidecar).suffix != ".json":
-        return
-    record = json.loads(Path(sidecar).read_text())
-    made_by, guided_by = record.get("checkpoint", digest), record.get("autoguidance_checkpoint")
-    if made_by.get("sha256") != digest.get("sha256"):
-        raise ValueError(
-            f"{sidecar} is of a clip made by other weights ({made_by}) than --checkpoint-path's ({digest}); name that "
-            "checkpoint, or give its prompt with --prompt"
-        )
-    if record.get("ema", ema) != ema:
-        raise ValueError(f"{sidecar} is of a clip made with --ema {record['ema'] or 'none'}; pass that")
-    if (guided_by or {}).get("sha256") != (guide or {}).get("sha256"):
-        raise ValueError(
-            f"{sidecar} is of a clip made with --autoguidance-checkpoint {guided_by or '(none)'}, not "
-            f"{guide or '(none)'}; pass the same"
-        )
-    request = requests[-1]
-    made_from, now = record.get("init_sha256"), settings_of(request)["init_sha256"]
-    if made_from != now:
-        raise ValueError(
-            f"{request.init_image or request.init_video} is not the file that {sidecar} was made from (sha256 "
-            f"{str(made_from)[:12]}, not {str(now)[:12]}); put that file back"
-        )
+    return f"; its latent differs from that of {sidecar} ({said})"

@@ -18,6 +18,7 @@ from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
 from dfm_nb.base import cpu, geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
+from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
@@ -26,12 +27,12 @@ from dfm_nb.config import counts
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.stores import EMPTY_TEXT, read_empty_text
 from dfm_nb.diffusion import samplers
-from dfm_nb.generation import memory as sampling_memory
 from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
 from dfm_nb.generation.request import Request, requests_of_keywords
 from dfm_nb.model.build import build_chunks
 from dfm_nb.parallel.groups import Layout, layout_of, mpu
+from dfm_nb.planning.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 
 StepCallback = Callable[[int, int, "Clips"], None]
 """callback(step, num_steps, clips) with the batch's denoised estimates, decoded when they are looked at."""
@@ -81,9 +82,7 @@ class Pipeline:
         encoded = m.variant == "wan" and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = checkpoint.read_statistics(folder).used_by(m.variant)
-        self._tokenizer_path, self._text_path = tokenizer_path, text_encoder_path
-        self._tokenizer: Tokenizer | None = None
-        self._text_encoder: TextEncoder | None = None
+        self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
         self.guide = guide
         if guide is not None:
             self.check_same_data(guide)
@@ -165,61 +164,48 @@ class Pipeline:
             "torch": torch.__version__,
         }
 
-    def _data(self) -> dict[str, Any]:
-        """What latents and texts mean to this model."""
-        mean, std = self.statistics.mean.tolist(), self.statistics.std.tolist()
-        encoders = {kind: self.manifest[kind] for kind in ("tokenizer", "text_encoder")}
-        return {**encoders, "latent_mean": mean, "latent_std": std}
-
     def check_same_data(self, guide: Pipeline) -> None:
-        """ValueError unless a weaker model speaks of the same latents and texts as this one."""
-        theirs = guide._data()
-        for what, ours in self._data().items():
+        """ValueError unless a weaker model was trained on the same latents and texts as this one."""
+
+        def data(pipe: Pipeline) -> dict[str, Any]:
+            statistics = {"latent_mean": pipe.statistics.mean.tolist(), "latent_std": pipe.statistics.std.tolist()}
+            return {kind: pipe.manifest[kind] for kind in ("tokenizer", "text_encoder")} | statistics
+
+        theirs = data(guide)
+        for what, ours in data(self).items():
             if theirs[what] != ours:
                 raise ValueError(
                     f"--autoguidance-checkpoint must be trained on data of the same {what} as --checkpoint-path, and "
                     "it was not; take an earlier checkpoint of that run, or a smaller model trained on the same folder"
                 )
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training data, loaded when first needed."""
-        if self._tokenizer is None:
-            path = self._tokenizer_path
-            if path is None and (self.folder / "tokenizer.safetensors").is_file():
-                name = self.manifest["tokenizer"]["name"]
-                # TorchScript runs its code: a checkpoint may bring tensors only
-                plugins.check_carried(plugins.load("tokenizers", name), name, self.folder, "--tokenizer-path")
-                path = str(self.folder)
-            self._tokenizer = self._load(
-                "tokenizer", path, "on latents of another tokenizer", "its file with --tokenizer-path"
-            )
-        return self._tokenizer
+        path = self._tokenizer_path
+        if path is None and (self.folder / "tokenizer.safetensors").is_file():
+            name = self.manifest["tokenizer"]["name"]
+            # TorchScript runs its code: a checkpoint may bring tensors only
+            plugins.check_carried(plugins.load("tokenizers", name), name, self.folder, "--tokenizer-path")
+            path = str(self.folder)
+        return self._load("tokenizer", path)
 
-    @property
+    @functools.cached_property
     def text_encoder(self) -> TextEncoder:
         """The text encoder of the training data, loaded when first needed."""
-        if self._text_encoder is None:
-            # a prompt is cut where the training captions were
-            cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
-            self._text_encoder = self._load(
-                "text_encoder",
-                self._text_path,
-                "with another text encoder",
-                "its folder with --text-encoder-path",
-                **cut,
-            )
-        return self._text_encoder
+        # a prompt is cut where the training captions were
+        cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
+        return self._load("text_encoder", self._text_encoder_path, **cut)
 
-    def _load(self, kind: str, path: str | None, fault: str, fix: str, **settings: Any) -> Any:
-        """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError with fault and fix if it is another."""
+    def _load(self, kind: str, path: str | None, **settings: Any) -> Any:
+        """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if another one is there."""
         saved = self.manifest[kind]
         plugin = plugins.load(f"{kind}s", saved["name"]).build(path, device=str(self.device), **settings)
         wanted, found = saved.get("sha256"), plugin.identity().get("sha256")
         if wanted and found != wanted:
+            flag = f"--{kind.replace('_', '-')}-path"
             raise ValueError(
-                f"the checkpoint was trained {fault} ({saved['name']}, sha256 {wanted[:12]}, not {str(found)[:12]}); "
-                f"pass {fix}"
+                f"{flag} must be the {saved['name']} of the training, sha256 {wanted[:12]}; got {str(found)[:12]}"
             )
         return plugin
 
@@ -327,32 +313,36 @@ class Pipeline:
 
     # ---- memory -----------------------------------------------------------------------------------------------
 
-    def memory(self, requests: Sequence[Request]) -> sampling_memory.Work:
-        """What `sampling_memory.estimate` needs to know of a batch."""
-        m, first = self.config.model, requests[0]
-        return sampling_memory.Work(
-            m,
-            sum(p.numel() * p.element_size() for c in self.chunks for p in c.parameters()),
-            len(requests),
-            *first.latent_grid,
-            halves=1 if first.weights(self.guide is not None)[0] == 1 else 2,
-            number_bytes=4 if self.config.mixed_precision == "fp32" else 2,
-            tp=m.tensor_model_parallel_size,
-            cp=m.context_parallel_size,
-            pp=m.pipeline_model_parallel_size,
-        )
+    def _halves(self, request: Request) -> int:
+        """Forwards of the network for one estimate: with and without the prompt, unless guidance is 1."""
+        return 1 if request.weights(self.guide is not None)[0] == 1 else 2
 
     def flops(self, request: Request) -> int:
         """FLOPs of the network for one clip; text encoder and decoding are not counted."""
-        work = self.memory([request])
-        each = counts.forward_flops(work.model, [work.clip_tokens] * work.halves, [work.text_tokens] * work.halves)
+        m, halves = self.config.model, self._halves(request)
+        each = counts.forward_flops(m, [clip_tokens(m, request.latent_grid)] * halves, [TEXT_TOKENS] * halves)
         return each * samplers.evaluations(request.sampler, len(request.sigmas(self.sigma_data)) - 1)
+
+    def needed_bytes(self, requests: Sequence[Request]) -> int:
+        """What a batch takes on this process beside the weights, estimated."""
+        first, number = requests[0], 4 if self.config.mixed_precision == "fp32" else 2
+        halves = self._halves(first)
+        parts = sampling_bytes(self.config.model, len(requests), first.latent_grid, halves, bytes_per_number=number)
+        return sum(parts.values())
 
     def check_memory(self, requests: Sequence[Request]) -> None:
         """ValueError with what to lower, if a batch would not fit."""
-        work, room = self.memory(requests), sampling_memory.available_bytes(self.device)
-        if self.memory_check and sampling_memory.estimate(work).beside_weights > room:
-            raise ValueError(sampling_memory.refusal(work, room))
+        free = available_bytes(self.device)
+        if self.memory_check and self.needed_bytes(requests) > free:
+            raise ValueError(f"{self._too_large(requests)}, with {free / GIB:.3g} free; --no-memory-check tries it")
+
+    def _too_large(self, requests: Sequence[Request]) -> str:
+        r = requests[0]
+        return (
+            f"{len(requests)} clip(s) of {r.num_video_frames} frames of {r.height}x{r.width} px do not fit in memory; "
+            "lower --batch-size, --num-video-frames, or --height and --width, or raise --cp-size with "
+            f"--nproc-per-node; estimated are {self.needed_bytes(requests) / GIB:.3g} GiB a process beside the weights"
+        )
 
     @contextlib.contextmanager
     def _explaining_memory(self, requests: Sequence[Request]):
@@ -362,7 +352,7 @@ class Pipeline:
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise
-            raise ValueError(sampling_memory.refusal(self.memory(requests), None)) from error
+            raise ValueError(self._too_large(requests)) from error
 
     # ---- latents ----------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@ import pytest
 
 from dfm_nb import parallel
 from dfm_nb.model import attention
-from dfm_nb.plan import Plan, _parameters
+from dfm_nb.planning.layouts import Plan
+from dfm_nb.planning.training_memory import parameters
 from tests.conftest import run_ranks
-from tests.test_plan import NETWORKS, estimated_layer, model_of, one_layer
+from tests.planning.test_training_memory import NETWORKS, estimated_layer, model_of, one_layer
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,7 @@ def on_this_rank(layout: Plan, overrides: list[str]) -> tuple[int, tuple[int, in
 def test_parallel_layers_keep_and_hold_what_is_estimated(layout, network):
     _, overrides = NETWORKS[network]
     model = model_of("model.num_layers=2", *overrides)
-    for rank, (counted, parameters) in enumerate(run_ranks(2, on_this_rank, layout, overrides)):
-        assert parameters == _parameters(model, layout, rank if layout.pp > 1 else 0)
+    for rank, (counted, held) in enumerate(run_ranks(2, on_this_rank, layout, overrides)):
+        assert held == parameters(model, layout, rank if layout.pp > 1 else 0)
         if layout.pp == 1:
             assert estimated_layer(layout, overrides, "bf16") == pytest.approx(counted, rel=0.03), (rank, counted)

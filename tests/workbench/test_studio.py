@@ -289,7 +289,7 @@ def test_marked_words_are_named_in_text_and_escaped():
 def test_word_effects_are_those_of_their_definition(tiny_pipe):
     """Against single evaluations; and the whole prompt as one word is the whole effect."""
     from dfm_nb.base.seeds import generator_for
-    from dfm_nb.generation.words import word_effects
+    from workbench.words import word_effects
 
     (clip,) = tiny_pipe(["a red moth over a meadow"], height=32, width=48, num_steps=2)
     (noise,) = [torch.randn(clip.latent.shape, generator=generator_for("words", 0), dtype=torch.float64)]

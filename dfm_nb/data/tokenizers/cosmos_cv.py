@@ -32,6 +32,7 @@ from dfm_nb.base.geometry import (
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.plugins import Flag
+from dfm_nb.planning.inference_memory import cosmos_bytes
 
 FLAGS = (
     Flag("tile_px", "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames", int),
@@ -49,9 +50,6 @@ WINDOW_FRAMES = 49  # of a clip that does not fit whole
 SMALLEST_WINDOW_FRAMES = 17
 OVERLAP_LATENTS = 3
 TILE_OVERLAP = 8  # latent pixels
-# Numbers held at once. The decoder's tensors are 32 a pixel, the encoder's 20 (the published source at full width);
-# with the workspace of convolutions a process grew by up to 91. Spatial attention holds pairs of latent pixels.
-NUMBERS_PER_PX, NUMBERS_PER_PAIR = 96, 3
 _checksum = functools.cache(sha256)
 
 
@@ -217,8 +215,7 @@ class CosmosCV:
         if (name, size) not in self._fits:
             t, h, w = size
             area = min(h, self.tile or h) * min(w, self.tile or w)
-            numbers = t * area * (TEMPORAL * SPATIAL**2 * NUMBERS_PER_PX + area * NUMBERS_PER_PAIR)
-            needed, free = numbers * self._half(name)[1].itemsize, available_bytes(self.device)
+            needed, free = cosmos_bytes(t, area, self._half(name)[1].itemsize), available_bytes(self.device)
             self._fits[name, size] = needed <= free
             if needed > free and t > _window_latents(WINDOW_FRAMES):
                 frames, height, width = pixel_size(*size)

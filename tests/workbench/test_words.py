@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dfm_nb.generation.words import word_attention
+from workbench.words import word_attention
 
 pytestmark = pytest.mark.slow
 PROMPT = "A red moth, over a meadow"

@@ -3,7 +3,6 @@
 import gc
 import re
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -13,23 +12,26 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.diffusion.objective import EDM
-from dfm_nb.generation.memory import GIB, Work, estimate
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser
 from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
+from dfm_nb.planning.inference_memory import sampling_bytes
 
-MODEL = cfg.resolve(None, overrides=["model.size=DiT-XL", "model.in_channels=16"]).config.model
-WORK = Work(MODEL, weight_bytes=2 * GIB, batch=4, t=31, h=90, w=160, number_bytes=2)
+SIZE = ["model.size=DiT-XL", "model.in_channels=16"]
+WORK = {"clips": 4, "grid": (31, 90, 160), "bytes_per_number": 2}
+
+
+def estimate(*overrides: str, **change) -> dict[str, int]:
+    return sampling_bytes(cfg.resolve(None, overrides=[*SIZE, *overrides]).config.model, **{**WORK, **change})
 
 
 def test_estimate_grows_with_the_work_and_falls_with_the_layout():
-    base = estimate(WORK)
-    for change in ({"batch": 5}, {"t": 32}, {"h": 92}, {"w": 162}, {"text_tokens": 64}):
-        assert estimate(replace(WORK, **change)).total > base.total, change
-    assert estimate(replace(WORK, halves=1)).activations * 2 == base.activations
-    for change in ({"cp": 2}, {"tp": 2}):
-        assert estimate(replace(WORK, **change)).activations < base.activations, change
-    assert base.total == base.weights + base.activations + base.text + base.state
+    base = estimate()
+    for change in ({"clips": 5}, {"grid": (32, 90, 160)}, {"grid": (31, 92, 160)}, {"text_tokens": 64}):
+        assert sum(estimate(**change).values()) > sum(base.values()), change
+    assert estimate(halves=1)["activations"] * 2 == base["activations"]
+    for change in ("model.context_parallel_size=2", "model.tensor_model_parallel_size=2"):
+        assert estimate(change)["activations"] < base["activations"], change
 
 
 def growth(hidden: int, side: int, batch: int) -> tuple[int, int]:
@@ -50,7 +52,7 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int]:
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = resident("VmRSS")
     denoiser(x, 1.0)
-    return resident("VmHWM") - before, estimate(Work(m, 0, batch, 1, side, side, text_tokens=8)).activations
+    return resident("VmHWM") - before, sampling_bytes(m, batch, (1, side, side), text_tokens=8)["activations"]
 
 
 def resident(name: str) -> int:

@@ -1,0 +1,162 @@
+"""Legal layouts of a model by the time of a step, and what one training costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from dfm_nb import config as cfg
+from dfm_nb.base import geometry
+from dfm_nb.base.memory import GIB
+from dfm_nb.config import counts, sizes
+from dfm_nb.config.checks import layout_faults
+from dfm_nb.planning.inference_memory import clip_tokens
+from dfm_nb.planning.layouts import Load, Plan, layouts
+from dfm_nb.planning.step_time import Machine, step_seconds
+from dfm_nb.planning.training_memory import training_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 12
+"""Layouts in the table."""
+
+
+def fed(resolved: cfg.Resolved) -> cfg.Config:
+    """The settings, with what a data set usually says where there is none yet."""
+    usual = {"model.in_channels": sizes.LATENT_CHANNELS, "model.text_dim": sizes.TEXT_DIM}
+    return resolved.with_derived(usual, "assumed").config
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A legal layout with the bytes of its fullest process, the seconds of its step, and whether it fits."""
+
+    plan: Plan
+    bytes: dict[str, int]
+    seconds: dict[str, float]
+    fits: bool
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.bytes.values())
+
+    @property
+    def step_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine, margin_percent: float) -> Layouts:
+    """Every legal layout: the shortest step first, and of equal ones the one of least memory.
+
+    Raises
+    ------
+    ValueError : no layout is legal (with the faults of plain DP).
+    """
+    found = []
+    for plan in layouts(gpus):
+        if not _faults(config, plan):
+            needed = training_bytes(config.model, plan, load)
+            fits = sum(needed.values()) * (1 + margin_percent / 100) <= machine.gpu_memory_gib * GIB
+            found.append(Candidate(plan, needed, step_seconds(config.model, plan, load, machine), fits))
+    if not found:
+        fault = _faults(config, Plan(dp=gpus))[0]
+        raise ValueError(f"no layout of {gpus} GPUs is legal for this model and batch: {fault}")
+    return Layouts(sorted(found, key=lambda c: (round(c.step_s, 9), c.total_bytes)), machine.gpu_memory_gib)
+
+
+def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
+    """Why a layout is not legal. The degrees of `config` itself are overwritten; nothing else reads them."""
+    m = config.model
+    m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
+    m.sequence_parallel = plan.sp
+    return layout_faults(config, plan.gpus)
+
+
+class Layouts(list[Candidate]):
+    """Layouts, the shortest step first. gpu_memory_gib : of the GPUs that they were looked for on."""
+
+    def __init__(self, candidates: Iterable[Candidate], gpu_memory_gib: float):
+        super().__init__(candidates)
+        self.gpu_memory_gib = gpu_memory_gib
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits.
+
+        `recompute_time`, `elementwise`, `communication` and `bubble` are the parts of that time that are no matrix
+        products of the model. `step_s` is the time itself, at the machine's rates.
+        """
+        import pandas as pd
+
+        best_s = next((c for c in self if c.fits), self[0]).step_s
+        return pd.DataFrame([_row(c, best_s) for c in self])
+
+    def table(self) -> pd.DataFrame:
+        """What is worth reading of the shortest that fit; where none does, of those that need least memory."""
+        frame = self.to_frame()
+        best = frame[frame.fits] if frame.fits.any() else frame.sort_values("gib_total")
+        return best.drop(columns=[*(f.name for f in fields(Plan)), "fits", "overrides"]).head(SHOWN)
+
+    def __str__(self) -> str:
+        """How many fit, the table, and the settings of its first row."""
+        table = self.table()
+        settings = "The first one's settings: " + " ".join(self[table.index[0]].plan.overrides())
+        return "\n".join([self._count(), table.to_string(index=False, float_format="%.2f"), settings])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """The table, with a bar for each share of a GPU's memory."""
+        style = self.table().style.hide().format(precision=2)
+        gib = [name for name in style.columns if name.startswith("gib_")]
+        bars = style.bar(subset=gib, color="#8888", vmin=0, vmax=self.gpu_memory_gib)
+        return f"<div>{self._count()}</div>{bars.to_html()}"
+
+    def _count(self) -> str:
+        least = self.to_frame().groupby("recompute", sort=False).gib_total.min()
+        each = ", ".join(f"{recompute} {gib:.1f}" for recompute, gib in least.items())
+        found = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
+        return f"{found}; the smallest takes {least.min():.1f} GiB a GPU (recompute {each})."
+
+
+def _row(c: Candidate, best_s: float) -> dict[str, Any]:
+    return {
+        "layout": str(c.plan),
+        **asdict(c.plan),
+        **{f"gib_{name}": part / GIB for name, part in c.bytes.items()},
+        "gib_total": c.total_bytes / GIB,
+        "fits": c.fits,
+        "step_s": c.step_s,
+        "relative_time": c.step_s / best_s,
+        **{name: part / best_s for name, part in c.seconds.items() if name != "compute"},
+        "overrides": c.plan.overrides(),
+    }
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training takes: parameters, bytes on the fullest process, FLOPs of all processes to its last step."""
+
+    parameters: int
+    bytes: int
+    flops: int
+
+
+def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> Cost:
+    """Before anything is built, on packs full of samples as large as validation generates, else of one sample each.
+
+    Parameters
+    ----------
+    processes : all of them. text_tokens : of a sample's caption where `model.text_padding` is null; 24 is a sentence.
+    """
+    config = fed(resolved)
+    m, v, samples = config.model, config.validation, 1
+    load = Load.of(config, samples, text_tokens, cpu=True)
+    if v.frames and v.height and v.width:
+        length = clip_tokens(m, geometry.latent_size(geometry.round_frames(v.frames), v.height, v.width))
+        load = Load.of(config, max(1, load.tokens // max(1, length)), text_tokens, cpu=True)
+    lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
+    step = load.packs * counts.model_flops(m, lengths, texts)
+    held = training_bytes(m, Plan.of(config, processes), load)
+    return Cost(counts.parameter_count(m), sum(held.values()), step * config.train.train_iters)
