@@ -45,7 +45,7 @@ from dfm_nb.evaluation.reference import Real
 from dfm_nb.evaluation.table import rows, table
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
-from dfm_nb.generation.request import RECOMMENDED, Request, add_flags, flags_of
+from dfm_nb.generation.request import RECOMMENDED, Request
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,10 +60,14 @@ SHARED = ("negative_prompt", "guidance_interval", "autoguidance", *HOW)
 """Flags of `dfm generate` that are flags here."""
 
 
+def _shared(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in Request.given(args).items() if name in SHARED}
+
+
 def requests(prompts: Sequence[str], frames: int, args: argparse.Namespace) -> list[Request]:
     """A request for each prompt."""
     size = {"height": args.size_px, "width": args.size_px, "num_video_frames": frames}
-    own = {**size, "seed": args.seed, **flags_of(args, SHARED)}
+    own = {**size, "seed": args.seed, **_shared(args)}
     return [Request(prompt=prompt, index=i, **own) for i, prompt in enumerate(prompts)]
 
 
@@ -78,7 +82,7 @@ def requests_like(reals: list[Real], args: argparse.Namespace) -> list[Request]:
             num_video_frames=len(r.frames),
             fps=r.fps,
             seed=args.seed,
-            **flags_of(args, SHARED),
+            **_shared(args),
         )
         for i, r in enumerate(reals)
     ]
@@ -97,7 +101,7 @@ def parser() -> ArgumentParser:
     p.add_argument("--num-clips", type=int, default=16, help="clips to generate, of 9 frames without --dataset")
     p.add_argument("--max-frames", type=int, default=9, help="clips of --dataset are cut to this many frames")
     p.add_argument("--size-px", type=int, default=64, help="side in px; of a source's samples the short side")
-    add_flags(p, SHARED)
+    Request.add_flags(p, SHARED)
     p.add_argument("--autoguidance-checkpoint", help="a weaker model for guidance to lead away from")
     p.add_argument("--seed", type=int, default=1, help="of the starting noise, and of the choice of real samples")
     p.add_argument("--ema", default="auto", help="auto, none or a stored length")
@@ -294,7 +298,7 @@ def measure(args: argparse.Namespace) -> Measured:
         guide=args.autoguidance_checkpoint,
         mixed_precision=args.mixed_precision,
     )
-    vars(args).update(pipe.recommended | flags_of(args, HOW))
+    vars(args).update(pipe.recommended | {n: v for n, v in _shared(args).items() if n in HOW})
     run = Evaluation(args, pipe)
     if network is None:
         run.unseen()

@@ -21,7 +21,7 @@ from dfm_nb.base.argv import NPROC, ArgumentParser, guard
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.clip_files import Clips, Generated, check_replay, finished_before, output_path, replay_verdict
 from dfm_nb.generation.pipeline import Pipeline
-from dfm_nb.generation.request import Request, add_flags, flags_of, read_prompts, request_of
+from dfm_nb.generation.request import FLAGS, Request, read_prompts
 from dfm_nb.parallel.groups import Layout, mpu
 
 
@@ -36,7 +36,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--prompts-file",
         help=".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to make it again",
     )
-    add_flags(p)
+    Request.add_flags(p, FLAGS)
     p.add_argument("--autoguidance-checkpoint", help="a weaker checkpoint that replaces the unconditional estimate")
     p.add_argument("--ema", default="auto", help="relative length of the weight average; auto, or none for raw weights")
     p.add_argument("--mixed-precision", choices=("bf16", "fp32"), help="arithmetic; by default that of the training")
@@ -60,7 +60,7 @@ def requests_of(args: argparse.Namespace, recommended: dict[str, Any] | None = N
 
     recommended : what the checkpoint recommends, for what neither sets.
     """
-    common = {**(recommended or {}), **flags_of(args)}
+    common = {**(recommended or {}), **Request.given(args), "prompt": ""}
     lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in args.prompt]
     if args.prompts_file:
         lines += read_prompts(Path(args.prompts_file))
@@ -69,10 +69,11 @@ def requests_of(args: argparse.Namespace, recommended: dict[str, Any] | None = N
     requests = []
     for i, (where, line) in enumerate(lines):
         try:
-            requests.append(request_of({**common, "index": i, **line}))
+            requests.append(Request(**{**common, "index": i, **line}))
             requests[-1].check()
         except (ValueError, FileNotFoundError) as error:
-            raise type(error)(f"{where}: {error}" if where else str(error)) from None
+            kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
+            raise kind(f"{where}: {error}" if where else str(error)) from None
     uses = Counter(r.index for r in requests)
     if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
         raise ValueError(f"two prompts have index {twice}, which names their files and their noise; make them differ")

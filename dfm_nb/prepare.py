@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -19,18 +18,12 @@ from dfm_nb.data.preparation import PrepareConfig, check, prepare
 if typing.TYPE_CHECKING:
     import pandas as pd
 
-MENUS = {"source": "sources", "tokenizer": "tokenizers", "text_encoder": "text_encoders"}
-
 
 def parser() -> ArgumentParser:
     """A flag for each field of `PrepareConfig`, and those that the plugins bring along."""
-    about = "Encode captioned images and clips into WebDataset shards."
-    p = ArgumentParser(prog="dfm prepare", description=about, epilog=NPROC)
-    hints = typing.get_type_hints(PrepareConfig)
-    for field in PrepareConfig.own_fields():
-        _add(p, field, hints[field.name])
+    p = PrepareConfig.parser("Encode captioned images and clips into WebDataset shards.", NPROC)
     for kind in plugins.BUILT_IN:
-        group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}")
+        group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
         for flag in plugins.flags(kind).values():
             if flag.type is bool:  # None where it is not given, so that it is not taken for a flag of another plugin
                 group.add_argument(flag.option, action="store_true", default=None, help=flag.help)
@@ -39,26 +32,8 @@ def parser() -> ArgumentParser:
     return p
 
 
-def _add(p: ArgumentParser, field: dataclasses.Field, hint: type) -> None:
-    """The flag of one field."""
-    flags = list(field.metadata["flags"]) or ["--" + field.name.replace("_", "-")]
-    if field.name == "text_encoder_path":
-        modules = plugins.load_all("text_encoders").values()
-        flags = [m.PATH_FLAG for m in modules if hasattr(m, "PATH_FLAG")] + flags
-    help = field.metadata["help"]
-    if field.name in MENUS:
-        help += ", ".join(plugins.names(MENUS[field.name]))
-    if isinstance(field.default, bool):
-        p.add_argument(*flags, dest=field.name, action="store_true", help=help)
-        return
-    required = field.default is dataclasses.MISSING
-    kind = next(t for t in (*typing.get_args(hint), hint) if t is not type(None))  # `int | None` is read by int
-    default = None if required else field.default
-    p.add_argument(*flags, dest=field.name, type=kind, default=default, required=required, help=help)
-
-
 def parse(argv: list[str] | None) -> PrepareConfig:
-    return PrepareConfig.of(**vars(parser().parse_args(argv)))
+    return PrepareConfig(**vars(parser().parse_args(argv)))
 
 
 def preflight(argv: list[str], nproc: int) -> None:
@@ -116,14 +91,14 @@ def prepare_dataset(
     >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
     """
     table = None if isinstance(source, str) else source
-    words = parser().words({"source": source if table is None else "table", "output_dir": output_dir, **flags})
-    config = PrepareConfig.of(**vars(parser().read(words)), table=table)
+    name = source if isinstance(source, str) else "table"
+    config = PrepareConfig(source=name, output_dir=output_dir, table=table, **flags)
     if num_processes == 1:
         return PreparedDataset(output_dir, prepare(config))
     if table is not None:
         raise ValueError("a DataFrame is in this process alone; save it as .parquet and give source='table:FILE'")
     check(config, num_processes)
-    launch("prepare", words, num_processes)
+    launch("prepare", config.words(), num_processes)
     return PreparedDataset(output_dir, json.loads((Path(output_dir).expanduser() / "manifest.json").read_text()))
 
 

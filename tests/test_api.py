@@ -17,7 +17,7 @@ from dfm_nb import evaluate_model, plan_layouts, prepare_dataset, read_metrics, 
 from dfm_nb.base.video import read_video
 from dfm_nb.butterflies import synthetic
 from dfm_nb.config import ConfigError, notation
-from dfm_nb.generation.request import DIFFUSERS, Request, requests_of_keywords
+from dfm_nb.generation.request import Request, requests_of_keywords
 from tests import tiny_run
 from tests.processes import commands
 
@@ -55,7 +55,7 @@ def test_unknown_keywords_name_the_nearest(call, near):
 def test_values_have_the_flags_types(tmp_path):
     with pytest.raises(ValueError, match="--short-side.*64px"):
         prepare_dataset(output_dir=tmp_path, short_side="64px")
-    with pytest.raises(ValueError, match="num_video_frames.*five"):
+    with pytest.raises(ValueError, match="--num-video-frames.*five"):
         requests_of_keywords(["a"], {"num_frames": "five"})
     with pytest.raises(ConfigError, match="optimizer.lr"):
         train_model(run_dir=tmp_path / "r", mock=True, overrides={"optimizer": {"lr": -1}})
@@ -69,7 +69,7 @@ def test_names_of_diffusers_are_ours():
     there = {"num_inference_steps": 4, "num_frames": np.int64(5), "guidance_scale": 2}
     (ours,) = requests_of_keywords(["a"], {"num_steps": 4, "num_video_frames": 5, "guidance": 2.0, "seed": 7})
     (theirs,) = requests_of_keywords(["a"], {**there, "generator": torch.Generator().manual_seed(7)})
-    assert ours == theirs and set(DIFFUSERS.values()) <= set(Request.__dataclass_fields__)
+    assert ours == theirs and set(Request.aliases.values()) <= set(Request.model_fields)
     seeds = [torch.Generator().manual_seed(s) for s in (3, 4)]
     assert [r.seed for r in requests_of_keywords(["a", "b"], {"generator": seeds})] == [3, 4]
     with pytest.raises(ValueError, match="got 2"):

@@ -25,6 +25,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import cpu, plugins
 from dfm_nb.base.log import duration
 from dfm_nb.base.memory import GIB
+from dfm_nb.base.options import fields as fields_of
 from dfm_nb.config import notation, sizes
 from dfm_nb.planning.ranking import training_cost
 from workbench import controls
@@ -350,7 +351,10 @@ class PrepareForm(Form):
         from dfm_nb import prepare  # which imports torch
 
         self.output_dir, self.fault = str(output_dir), ""
-        self._config, self._parser = prepare.PrepareConfig.of, prepare.parser()
+        self._config, self._parser = prepare.PrepareConfig, prepare.parser()
+        known = {name: field.type for name, field in fields_of(prepare.PrepareConfig).items()}
+        flags = {name: flag.type for name, flag in plugins.all_flags().items()}
+        self._types = known | flags
         self._actions = {a.dest: a for a in self._parser._actions if a.dest not in ("help", "output_dir")}
         defaults = dict(defaults or {})
         unknown = [k for k in (*defaults, *fields) if k not in self._actions]
@@ -387,7 +391,7 @@ class PrepareForm(Form):
             return controls.menu(dest, label, choices, value, " ".join(first[n] for n in choices).replace("`", ""))
         if action.nargs == 0:
             return controls.check(dest, label, bool(value), help)
-        return controls.text(dest, label, value, help, typing.cast(type, action.type or str), "default")
+        return controls.text(dest, label, value, help, self._types[dest], "default")
 
     def _source_chosen(self, change: Any) -> None:
         """A path belongs to the source that it was given for."""
@@ -438,10 +442,10 @@ class PrepareForm(Form):
         self.fault = at = ""
         try:
             for dest, value in self._given().items():
-                kind = typing.cast(type, self._actions[dest].type)
-                if kind is not None:
+                kind = self._types[dest]
+                if kind not in (bool, str):
                     _convert(self._actions[dest].option_strings[0], kind, value)
-            self._look(self._config(**vars(self._parser.read(self.argv()))))
+            self._look(self._config(**vars(self._parser.parse_args(self.argv()))))
         except (ValueError, OSError) as error:
             self.fault = str(error)
             at = self._place_of(self.fault)

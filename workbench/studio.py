@@ -17,7 +17,6 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.request import FLAGS, Request, changed, flag_words, requests_of_keywords
+from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords
 from workbench.controls import copied, fault_html
 from workbench.gallery import Gallery, load
 from workbench.live import Live
@@ -176,7 +175,7 @@ class Studio(Live):
             return current
 
         (request, refine_at), began = job, time.monotonic()
-        rough = replace(request, **FAST)
+        rough = request.replace(**FAST)
         if rough != self._rough and request not in [c.request for c in self.history]:
             # finished though the slider moves on, or a fast hand would see no picture at all
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
@@ -205,7 +204,7 @@ class Studio(Live):
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
         sigmas, shown_s = request.sigmas(self.pipe.sigma_data), time.monotonic()
         estimates: list[tuple[int, float, np.ndarray]] = []
-        follows = self._rough != replace(request, **FAST)  # no rough picture stands for this clip already
+        follows = self._rough != request.replace(**FAST)  # no rough picture stands for this clip already
 
         def on_step(step: int, num_steps: int, clips: Any) -> None:
             nonlocal shown_s
@@ -272,15 +271,16 @@ class Studio(Live):
             values[name] = int(value) if name in (*WHOLE, "num_steps") else value
             if name == "num_video_frames" and not geometry.is_frame_count(values[name]):
                 faults[name] = f"frames must be 1 + 4k; got {value}; use {geometry.nearest_frames(values[name])}"
-        request = None if faults else Request(**values)
-        alone = [Request("", **{n: v}) for n, v in values.items() if n in WHOLE and n not in faults]
-        for one in (request,) if request else alone:
-            try:
-                one.check()
-            except (ValueError, FileNotFoundError) as error:  # beside the control that it names first
-                named = re.match("--([a-z-]+)", str(error))
-                name, request = named[1].replace("-", "_") if named else "", None
-                faults[name if name in self.controls else "prompt"] = str(error).removeprefix("--")
+        request = None
+        try:
+            request = Request(**{name: v for name, v in values.items() if name not in faults})
+            request.check()
+        except (ValueError, FileNotFoundError) as error:
+            for name, said in getattr(error, "faults", {"": str(error)}).items():
+                named = re.match("--([a-z-]+)", said)  # a rule of several stands beside the control it names first
+                name = name or (named[1].replace("-", "_") if named else "")
+                faults.setdefault(name if name in self.controls else "prompt", said.removeprefix("--"))
+        request = None if faults else request
         self.faults = faults
         for name, place in self._fault_places.items():
             place.value = fault_html(faults[name]) if name in faults else ""
@@ -334,13 +334,15 @@ class Studio(Live):
         request, source = self._shown().request, _path_of(self.pipe)
         file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
         average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
-        settings = [f"{name}={value!r}" for name, value in changed(request, self.pipe.recommended).items()]
+        settings = [
+            f"{name}={value!r}" for name, value in request.changed(self.pipe.recommended).items() if name in FLAGS
+        ]
         python = (
             f"from dfm_nb import Pipeline\n\npipe = Pipeline.from_pretrained({source!r}{average})\n"
             f"clip = pipe({', '.join([repr(request.prompt), *settings])})[0]\nclip.save({file!r})"
         )
         flags = ["--checkpoint-path", source, *(["--ema", str(self.pipe.ema or "none")] if average else [])]
-        flags += [*flag_words(request, self.pipe.recommended), "--video-save-path", file]
+        flags += [*request.replace(index=0).words(self.pipe.recommended), "--video-save-path", file]
         return python, shlex.join(["dfm", "generate", *flags])
 
     def _shown(self) -> Generated:
@@ -383,7 +385,7 @@ class Studio(Live):
         wide, label = w.Layout(width="auto"), {"description_width": "6em"}
 
         def text(name: str, shown: str, **more: Any) -> w.Text:
-            help = Request.__dataclass_fields__[name].metadata.get("help", "what the clip shows; Enter draws")
+            help = Request.model_fields[name].description
             return w.Text(description=shown, tooltip=help, continuous_update=False, layout=wide, style=label, **more)
 
         self.controls: dict[str, Any] = {

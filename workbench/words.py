@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def word_effects(
     shorter = [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
     texts = [clip.request.prompt, "", *shorter]
     levels = [20 * pipe.sigma_data, 2 * pipe.sigma_data] if sigmas is None else sigmas
-    plain = replace(clip.request, guidance=1.0, negative_prompt="", init_image=None, init_video=None)
+    plain = clip.request.replace(guidance=1.0, negative_prompt="", init_image=None, init_video=None)
     clean, squares = clip.latent.double().to(pipe.device), torch.zeros(len(levels), len(texts), dtype=torch.float64)
     noises = [
         torch.randn(clean.shape, generator=generator_for("words", n), dtype=torch.float64) for n in range(num_noises)
@@ -59,7 +58,7 @@ def word_effects(
     ] = {}  # D(prompt) of each level and noise: the first text of the first batch
     for start in range(0, len(texts), BATCH):
         batch = slice(start, start + BATCH)
-        denoiser = pipe.denoiser([replace(plain, prompt=text) for text in texts[batch]]).cond
+        denoiser = pipe.denoiser([plain.replace(prompt=text) for text in texts[batch]]).cond
         for (i, sigma), (n, noise) in itertools.product(enumerate(levels), enumerate(noises)):
             check()
             D = denoiser((clean + sigma * noise.to(clean))[None], sigma)
@@ -111,7 +110,7 @@ def word_attention(
         assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
         found.append(weights.mean(0))
 
-    plain = replace(clip.request, guidance=1.0, negative_prompt="", init_image=None, init_video=None)
+    plain = clip.request.replace(guidance=1.0, negative_prompt="", init_image=None, init_video=None)
     clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data if sigma is None else sigma
     denoiser = pipe.denoiser([plain]).cond
     network: Any = pipe.chunks[0]

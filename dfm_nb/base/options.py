@@ -16,9 +16,10 @@ ValueError of one sentence with the nearest legal name.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, ClassVar, Literal, Self
@@ -42,8 +43,10 @@ def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks:
     default : without one the option must be given.
     help : one line for `--help`, `--print-config` and the tooltip of a form; with `flags=...` and so on below.
     **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
-        else are marks: `positional` (an argument without a flag), `flags` (other names of the flag), `metavar`,
-        `hidden` (not in `--help`), `output` (a path that is written, so no URL), or what the reader of `fields` knows.
+        else are marks: `positional` (an argument without a flag), `flag` (where it does not follow from the name),
+        `flags` (its other names), `metavar`, `hidden` (not in `--help`), `python_only` (no flag), `output` (a path that
+        is written, so no URL), `unset` (on a command line the default is another's, which comes later), or what the
+        reader of `fields` knows.
     """
     limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
     return PydanticField(default, description=help, json_schema_extra=limits_and_marks or None, **limits)
@@ -83,7 +86,7 @@ class Field:
     @property
     def flag(self) -> str:
         """`--num-steps`."""
-        return "--" + self.key.replace("_", "-")
+        return self.marks.get("flag") or "--" + self.key.replace("_", "-")
 
     @property
     def several(self) -> bool:
@@ -91,6 +94,7 @@ class Field:
         return typing.get_origin(self.type) in (list, tuple)
 
 
+@functools.cache
 def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
     """The options of a model by key, those of groups within it with their group's name before theirs."""
     hints = typing.get_type_hints(model)  # leaves out what Annotated adds
@@ -113,6 +117,17 @@ def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
     return found
 
 
+class OptionError(ValueError):
+    """Options that are wrong: one sentence for each by its name, "" for what is wrong with them together."""
+
+    def __init__(self, faults: Mapping[str, str]):
+        super().__init__("; ".join(faults.values()))
+        self.faults = dict(faults)
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[dict[str, str]]]:
+        return type(self), (self.faults,)
+
+
 class Options(BaseModel):
     """Options of a verb, a request, a preparation or a plug-in. None stands for the default.
 
@@ -122,41 +137,55 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, arbitrary_types_allowed=True)
     prog: ClassVar[str] = "this"
     """What takes these options, for errors: `dfm export`."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other names that a call in Python may use."""
 
     def __init__(self, /, **values: Any):
-        values = {name: plain(value) for name, value in values.items() if value is not None}
+        known, given = fields(type(self)), dict[str, Any]()
+        for alias, value in values.items():
+            name = self.aliases.get(alias, alias)
+            if name in given:
+                raise ValueError(f"{alias} is another name of {name}; give one of the two")
+            if value is not None:
+                number = not isinstance(value, bool) or name not in known or known[name].type is bool
+                given[name] = plain(value) if number else str(value)  # true is no number
         try:
-            super().__init__(**values)
+            super().__init__(**given)
         except ValidationError as error:
-            raise ValueError("; ".join(self._sentences(error))) from None
+            raise OptionError(self._faults(error)) from None
         for name, field in fields(type(self)).items():
             if field.marks.get("output"):
                 local(getattr(self, name) or "")
 
     @classmethod
-    def _sentences(cls, error: ValidationError) -> Iterator[str]:
-        """What is wrong, one sentence for each option."""
-        known = fields(cls)
-        seen = set()
+    def names(cls) -> list[str]:
+        """Keywords of a call in Python."""
+        return [*cls.model_fields, *cls.aliases]
+
+    @classmethod
+    def _faults(cls, error: ValidationError) -> dict[str, str]:
+        known, faults = fields(cls), dict[str, str]()
         for details in error.errors(include_url=False):
             name = str(details["loc"][0]) if details["loc"] else ""
-            if details["type"] == "value_error":  # a rule of the model's own
-                yield str(details["ctx"]["error"])
+            if details["type"] == "value_error":  # a rule of one field, or of the model
+                said = f"{known[name].flag} {details['ctx']['error']}" if name else str(details["ctx"]["error"])
             elif details["type"] == "extra_forbidden":
-                near = nearest(name, known)
-                fix = f"did you mean {near!r}?" if near else "see its --help"
-                yield f"{cls.prog} has no setting {name!r}; {fix}"
+                near = nearest(name, cls.names())
+                said = f"{cls.prog} has no setting {name!r}; " + (
+                    f"did you mean {near!r}?" if near else "see its --help"
+                )
             elif details["type"] == "missing":
-                yield f"{cls.prog} needs {known[name].flag} ({known[name].help})"
-            elif name not in seen:  # of a union, what its first type says
-                yield f"{known[name].flag} {must(details['msg'])}; got {details['input']!r:.60}"
-            seen.add(name)
+                said = f"{cls.prog} needs {known[name].flag} ({known[name].help})"
+            else:
+                said = f"{known[name].flag} {must(details['msg'])}; got {details['input']!r:.60}"
+            faults.setdefault(name, said)  # of a union, what its first type says
+        return faults
 
     @classmethod
     def add_flags(cls, parser: argparse._ActionsContainer, names: Iterable[str] | None = None) -> None:
         """Add the flags of these options, by default of all."""
         for name, field in fields(cls).items():
-            if names is None or name in names:
+            if (names is None or name in names) and "python_only" not in field.marks:
                 _add(parser, field)
 
     @classmethod
@@ -170,15 +199,23 @@ class Options(BaseModel):
         """A copy with other values, checked as a new one is."""
         return type(self)(**{**dict(self), **values})
 
-    def changed(self) -> dict[str, Any]:
-        """The values that are not the default's."""
-        return {name: getattr(self, name) for name, f in fields(type(self)).items() if getattr(self, name) != f.default}
+    @classmethod
+    def given(cls, args: argparse.Namespace) -> dict[str, Any]:
+        """The values of these options on a command line, which may have others; not None, which is the default."""
+        return {name: v for name, v in vars(args).items() if name in cls.model_fields and v is not None}
 
-    def words(self) -> list[str]:
-        """The words of a command line that mean these options."""
+    def changed(self, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The values that are not the default's, or where it has one that of `usual`."""
+        defaults = {name: field.default for name, field in fields(type(self)).items()} | dict(usual or {})
+        return {name: value for name, value in self if value != defaults[name]}
+
+    def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
+        """The words of a command line that mean these options, without what it takes from the defaults or `usual`."""
         known = fields(type(self))
         words: list[str] = []
-        for name, value in self.changed().items():
+        for name, value in self.changed(usual).items():
+            if "python_only" in known[name].marks:
+                continue
             several = [str(v) for v in value] if known[name].several else [str(value)]
             if known[name].marks.get("positional"):
                 words += several
@@ -210,7 +247,7 @@ def _add(parser: argparse._ActionsContainer, field: Field) -> None:
             given |= {"nargs": "?", "default": field.default}
         parser.add_argument(field.key, **given)
         return
-    default = None if required or "action" in marks else field.default
+    default = None if required or "action" in marks or marks.get("unset") else field.default
     parser.add_argument(
         field.flag, *marks.get("flags", ()), dest=field.key, default=default, required=required, **given
     )

@@ -110,6 +110,11 @@ def flags(kind: str) -> dict[str, Flag]:
     return {name: flag for module in load_all(kind).values() for name, flag in own_flags(module).items()}
 
 
+def all_flags() -> dict[str, Flag]:
+    """Those of all kinds."""
+    return {name: flag for kind in BUILT_IN for name, flag in flags(kind).items()}
+
+
 def takes(module: ModuleType, parameter: str) -> bool:
     """Whether the plugin's `build` has a parameter of that name."""
     return parameter in inspect.signature(module.build).parameters

@@ -11,25 +11,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import model_validator
 from safetensors.torch import save
 
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -50,79 +50,67 @@ MOST_RANKS = 1 << 20
 # ---- settings -----------------------------------------------------------------------------------------------------
 
 
-def _setting(default: Any, help: str, flags: tuple[str, ...] = ()) -> Any:
-    """A field with its help; `flags` are its names on the command line when they are not the field's own."""
-    return dataclasses.field(default=default, metadata={"help": help, "flags": flags})
+class PrepareConfig(Options):
+    """The settings of `dfm prepare`, named as its flags; those of plug-ins are taken as keywords, too."""
 
+    prog = "dfm prepare"
 
-@dataclass(frozen=True)
-class PrepareConfig:
-    """The settings of `dfm prepare`, named as its flags."""
-
-    output_dir: str = _setting(dataclasses.MISSING, "folder for the shards")
-    source: str = _setting("synthetic", "NAME or NAME:SPEC; ")
-    tokenizer: str = _setting("pca", "")
-    text_encoder: str = _setting("minilm", "")
-    tokenizer_path: str | None = _setting(
+    output_dir: str = option(help="folder for the shards", output=True)
+    source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
+    tokenizer: str = option("pca", "what makes latents of pixels", plugins="tokenizers")
+    text_encoder: str = option("minilm", "what makes embeddings of captions", plugins="text_encoders")
+    tokenizer_path: str | None = option(
         None,
         "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
-        ("--tokenizer-cache-dir", "--tokenizer-path"),
+        flags=("--tokenizer-cache-dir",),
     )
-    text_encoder_path: str | None = _setting(None, "its folder, hub cache or hub id")
-    short_side: int | None = _setting(
+    text_encoder_path: str | None = option(
+        None, "its folder, hub cache or hub id", flags=("--t5-cache-dir", "--umt5-path")
+    )
+    short_side: int | None = option(
         None,
         f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep their size unless "
         "--upscale is given; synthetic draws at this size",
+        ge=16,
     )
-    upscale: bool = _setting(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does")
-    limit: int | None = _setting(None, "only the first N items")
-    val_fraction: float = _setting(0.05, "of the items, by a hash of their keys")
-    test_fraction: float = _setting(0.0, "likewise")
-    shard_size: int = _setting(250, "items per shard: the unit of work and of resuming")
-    max_text_tokens: int = _setting(512, "longer captions are cut")
-    pad_text_tokens: int | None = _setting(None, "pad embeddings to this length, for readers that need it")
-    workers: int | None = _setting(None, "threads that read and resize; default: the cores, 2 to 16 a process")
-    device: str | None = _setting(None, "default: each process its own cuda device where there are any, else cpu")
-    resume: bool = _setting(False, "go on with an unfinished output folder")
-    overwrite: bool = _setting(False, "delete the preparation that the output folder holds")
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values of the plugins' own flags (`dfm_nb.base.plugins.Flag`) by name."""
-    table: Any = None
-    """A DataFrame for the source `table`, from Python only."""
+    upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does")
+    limit: int | None = option(None, "only the first N items", ge=1)
+    val_fraction: float = option(0.05, "of the items, by a hash of their keys", ge=0, lt=1)
+    test_fraction: float = option(0.0, "likewise", ge=0, lt=1)
+    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1)
+    max_text_tokens: int = option(512, "longer captions are cut", ge=1)
+    pad_text_tokens: int | None = option(None, "pad embeddings to this length, for readers that need it", ge=1)
+    workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
+    device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
+    resume: bool = option(False, "go on with an unfinished output folder")
+    overwrite: bool = option(False, "delete the preparation that the output folder holds")
+    options: dict[str, Any] = option({}, "values of the plug-ins' own flags by name", python_only=True)
+    table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
+
+    def __init__(self, /, **values: Any):
+        given = {name: values.pop(name) for name in plugins.all_flags() if name in values}
+        own = {name: value for name, value in given.items() if value is not None}
+        super().__init__(**{"options": own, **values})
 
     @classmethod
-    def own_fields(cls) -> list[dataclasses.Field]:
-        """The settings that no plugin brings along."""
-        return [f for f in fields(cls) if f.name not in ("options", "table")]
+    def names(cls) -> list[str]:
+        return [*super().names(), *plugins.all_flags()]
 
-    @classmethod
-    def of(cls, **settings: Any) -> PrepareConfig:
-        """From the values of all flags by name, those of the plugins among them; None is the default.
-
-        Raises
-        ------
-        ValueError : a value is out of bounds.
-        """
-        given = {name: value for name, value in settings.items() if value is not None}
-        own = {f.name: given.pop(f.name) for f in fields(cls) if f.name in given}
-        return cls(**own, options=given)
-
-    def __post_init__(self) -> None:
-        for name in ("val_fraction", "test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{_flag(name)} must be at least 0 and below 1; got {getattr(self, name)}")
+    @model_validator(mode="after")
+    def _fits_together(self) -> PrepareConfig:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
-        for name in ("shard_size", "limit", "max_text_tokens", "pad_text_tokens", "workers"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{_flag(name)} must be at least 1; got {value}")
-        if self.short_side is not None and self.short_side < 16:
-            raise ValueError(f"--short-side must be at least 16 px; got {self.short_side}")
         for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
             plugins.options_of(kind, name, self.options)
         if self.resume and self.overwrite:
             raise ValueError("--resume keeps what the folder holds and --overwrite deletes it; pass one of them")
+        return self
+
+    def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
+        """Those of the plug-ins among them."""
+        known = {name: flag.option for name, flag in plugins.all_flags().items()}
+        own = [known[name] if value is True else f"{known[name]}={value}" for name, value in self.options.items()]
+        return [*super().words(usual), *own]
 
     @property
     def side_px(self) -> int:
@@ -198,10 +186,6 @@ class PrepareConfig:
         if self.tokenizer_path and hasattr(self.tokenizer_module, "fit"):
             plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
         return json.loads(json.dumps(plan))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def item_keys(source: Source, limit: int | None) -> Iterator[str]:
@@ -365,8 +349,7 @@ class Preparation:
         shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, {r["name"]: r["sha256"] for r in full})
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
-        own = {f.name: getattr(self.config, f.name) for f in self.config.own_fields()}
-        arguments = {name: value for name, value in own.items() if value is not None} | dict(self.config.options)
+        own = self.config.model_dump(exclude={"options", "table"}, exclude_none=True)
         manifest = {
             "format_version": FORMAT_VERSION,
             "dfm_nb": __version__,
@@ -380,7 +363,7 @@ class Preparation:
             "short_side": self.config.side_px,
             "ranks": self.plan["ranks"],
             "plan": self.plan,
-            "arguments": arguments,
+            "arguments": own | self.config.options,
             "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
         }
         write_manifest(self.folder.path, manifest)

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def output_path(base: Path, request: Request, many: bool) -> Path:
 def settings_of(request: Request) -> dict:
     """The request as its sidecar has it: its fields, and the hash of the picture or clip that it starts from."""
     given = request.init_image or request.init_video
-    return {**asdict(request), "init_sha256": sha256(Path(given)) if given else None}
+    return {**request.model_dump(), "init_sha256": sha256(Path(given)) if given else None}
 
 
 def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) -> bool:

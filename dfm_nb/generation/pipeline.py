@@ -7,7 +7,6 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -279,7 +278,7 @@ class Pipeline:
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
-            groups.setdefault(replace(r, prompt="", negative_prompt="", index=0, seed=0), []).append(i)
+            groups.setdefault(r.replace(prompt="", negative_prompt="", index=0, seed=0), []).append(i)
         batches = [g[s : s + batch_size] for g in groups.values() for s in range(0, len(g), batch_size)]
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling

@@ -1,63 +1,27 @@
-"""What is to be generated: `Request`, the flags that make one, and files of prompts.
+"""What is to be generated: `Request`, whose fields are flags, and files of prompts.
 
 A field of `Request` is the one place for a setting: default, help text and limits. The command lines of `dfm generate`
-and `dfm evaluate`, lines of a `.jsonl` file and the checks follow from it.
+and `dfm evaluate`, keywords of `pipe(...)`, lines of a `.jsonl` file and the Studio follow from it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import Field, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dfm_nb import parallel
 from dfm_nb.base import geometry
-from dfm_nb.base.argv import plain, unknown_keyword
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.options import Options, option
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
-
-
-def setting(
-    default: Any,
-    help: str,
-    must: str = "",
-    holds: Callable[[Any], bool] | None = None,
-    near: Callable[[Any], str] | None = None,
-    flag: str | None = None,
-    metavar: str | tuple[str, ...] | None = None,
-) -> Any:
-    """A field of `Request` that can be set by a flag.
-
-    Parameters
-    ----------
-    must, holds : what must hold ("be positive"), and the test of it; None is always legal where the type allows it.
-    near : legal values near a wrong one, for the message. flag, metavar : where they do not follow from the name.
-    """
-    metadata = {"help": help, "must": must, "holds": holds, "near": near, "flag": flag, "metavar": metavar}
-    return field(default=default, metadata=metadata)
-
-
-def _one_of(default: str, help: str, names: Iterable[str]) -> Any:
-    def near(name: str) -> str:
-        return nearest(name, names) or default
-
-    words = ", ".join(names)
-    return setting(default, f"{help}: {words}", f"be one of {words}", lambda name: name in names, near)
-
-
-def _side() -> Any:
-    return setting(64, "px, divisible by 16", "be divisible by 16", geometry.is_side, geometry.nearest_sides)
-
 
 _USUAL = GenerationConfig()
 RECOMMENDED = tuple(GenerationConfig.model_fields)
@@ -66,93 +30,122 @@ RECOMMENDED = tuple(GenerationConfig.model_fields)
 
 @cache  # so that it is said once
 def _codable(frames: int) -> int:
+    if frames < 1 or geometry.is_frame_count(frames):
+        return frames
     rounded = geometry.round_frames(frames)
     if parallel.rank() == 0:
         log.warning("--num-video-frames %d becomes %d: the tokenizer codes 1 and then groups of 4", frames, rounded)
     return rounded
 
 
-@dataclass(frozen=True)
-class Request:
+def _side(px: int) -> int:
+    if not geometry.is_side(px):
+        raise ValueError(f"must be divisible by 16; got {px}; use {geometry.nearest_sides(px)}")
+    return px
+
+
+def _window(frames: int) -> int:
+    if frames < 17 or not geometry.is_frame_count(frames):
+        raise ValueError(f"must be 1 + 4k frames, 17 or more; got {frames}")
+    return frames
+
+
+def _one_of(names: Iterable[str]) -> Callable[[str], str]:
+    def check(name: str) -> str:
+        if name not in names:
+            near = nearest(name, names)
+            raise ValueError(f"must be one of {', '.join(names)}; got {name!r}" + (f"; use {near}" if near else ""))
+        return name
+
+    return check
+
+
+def _seed(value: Any) -> Any:
+    return value.initial_seed() if isinstance(value, torch.Generator) else value
+
+
+def _absolute(path: str) -> str:
+    """A sidecar means the same file wherever it is replayed."""
+    return str(Path(path).expanduser().absolute())
+
+
+Side = Annotated[int, AfterValidator(_side)]
+InputPath = Annotated[str, AfterValidator(_absolute)]
+
+
+def recommended(default: Any, help: str, **limits: Any) -> Any:
+    """An option that a checkpoint recommends."""
+    return option(default, f"{help}; by default as the checkpoint recommends", unset=True, **limits)
+
+
+class Request(Options):
     """One prompt with its settings; `index` decides, with `seed`, its starting noise."""
 
-    prompt: str
-    index: int = 0
-    negative_prompt: str = setting("", "what to move away from; empty: the empty caption")
-    height: int = _side()
-    width: int = _side()
-    num_video_frames: int = setting(
-        1,
-        "pixel frames, rounded to 1 + 4k (the tokenizer codes 1 and then groups of 4); 1 gives a PNG",
-        "be positive",
-        lambda frames: frames >= 1,
+    prog = "a request"
+    aliases: ClassVar[Mapping[str, str]] = {
+        "num_inference_steps": "num_steps",
+        "num_frames": "num_video_frames",
+        "guidance_scale": "guidance",
+        "generator": "seed",
+    }
+    """Settings as diffusers' pipelines call them."""
+
+    prompt: str = option(help="what the clip shows")
+    index: int = option(0, "its place in the list", ge=0)
+    negative_prompt: str = option("", "what to move away from; empty: the empty caption")
+    height: Side = recommended(64, "px, divisible by 16")
+    width: Side = recommended(64, "px, divisible by 16")
+    num_video_frames: Annotated[int, AfterValidator(_codable)] = recommended(
+        1, "pixel frames, rounded to 1 + 4k (the tokenizer codes 1 and then groups of 4); 1 gives a PNG", ge=1
     )
-    fps: float = setting(
-        12.0,
-        "frames per second of the file, which the model is told too",
-        "be positive",
-        lambda fps: 0 < fps < math.inf,
+    fps: float = recommended(12.0, "frames per second of the file, which the model is told too", gt=0)
+    num_steps: int = recommended(_USUAL.num_steps, "steps; each is one evaluation, with heun two")
+    guidance: float = recommended(
+        _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
     )
-    num_steps: int = setting(_USUAL.num_steps, "steps; each is one evaluation, with heun two")
-    guidance: float = setting(
-        _USUAL.guidance,
-        "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt",
-        "be a number",
-        math.isfinite,
-    )
-    guidance_interval: tuple[float, float] | None = setting(
+    guidance_interval: tuple[float, float] | None = option(
         None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
     )
-    guidance_rescale: float = setting(
-        0.0, "0 to 1: pull the contrast back to that without guidance", "be between 0 and 1", lambda v: 0 <= v <= 1
+    guidance_rescale: float = option(0.0, "0 to 1: pull the contrast back to that without guidance", ge=0, le=1)
+    autoguidance: float | None = option(
+        None, "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance"
     )
-    autoguidance: float | None = setting(
-        None,
-        "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance",
-        "be a number",
-        math.isfinite,
-        metavar="W",
+    sampler: Annotated[str, AfterValidator(_one_of(samplers.SAMPLERS))] = recommended(
+        _USUAL.sampler, f"how noise is removed: {', '.join(samplers.SAMPLERS)}"
     )
-    sampler: str = _one_of(_USUAL.sampler, "how noise is removed", samplers.SAMPLERS)
-    schedule: str = _one_of(_USUAL.schedule, "how steps are spread", samplers.SCHEDULES)
-    sigma_min: float = setting(0.002, "last noise level before 0; of --schedule flow, what 0 stands in place of")
-    sigma_max: float = setting(_USUAL.sigma_max, "first noise level")
-    rho: float = setting(7.0, "of --schedule karras: larger, denser near sigma-min")
-    shift: float = setting(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
-    sigma_levels: tuple[float, ...] | None = setting(
+    schedule: Annotated[str, AfterValidator(_one_of(samplers.SCHEDULES))] = recommended(
+        _USUAL.schedule, f"how steps are spread: {', '.join(samplers.SCHEDULES)}"
+    )
+    sigma_min: float = option(0.002, "last noise level before 0; of --schedule flow, what 0 stands in place of")
+    sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
+    rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min")
+    shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
+    sigma_levels: tuple[float, ...] | None = option(
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )
-    seed: int = setting(1, "decides the starting noise, with the place in the list")
-    init_image: str | None = setting(None, "first frame (models trained with dataset.condition_frames_prob)")
-    init_video: str | None = setting(None, "start from this clip, noised")
-    strength: float = setting(0.6, "share of the steps that is run with --init-video")
-    tokenizer_window: int | None = setting(
-        None,
-        "cosmos_cv: decode in overlapping windows of this many frames; default whole clips where memory allows",
-        "be 1 + 4k frames, 17 or more",
-        lambda v: v >= 17 and geometry.is_frame_count(v),
+    seed: Annotated[int, BeforeValidator(_seed)] = option(1, "decides the starting noise, with the place in the list")
+    init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
+    init_video: InputPath | None = option(None, "start from this clip, noised")
+    strength: float = option(0.6, "share of the steps that is run with --init-video")
+    tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
+        None, "cosmos_cv: decode in overlapping windows of this many frames; default whole clips where memory allows"
     )
 
-    def __post_init__(self) -> None:
-        frames = self.num_video_frames
-        if frames >= 1 and not geometry.is_frame_count(frames):
-            object.__setattr__(self, "num_video_frames", _codable(frames))
+    def __init__(self, prompt: str, index: int = 0, **settings: Any):
+        super().__init__(prompt=prompt, index=index, **settings)
 
-    def check(self) -> None:
-        """ValueError with what must hold and, where there are such, the nearest legal values."""
-        if self.index < 0:
-            raise ValueError(f"index must be 0 or more; got {self.index}")
-        for f in fields(self):
-            value, holds, near = getattr(self, f.name), f.metadata.get("holds"), f.metadata.get("near")
-            if value is not None and holds is not None and not holds(value):
-                use = f"; use {near(value)}" if near else ""
-                raise ValueError(f"{_flag(f)} must {f.metadata['must']}; got {value!r}{use}")
+    @model_validator(mode="after")
+    def _fits_together(self) -> Request:
         if self.init_image and self.init_video:
             raise ValueError("give --init-image or --init-video, not both")
         if self.negative_prompt and self.guidance == 1:
             raise ValueError("--negative-prompt has no effect at --guidance 1; raise --guidance, or leave it out")
         samplers.guidance_at(1.0, self.guidance, self.guidance_interval)
         self.sigmas()
+        return self
+
+    def check(self) -> None:
+        """FileNotFoundError where a file that it starts from is missing."""
         for flag, path in (("--init-image", self.init_image), ("--init-video", self.init_video)):
             if path and not Path(path).is_file():
                 raise FileNotFoundError(f"there is no file {path} ({flag})")
@@ -189,129 +182,36 @@ class Request:
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
-# ---- from the command line and from JSON ----------------------------------------------------------------------------
-
-FLAGS = tuple(f.name for f in fields(Request) if "help" in f.metadata)
-"""Fields of `Request` that are flags; every prompt of a command line shares them."""
+FLAGS = tuple(name for name in Request.model_fields if name not in ("prompt", "index"))
+"""Settings that every prompt of a command line shares."""
 
 
-def _flag(f: Field) -> str:
-    return f.metadata["flag"] or "--" + f.name.replace("_", "-")
-
-
-@cache
-def _kind(name: str) -> tuple[type, int | str | None, bool]:
-    """A field's type (a tuple: of its entries), argparse's `nargs` for it, and whether None is legal."""
-    hint = get_type_hints(Request)[name]
-    options = [t for t in get_args(hint) if t is not NoneType] if get_origin(hint) is not tuple else []
-    kind = options[0] if options else hint
-    if get_origin(kind) is not tuple:
-        return kind, None, bool(options)
-    entries = get_args(kind)
-    return entries[0], "+" if Ellipsis in entries else len(entries), bool(options)
-
-
-def whole_number(text: str) -> int:
-    """35.0 is how NeMo DFM's script takes a number of steps."""
-    return int(text.removesuffix(".0"))
-
-
-def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = FLAGS) -> None:
-    """Add the flags of these fields to a command line."""
-    for f in fields(Request):
-        if f.name in names:
-            kind, count, _ = _kind(f.name)
-            parser.add_argument(
-                _flag(f),
-                dest=f.name,
-                type=whole_number if kind is int else kind,
-                nargs=count,
-                default=None if f.name in RECOMMENDED else f.default,
-                metavar=f.metadata["metavar"],
-                help=f.metadata["help"] + "; by default as the checkpoint recommends" * (f.name in RECOMMENDED),
-            )
-
-
-def flags_of(args: argparse.Namespace, names: Iterable[str] = FLAGS) -> dict[str, Any]:
-    """The fields that a command line has set, as `Request` takes them; without what is left to the checkpoint."""
-    values = {name: getattr(args, name) for name in names}
-    values = {name: v for name, v in values.items() if v is not None or name not in RECOMMENDED}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-
-
-def changed(request: Request, recommended: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of a request that a call without them would not have, by name; not its prompt and index.
-
-    recommended : what the checkpoint recommends, as `requests_of_keywords` takes it.
-    """
-    usual = {f.name: f.default for f in fields(Request) if f.name in FLAGS} | (recommended or {})
-    return {name: getattr(request, name) for name in FLAGS if getattr(request, name) != usual[name]}
-
-
-def flag_words(request: Request, recommended: dict[str, Any] | None = None) -> list[str]:
-    """The words of `dfm generate` that make this request, the inverse of `flags_of`."""
-    words = [f"--prompt={request.prompt}"] if request.prompt.startswith("-") else ["--prompt", request.prompt]
-    for name, value in changed(request, recommended).items():
-        flag = _flag(Request.__dataclass_fields__[name])
-        several = list(map(str, value)) if isinstance(value, tuple) else [str(value)]
-        # a value that begins with a minus would read as a flag
-        words += [f"{flag}={several[0]}"] if several[0].startswith("-") else [flag, *several]
-    return words
-
-
-def request_of(values: dict[str, Any]) -> Request:
-    """A `Request` from JSON values; ValueError names a field of a wrong type."""
-    given = {f.name: _from_json(f, values[f.name]) for f in fields(Request) if f.name in values}
-    for name in ("init_image", "init_video"):  # absolute: a sidecar means the same file wherever it is replayed
-        if given.get(name):
-            given[name] = str(Path(given[name]).expanduser().absolute())
-    return Request(**given)
-
-
-DIFFUSERS = {"num_inference_steps": "num_steps", "num_frames": "num_video_frames", "guidance_scale": "guidance"}
-"""Settings as diffusers' pipelines call them; their `generator` is a seed."""
+# ---- from Python and from files -------------------------------------------------------------------------------------
 
 
 def requests_of_keywords(
     prompts: Sequence[str], settings: dict[str, Any], recommended: dict[str, Any] | None = None
 ) -> list[Request]:
-    """A `Request` for each prompt from a call in Python; ValueError has the name that is nearest to an unknown one.
+    """A `Request` for each prompt from a call in Python.
 
-    settings : fields of `Request` or names of `DIFFUSERS`; `generator`, or a list of one per prompt, gives the seed.
+    settings : fields of `Request` or their `aliases`; `generator`, or a list of one per prompt, gives the seed.
     recommended : what the checkpoint recommends, for what `settings` leave out.
+
+    Raises
+    ------
+    ValueError : with the name that is nearest to an unknown one.
     """
-    own = [f.name for f in fields(Request) if f.name not in ("prompt", "index")]
-    known = [*own, *DIFFUSERS, "prompt", "generator"]
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name not in known:
-            raise unknown_keyword("pipe(...)", name, known)
-        if (field_name := DIFFUSERS.get(name, "seed" if name == "generator" else name)) in values:
-            raise ValueError(f"{name} is another name of {field_name}; give one of the two")
-        values[field_name] = _plain(value)
-    values = {**(recommended or {}), **values}
-    seeds = values.pop("seed", Request.seed)
-    seeds = list(map(_plain, seeds)) if isinstance(seeds, list) else [seeds] * len(prompts)
-    if len(seeds) != len(prompts):
-        raise ValueError(f"a list of generators needs one for each of the {len(prompts)} prompts; got {len(seeds)}")
-    return [request_of({**values, "prompt": p, "index": i, "seed": s}) for i, (p, s) in enumerate(zip(prompts, seeds))]
-
-
-def _plain(value: Any) -> Any:
-    return value.initial_seed() if isinstance(value, torch.Generator) else plain(value)
-
-
-def _from_json(f: Field, value: Any) -> Any:
-    kind, count, optional = _kind(f.name)
-    if value is None and optional:
-        return None
-    numbers = (int, float) if kind is float else kind
-    entries = value if count and isinstance(value, (list, tuple)) else [value]
-    if (count and entries is not value) or any(isinstance(v, bool) or not isinstance(v, numbers) for v in entries):
-        raise ValueError(f"{f.name} must be {str(f.type).removesuffix(' | None')}; got {value!r}")
-    if count:
-        return tuple(map(kind, value)) or None
-    return kind(value)
+    settings = dict(settings)
+    names = {Request.aliases.get(name, name) for name, value in settings.items() if value is not None}
+    common = {name: value for name, value in (recommended or {}).items() if name not in names}
+    own: list[dict[str, Any]] = [{}] * len(prompts)
+    if isinstance(generators := settings.get("generator"), list):
+        if len(generators) != len(prompts):
+            raise ValueError(
+                f"a list of generators needs one for each of the {len(prompts)} prompts; got {len(generators)}"
+            )
+        own = [{"generator": g} for g in generators]
+    return [Request(prompt, i, **(common | settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:
@@ -319,22 +219,13 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no prompts file {path}")
     text = path.read_text(encoding="utf-8")
-    known = set(Request.__dataclass_fields__)
     if path.suffix == ".json":
         record = _json(text, str(path))
-        return [(str(path), {k: v for k, v in record.items() if k in known})]
+        return [(str(path), {k: v for k, v in record.items() if k in Request.model_fields})]
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if path.suffix != ".jsonl":
         return [(where, {"prompt": line.strip()}) for where, line in lines]
-    out = []
-    for where, line in lines:
-        record = _json(line, where)
-        if unknown := set(record) - known:
-            raise ValueError(
-                f"{where}: unknown {', '.join(sorted(unknown))}; a line may set {', '.join(sorted(known))}"
-            )
-        out.append((where, record))
-    return out
+    return [(where, _json(line, where)) for where, line in lines]
 
 
 def _json(text: str, where: str) -> dict:

@@ -8,7 +8,7 @@ import torch
 from dfm_nb.base.argv import guard
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import main, parse, requests_of
-from dfm_nb.generation.request import Request, read_prompts, request_of
+from dfm_nb.generation.request import Request, read_prompts
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_prompts_file_lines_may_set_fields(tmp_path):
 @pytest.mark.parametrize(
     "line, name",
     [
-        ('{"prompt": "a", "sede": 5}', "line 2: .*sede"),
+        ('{"prompt": "a", "sede": 5}', "line 2: .*seed"),
         ("[1]", "line 2: .*prompt"),
         ("{prompt}", "line 2 .*JSON"),
         ('{"prompt": "a", "height": 100}', "line 2: --height"),
-        ('{"prompt": "a", "guidance": true}', "line 2: guidance"),
-        ('{"prompt": "a", "sigma_levels": [1, "b"]}', "line 2: sigma_levels"),
+        ('{"prompt": "a", "guidance": true}', "line 2: --guidance"),
+        ('{"prompt": "a", "sigma_levels": [1, "b"]}', "line 2: --sigmas"),
         ('{"prompt": "a", "index": 0}', "index 0"),
         ('{"prompt": "a", "init_image": "gone.png"}', "gone.png"),
     ],
@@ -95,9 +95,9 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     (tmp_path / "v.mp4").touch()
     (r,) = requests_of(arguments("--prompt", "p", *FLAGS.split()))
     default = Request("p")
-    same = [name for name in Request.__dataclass_fields__ if getattr(r, name) == getattr(default, name)]
+    same = [name for name in Request.model_fields if getattr(r, name) == getattr(default, name)]
     assert same == ["prompt", "index", "init_image"]
-    assert r == request_of(json.loads(json.dumps(r.__dict__))), "a request survives JSON"
+    assert r == Request(**json.loads(json.dumps(r.model_dump()))), "a request survives JSON"
     assert r.sigmas().tolist() == [1, 0], "30 % of two steps"
     assert r.init_video == str(tmp_path / "v.mp4"), "a sidecar means the same file in any folder"
 
