@@ -15,7 +15,7 @@ from dfm_nb.butterflies import wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.evaluation import reference
-from dfm_nb.packs.packs import LatentStatistics
+from dfm_nb.evaluation.comparison import copies
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -82,12 +82,8 @@ def test_copies_of_training_samples_are_counted(monkeypatch):
     monkeypatch.setattr(reference, "stored_latents", lambda folder, split, grid, most: stored[split])
     fresh = torch.from_numpy(rng.normal(size=(15, 2, 1, 4, 4))).float()
     latents = [*fresh, *(stored["train"][:5] + 0.01), torch.zeros(2, 1, 2, 2)]
-    generated = [SimpleNamespace(latent=x, request=SimpleNamespace(latent_grid=tuple(x.shape[1:]))) for x in latents]
-    plain = LatentStatistics(torch.zeros(2), torch.ones(2))
-    run = evaluate.Evaluation(
-        SimpleNamespace(dataset="d", split="val"), SimpleNamespace(statistics=plain, sigma_data=1.0)
-    )
-    assert run._copies(generated) == {
+    samples = [SimpleNamespace(latent=x) for x in latents]
+    assert copies(samples, "d", "val", lambda x: x) == {
         "memorised": {"share": 0.25, "samples": 20, "training_samples": 300, "held_out": 200}
     }
 

@@ -78,7 +78,31 @@ def recommended(default: Any, help: str, **limits: Any) -> Any:
     return option(default, f"{help}; by default as the checkpoint recommends", unset=True, **limits)
 
 
-class Request(Options):
+class Sampling(Options):
+    """How a sample is made: what `dfm evaluate` shares with `dfm generate`."""
+
+    negative_prompt: str = option("", "what to move away from; empty: the empty caption")
+    num_steps: int = recommended(_USUAL.num_steps, "steps; each is one evaluation, with heun two")
+    guidance: float = recommended(
+        _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
+    )
+    guidance_interval: tuple[float, float] | None = option(
+        None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
+    )
+    autoguidance: float | None = option(
+        None, "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance"
+    )
+    sampler: Annotated[str, AfterValidator(_one_of(samplers.SAMPLERS))] = recommended(
+        _USUAL.sampler, f"how noise is removed: {', '.join(samplers.SAMPLERS)}"
+    )
+    schedule: Annotated[str, AfterValidator(_one_of(samplers.SCHEDULES))] = recommended(
+        _USUAL.schedule, f"how steps are spread: {', '.join(samplers.SCHEDULES)}"
+    )
+    sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
+    shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
+
+
+class Request(Sampling):
     """One prompt with its settings; `index` decides, with `seed`, its starting noise."""
 
     prog = "a request"
@@ -92,34 +116,15 @@ class Request(Options):
 
     prompt: str = option(help="what the clip shows")
     index: int = option(0, "its place in the list", ge=0)
-    negative_prompt: str = option("", "what to move away from; empty: the empty caption")
     height: Side = recommended(64, "px, divisible by 16")
     width: Side = recommended(64, "px, divisible by 16")
     num_video_frames: Annotated[int, AfterValidator(_codable)] = recommended(
         1, "pixel frames, rounded to 1 + 4k (the tokenizer codes 1 and then groups of 4); 1 gives a PNG", ge=1
     )
     fps: float = recommended(12.0, "frames per second of the file, which the model is told too", gt=0)
-    num_steps: int = recommended(_USUAL.num_steps, "steps; each is one evaluation, with heun two")
-    guidance: float = recommended(
-        _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
-    )
-    guidance_interval: tuple[float, float] | None = option(
-        None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
-    )
     guidance_rescale: float = option(0.0, "0 to 1: pull the contrast back to that without guidance", ge=0, le=1)
-    autoguidance: float | None = option(
-        None, "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance"
-    )
-    sampler: Annotated[str, AfterValidator(_one_of(samplers.SAMPLERS))] = recommended(
-        _USUAL.sampler, f"how noise is removed: {', '.join(samplers.SAMPLERS)}"
-    )
-    schedule: Annotated[str, AfterValidator(_one_of(samplers.SCHEDULES))] = recommended(
-        _USUAL.schedule, f"how steps are spread: {', '.join(samplers.SCHEDULES)}"
-    )
     sigma_min: float = option(0.002, "last noise level before 0; of --schedule flow, what 0 stands in place of")
-    sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
     rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min")
-    shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
     sigma_levels: tuple[float, ...] | None = option(
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )
@@ -132,7 +137,7 @@ class Request(Options):
     )
 
     def __init__(self, prompt: str, index: int = 0, **settings: Any):
-        super().__init__(prompt=prompt, index=index, **settings)
+        Options.__init__(self, prompt=prompt, index=index, **settings)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Request:

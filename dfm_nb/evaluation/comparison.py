@@ -1,0 +1,99 @@
+"""Samples against the data that their captions are from: distances, copies of training samples, and what was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dfm_nb.base import video
+from dfm_nb.evaluation import distance, diversity, features, reference
+from dfm_nb.evaluation.reference import Real
+from dfm_nb.evaluation.table import rows, table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_STORED = 20_000
+"""Latents of a split that copies are looked for in."""
+
+
+def against(
+    real: Sequence[Real],
+    generate: Callable[[Sequence[Real]], list[Any]],
+    network: features.Features,
+    judged: Callable[[list[np.ndarray], list[dict[str, str]]], dict[str, Any]],
+) -> tuple[dict[str, Any], list[Any]]:
+    """Distances to real samples of one kind, and the generated ones.
+
+    The captions of half of the real samples are asked for, and the other half is what the distances are to.
+
+    Parameters
+    ----------
+    generate : a sample (with `frames`, uint8 [T, H, W, 3]) for each of these, with its caption, size, length and rate.
+    judged : what a judge finds of the attributes asked for in videos.
+    """
+    if len(real) < 4:
+        raise ValueError(f"distances need 4 or more images or clips; got {len(real)}; use --split train, or ask for 0")
+    asked, others = real[: len(real) // 2], real[len(real) // 2 :]
+    samples = generate(asked)
+    videos = [s.frames for s in samples]
+    found: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": features.NAME}
+    found |= judged(videos, [r.attributes for r in asked])
+    sets = (videos, [r.frames for r in asked], [r.frames for r in others])
+    return found | distance.compare(*([network(v) for v in some] for some in sets)), samples
+
+
+def copies(
+    samples: Sequence[Any], folder: str, split: str, to_model: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
+    """How many samples of the commonest size are nearer to a training sample than held-out ones (of `split`) are.
+
+    samples : with a `latent` [C, T, H, W] each. to_model : a stored latent as the model has it. {} where there are not
+    two latents of training and two held-out ones of that size.
+    """
+    grid, _ = Counter(tuple(s.latent.shape[1:]) for s in samples).most_common(1)[0]
+    ours = torch.stack([s.latent for s in samples if tuple(s.latent.shape[1:]) == grid]).float().cpu()
+    held_out, train = (
+        [to_model(x).flatten().numpy() for x in reference.stored_latents(folder, name, grid, MOST_STORED)]
+        for name in (split, "train")
+    )
+    if min(len(train), len(held_out)) < 2:
+        return {}
+    share = diversity.memorised(ours.flatten(1).numpy(), np.stack(held_out), np.stack(train))
+    found = {"share": share, "samples": len(ours), "training_samples": len(train), "held_out": len(held_out)}
+    return {"memorised": found}
+
+
+@dataclass
+class Measured:
+    """What an evaluation found.
+
+    values : by kind (`images`, `clips`), as `dfm evaluate --output` writes it.
+    samples : some of the generated ones, uint8 [T, H, W, 3], with their captions.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    samples: list[tuple[np.ndarray, str]] = field(default_factory=list)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `evaluation.table.rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(rows(self.values))
+
+    def contact_sheet(self) -> np.ndarray:
+        """uint8 [H, W, 3]."""
+        pictures, captions = zip(*self.samples)
+        return video.contact_sheet(pictures, captions, columns=8)
+
+    def __str__(self) -> str:
+        """Markdown."""
+        return table(self.values)
+
+    __repr__ = _repr_markdown_ = __str__
