@@ -1,6 +1,6 @@
 """`dfm import`: weights of others as a file that `dfm generate` and `dfm pretrain` take.
 
-Of Wan 2.1 for text to video, a folder or hub id of diffusers', or its low-rank updates; of NeMo DFM's DiT, a
+Of Wan 2.1 for text to video, a folder or hub id of diffusers', or its LoRA adapters; of NeMo DFM's DiT, a
 `model.pth` or folders of Megatron-Bridge. Only tensors and JSON are read. Every key must be one of the network's, and
 every weight of the network must be there.
 """
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.argv import ArgumentParser, guard, quietly
+from dfm_nb.base.argv import guard, quietly, settings_words
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
@@ -26,19 +28,22 @@ WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
 """Files of a hub repository that are read."""
 
 
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="dfm import", description="Take over weights of Wan 2.1 or of NeMo DFM's DiT.")
-    p.add_argument(
-        "source",
-        help="Wan 2.1: diffusers' folder, its hub id, or a .safetensors of low-rank updates; NeMo DFM: model.pth, an "
-        "iter_* folder (torch_dist), or the folder around those",
+class ImportOptions(Options):
+    """What is imported, and what is known of it."""
+
+    prog = "dfm import"
+    source: str = option(
+        help="Wan 2.1: diffusers' folder, its hub id, or a .safetensors of LoRA adapters; NeMo DFM: model.pth, an iter_* "
+        "folder (torch_dist), or the folder around those",
+        positional=True,
     )
-    p.add_argument("--output", required=True, help="folder for model.safetensors, or FILE.safetensors or FILE.pth")
-    p.add_argument("--base", help="the imported weights that low-rank updates are of")
-    p.add_argument("--tokenizer", help="tokenizer of the data it was trained on: wan_vae, and NeMo DFM cosmos_cv")
-    p.add_argument("--text-encoder", help="text encoder of the data it was trained on: umt5, and NeMo DFM t5")
-    p.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings that differ from the published model's")
-    return p
+    output: str = option(help="folder for model.safetensors, or FILE.safetensors or FILE.pth", output=True)
+    base: str | None = option(None, "the imported weights that LoRA adapters are of")
+    tokenizer: str | None = option(None, "tokenizer of the data it was trained on: wan_vae, and NeMo DFM cosmos_cv")
+    text_encoder: str | None = option(None, "text encoder of the data it was trained on: umt5, and NeMo DFM t5")
+    settings: tuple[str, ...] = option(
+        (), "settings that differ from the published model's", positional=True, metavar="KEY=VALUE"
+    )
 
 
 def located(source: str) -> Path:
@@ -59,69 +64,74 @@ def located(source: str) -> Path:
         ) from None
 
 
-def with_updates(source: Path, base: str, output: Path) -> None:
-    """Write the weights of `base` and, beside them, the low-rank updates of `source`."""
+def with_adapters(source: Path, base: str, output: Path) -> None:
+    """Write the weights of `base` and, beside them, the LoRA adapters of `source`."""
     found = checkpoint.find_weights(base)
     model = found.config.model
     if model.variant != "wan" or model.lora.rank:
-        raise ValueError(f"--base {base} must be a Wan without low-rank updates; import or export one first")
+        raise ValueError(f"--base {base} must be a Wan without LoRA adapters; import or export one first")
     parallel.init()
-    rank, updates = wan_folder.updates_in(source, model)
+    rank, adapters = wan_folder.updates_in(source, model)
     weights = whole_weights(found)
-    both = exported.Lazy([*weights, *updates], lambda name: updates[name] if name in updates else weights[name])
+    both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank, model.lora.alpha = rank, float(rank)
     settings = cfg.Resolved(found.config, cfg.from_yaml(found.folder / "config.yaml").provenance)
     write_weights(both, output, settings, "apart", assets_of(found.folder))
     parallel.shutdown()
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_intermixed_args(argv)
-    source, output = located(args.source), Path(args.output)
+def import_weights(
+    source: str | os.PathLike, output: str | os.PathLike, settings: Iterable[str] | Mapping[str, Any] = (), **flags: Any
+) -> Path:
+    """Weights of others in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` take.
+
+    Parameters
+    ----------
+    source : a folder or hub id of Wan 2.1 as diffusers keeps it, a file of LoRA adapters (with `base`), or weights of
+        NeMo DFM. output : a folder, FILE.safetensors or FILE.pth. **flags : those of `dfm import` with underscores.
+
+    >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
+    """
+    words = tuple(settings_words(settings))
+    take_over(ImportOptions(source=os.fspath(source), output=os.fspath(output), settings=words, **flags))
+    return Path(output)
+
+
+@quietly()
+def take_over(asked: ImportOptions) -> None:
+    """Read what was asked for, check it against the network, and write it."""
+    source, output = located(asked.source), Path(asked.output)
     if output.suffix not in (".safetensors", ".pth"):
         output = output / EXPORTED
-    for given in filter(None, (source, args.base)):
+    for given in filter(None, (source, asked.base)):
         if output.exists() and output.resolve().is_relative_to(Path(given).resolve()):
             raise ValueError(f"--output {output} would replace a file of {given}, which is read; name another folder")
-    if args.base is None and source.suffix == ".safetensors":
-        raise ValueError(f"{source} must be low-rank updates, which need --base, the imported weights that they are of")
     output.parent.mkdir(parents=True, exist_ok=True)
-    if args.base is not None:
-        with_updates(source, args.base, output)
-        return 0
+    if asked.base is not None:
+        with_adapters(source, asked.base, output)
+        return
+    if source.suffix == ".safetensors":
+        raise ValueError(f"{source} must be LoRA adapters, which need --base, the imported weights that they are of")
     if wan := wan_folder.is_wan(source):
         settings, manifest = wan_folder.settings_of(source), wan_folder.manifest_of(source)
     else:
         weights = nemo_dfm.read_source(source)
         settings, manifest = nemo_dfm.settings_of(weights), nemo_dfm.manifest_of()
-    for kind, name in (("tokenizer", args.tokenizer), ("text_encoder", args.text_encoder)):
-        if name:
-            manifest[kind] = {"name": name}
-    resolved = cfg.resolve(None, overrides=[*settings, "mixed_precision=bf16", *args.settings])
+    named = {"tokenizer": asked.tokenizer, "text_encoder": asked.text_encoder}
+    manifest |= {kind: {"name": name} for kind, name in named.items() if name}
+    resolved = cfg.resolve(None, overrides=[*settings, "mixed_precision=bf16", *asked.settings])
     model = resolved.config.model
     parallel.init()
     tensors = wan_folder.read_weights(source, model) if wan else nemo_dfm.read_weights(weights, model, source)
     parallel.shutdown()
     files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
     exported.write(output, tensors, files)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = ImportOptions.parser("Take over weights of Wan 2.1 or of NeMo DFM's DiT.")
+    take_over(ImportOptions(**vars(parser.parse_intermixed_args(argv))))
     return 0
-
-
-@quietly()
-def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
-    """Weights of others in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` take.
-
-    Parameters
-    ----------
-    source : a folder or hub id of Wan 2.1 as diffusers keeps it, a file of low-rank updates (with `base`), or weights
-        of NeMo DFM. output : a folder, FILE.safetensors or FILE.pth. **flags : those of `dfm import` with underscores.
-
-    >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
-    """
-    words = parser().words({"source": source, "output": output, **flags})
-    parser().read(words)
-    main(words)
-    return Path(output)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_shards_from_elsewhere_are_shown_in_false_colours(made, tmp_path, capsys
     assert "10 samples in 1 shards" in out and "false colours" in out
     assert np.asarray(Image.open(tmp_path / "contact_sheet.png")).std() > 10
     sheet = tmp_path / "one.png"
-    words = ["--contact-sheet", str(sheet), "--tokenizer-path", str(made)]
+    words = ["--contact-sheet", str(sheet), "--tokenizer", "pca", "--tokenizer-path", str(made)]
     assert inspect.main([str(tmp_path / "part" / "theirs.tar"), *words]) == 0
     assert "false colours" not in capsys.readouterr().out and sheet.is_file()
 

@@ -12,11 +12,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dfm_nb import inspect
 from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
+from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
 from workbench.live import Live
 
@@ -44,14 +44,11 @@ class DatasetBrowser(Live):
     """
 
     def __init__(self, data_dir: str | Path, tokenizer: str | None = None, tokenizer_path: str | None = None):
-        self.place = Path(data_dir).expanduser()
-        tars = inspect.find_shards(self.place)
-        self.folder = self.place if self.place.is_dir() else self.place.parent
-        self.manifest = inspect.read_manifest(self.folder)
-        self.entries, self.faults = inspect.scan(tars, progress=False)
+        self.found = InspectedShards(Path(data_dir).expanduser())
+        self.manifest, self.entries = self.found.manifest, self.found.entries
         # what a tokenizer can decode, known without reading a sample
         self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
-        self.about = inspect.describe(self.place, tars, self.entries, self.manifest)
+        self.about = self.found.describe()
         self._tokenizer_names = (tokenizer, tokenizer_path)
         self._tokenizer: Any = None
         self._tokenizer_note: str | None = None
@@ -74,7 +71,7 @@ class DatasetBrowser(Live):
             if all(w in f"{e.meta.get('caption', '')} {e.key}".lower() for w in wanted)
             and split in ("", self.splits[i])
             and (not kind or KINDS[kind](length_of(e.meta)))
-            and size in ("", inspect.size_of(e.meta))
+            and size in ("", size_of(e.meta))
         ]
 
     def figure(self, index: int, latent: bool = False) -> str:
@@ -95,7 +92,7 @@ class DatasetBrowser(Live):
         except SampleError as error:
             return f'<div role="alert" style="font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
         tokenizer = None if latent else self._load_tokenizer()
-        frames = inspect.false_colours(clip) if tokenizer is None else inspect.decoded(clip, tokenizer)
+        frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
         caption = clip.meta.get("caption") or entry.key
         shape = "x".join(map(str, clip.latent.shape[1:]))
@@ -109,7 +106,7 @@ class DatasetBrowser(Live):
         if self._tokenizer_note is None:
             self._tokenizer_note = ""
             try:
-                self._tokenizer = inspect.build_tokenizer(self.folder, self.manifest, *self._tokenizer_names)
+                self._tokenizer = self.found.tokenizer(*self._tokenizer_names)
                 if self._tokenizer is None:
                     self._tokenizer_note = (
                         "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
@@ -159,13 +156,13 @@ class DatasetBrowser(Live):
         if "counts" in d:
             c = d["counts"]
             rows.append(("splits", f"train {c['train']}, val {c['val']}, test {c['test']}"))
-        rows += [("fault", f) for f in self.faults]
+        rows += [("fault", f) for f in self.found.faults]
         cells = "".join(
             f'<tr><th scope="row" style="text-align:left;padding-right:1em">{html.escape(a)}</th>'
             f'<td style="text-align:left">{html.escape(b)}</td></tr>'
             for a, b in rows
         )
-        head = f"<caption style='text-align:left;font-weight:600'>{html.escape(str(self.place))}</caption>"
+        head = f"<caption style='text-align:left;font-weight:600'>{html.escape(str(self.found.place))}</caption>"
         return f"<table>{head}{cells}</table>"
 
     def drops_html(self) -> str:
@@ -198,7 +195,7 @@ class DatasetBrowser(Live):
         return self.html() if self._box is None else f"{self.summary_html()}{self._samples.value}"
 
     def __repr__(self) -> str:
-        return f"DatasetBrowser({str(self.place)!r}, {len(self.entries):,} samples)"
+        return f"DatasetBrowser({str(self.found.place)!r}, {len(self.entries):,} samples)"
 
     @property
     def widget(self) -> Any:
@@ -213,7 +210,7 @@ class DatasetBrowser(Live):
         self._search = w.Text(
             placeholder="words of the caption", tooltip="Words of the caption", continuous_update=False
         )
-        sizes = list(dict.fromkeys(inspect.size_of(e.meta) for e in self.entries))
+        sizes = list(dict.fromkeys(size_of(e.meta) for e in self.entries))
         choices = {"split": sorted({*self.splits} - {""}), "kind": list(KINDS), "size": sizes}
         self._filters = {
             name: w.Dropdown(

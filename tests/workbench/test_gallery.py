@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from dfm_nb import inspect
 from dfm_nb.base.video import read_image, write_mp4, write_png
+from dfm_nb.data.inspection import decoded, false_colours
 from workbench.browser import DatasetBrowser, histogram_svg
 from workbench.gallery import Gallery
 
@@ -103,8 +103,8 @@ def test_browser_shows_what_the_tokenizer_decodes_or_the_latent(data):
     browser = DatasetBrowser(data)
     index = next(i for i, e in enumerate(browser.entries) if e.meta["num_frames"] == 1)
     sample = browser.entries[index].read()
-    decoded = inspect.decoded(sample, inspect.build_tokenizer(data, browser.manifest, None, None))
-    for latent, expected in ((False, decoded), (True, inspect.false_colours(sample))):
+    pixels = decoded(sample, browser.found.tokenizer())
+    for latent, expected in ((False, pixels), (True, false_colours(sample))):
         shown = re.search(r"data:image/png;base64,([^\"]+)", browser.figure(index, latent=latent))[1]
         np.testing.assert_array_equal(read_image(base64.b64decode(shown)), expected)
 

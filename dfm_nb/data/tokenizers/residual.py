@@ -321,12 +321,6 @@ def _windows(shape: torch.Size, depth: int) -> list[tuple[slice, int, int, int]]
     ]
 
 
-def same_latents(one: ResidualTokenizer, other: ResidualTokenizer) -> bool:
-    """Whether both encode alike, to the bit: then latents and models of the one are of the other, too."""
-    a, b = ({k: t for k, t in x.tensors().items() if not k.startswith("decoder")} for x in (one, other))
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
 def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokenizer:
     """The tokenizer.
 

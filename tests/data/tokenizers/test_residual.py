@@ -1,16 +1,12 @@
 """The shipped residual tokenizer against the PCA it contains."""
 
-import json
-
 import pytest
 import torch
 
 from dfm_nb.base import plugins
 from dfm_nb.butterflies import synthetic
 from dfm_nb.data.encoding import to_pixels
-from dfm_nb.data.prepared_folder import TOKENIZER
 from dfm_nb.data.tokenizers import residual
-from dfm_nb.export import with_decoder
 
 
 @pytest.fixture(scope="module")
@@ -86,26 +82,6 @@ def test_windows_give_what_the_whole_gives_with_the_finest_grid(monkeypatch):
     monkeypatch.setattr(residual, "WINDOW_POSITIONS", 130)
     torch.testing.assert_close(model.decode(z), whole)
     torch.testing.assert_close(torch.cat(list(model.decode_windows(z[:1])), 2), whole[:1])
-
-
-def test_export_carries_another_decoder_of_the_same_encoder(tmp_path):
-    """A better decoder serves models that were trained before it; another encoder is refused."""
-    one, better = small(), small()
-    better.decoder.head.image.bias += 0.2
-    one.save(tmp_path / TOKENIZER)
-    better.save(tmp_path / "better.safetensors")
-    assets = {
-        TOKENIZER: (tmp_path / TOKENIZER).read_bytes(),
-        "manifest.json": json.dumps({"tokenizer": one.identity(), "latent_mean": [0.0]}).encode(),
-    }
-    changed = with_decoder(assets, str(tmp_path / "better.safetensors"))
-    manifest = json.loads(changed["manifest.json"])
-    assert changed[TOKENIZER] == (tmp_path / "better.safetensors").read_bytes()
-    assert manifest["tokenizer"] == better.identity() != one.identity() and manifest["latent_mean"] == [0.0]
-    better.encoder.head.bias += 0.2
-    better.save(tmp_path / "worse.safetensors")
-    with pytest.raises(ValueError, match="worse.safetensors|encoder"):
-        with_decoder(assets, str(tmp_path / "worse.safetensors"))
 
 
 def test_calibration_whitens_without_changing_pictures(tokenizer):

@@ -1,0 +1,207 @@
+"""What shards hold, whether they are intact, and how they look; also shards of other writers. Nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dfm_nb.base import files, geometry, plugins, video
+from dfm_nb.base.progress import tqdm
+from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
+from dfm_nb.data import shards
+from dfm_nb.data.encoding import to_frames
+from dfm_nb.data.index import index_path, open_index
+from dfm_nb.data.prepared_folder import read_manifest, shard_digests
+from dfm_nb.data.shard_plan import SPLITS
+from dfm_nb.data.shards import Fits, SampleEntry
+
+NAMED = 10
+"""Keys that are spelled out."""
+
+
+class InspectedShards:
+    """The samples of a folder of shards, or of one tar, by their headers and .json parts alone.
+
+    entries : of all readable tars. faults : a sentence for each tar that is not. manifest : None where there is none.
+    """
+
+    def __init__(self, place: Path, progress: bool = False):
+        self.place, self.tars = place, shards.find_shards(place)
+        self.folder = place if place.is_dir() else place.parent
+        self.manifest = read_manifest(self.folder)
+        self.entries: list[SampleEntry] = []
+        self.faults: list[str] = []
+        self.progress = progress
+        for tar in tqdm(self.tars, "scan", unit="shard", disable=not progress or len(self.tars) < 20):
+            try:
+                self.entries += _scan(tar)
+            except ValueError as error:
+                self.faults.append(str(error))
+
+    def describe(self) -> dict[str, Any]:
+        """Counts, sizes and token statistics from headers, .json parts and the manifest."""
+        metas = [e.meta for e in self.entries]
+        text = [m["text_tokens"] for m in metas if isinstance(m.get("text_tokens"), int)]
+        found: dict[str, Any] = {
+            "folder": str(self.place),
+            "shards": len(self.tars),
+            "samples": len(self.entries),
+            "bytes": sum(t.stat().st_size for t in self.tars),
+            "sizes": dict(Counter(map(size_of, metas)).most_common(12)),
+            "parts": dict(Counter("+".join(sorted(e.parts)) for e in self.entries)),
+            "captions": len({m["caption"] for m in metas if isinstance(m.get("caption"), str)}),
+            "duplicate_keys": [k for k, n in Counter(e.key for e in self.entries).items() if n > 1][:NAMED],
+        }
+        if text:
+            found["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
+        wanted = ("source", "tokenizer", "text_encoder", "counts", "psnr_db", "latent_mean", "latent_std", "drops")
+        return found | {k: v for k, v in (self.manifest or {}).items() if k in wanted}
+
+    # ---- checks ---------------------------------------------------------------------------------------------------
+
+    def verify(self) -> list[str]:
+        """What is wrong: every checksum is computed again, every sample decoded, every index compared."""
+        checked = self._files() if self.manifest and self.place.is_dir() else []
+        return [*checked, *self._samples(), *self._indexes()]
+
+    @functools.cached_property
+    def _dropped(self) -> set[str]:
+        """Keys that the manifest names as left out; adopted tars still hold them."""
+        return {drop["key"] for drop in (self.manifest or {"drops": ()})["drops"]}
+
+    @functools.cached_property
+    def fits(self) -> Fits:
+        """What the samples have in common: as the manifest and most of the first ones say."""
+        votes = shards.widths(_readable(self.entries))
+        known = len(self.manifest["latent_mean"]) if self.manifest else None
+        return Fits(*max(votes, key=lambda v: (v[0] == known, votes[v]))) if votes else Fits()
+
+    def _files(self) -> Iterator[str]:
+        assert self.manifest is not None
+        listed = {s["name"]: s for s in self.manifest["shards"]}
+        for name, s in listed.items():
+            path = self.folder / name
+            if not path.is_file():
+                yield f"{name} is in the manifest but not in the folder"
+            elif path.stat().st_size != s["bytes"]:
+                yield f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}"
+            elif files.sha256(path) != s["sha256"]:
+                yield f"the content of {name} does not match its checksum"
+        for name in (t.relative_to(self.folder).as_posix() for t in self.tars):
+            if name not in listed:
+                yield f"{name} is not in the manifest"
+
+    def _samples(self) -> Iterator[str]:
+        entries = [e for e in self.entries if e.key not in self._dropped]
+        for entry in tqdm(entries, "verify", unit="sample", disable=not self.progress):
+            try:
+                entry.read(self.fits)
+            except SampleError as error:
+                yield f"{entry.shard.name}: {error.detail}"
+        counts = Counter(e.key for e in entries)
+        yield from (f"the key {key} occurs {n} times" for key, n in counts.items() if n > 1)
+
+    def _indexes(self) -> Iterator[str]:
+        for split in SPLITS:
+            try:
+                index = open_index(self.folder, split)
+                if index is None:
+                    continue
+                index.check_fits(shard_digests(self.manifest))
+                grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
+            except ValueError as error:
+                yield str(error)
+                continue
+            tars = {self.folder / shard.name for shard in index.shards}
+            own = [e for e in self.entries if e.shard in tars and e.key not in self._dropped]
+            right = [e for e in own if (grid := grids.get(_place(e))) and list(grid) == _grid_of(e, grid)]
+            if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
+                path = index_path(self.folder, split)
+                yield f"{path} is wrong for {wrong} samples; write it again: dfm index {self.folder}"
+
+    # ---- pictures -------------------------------------------------------------------------------------------------
+
+    def tokenizer(self, name: str | None = None, path: str | None = None) -> Tokenizer | None:
+        """The tokenizer of the shards; None when it is unknown or not on this machine.
+
+        From beside the shards only one that is made of tensors is taken: TorchScript runs its code, so it comes from
+        `path` or the hub's cache.
+        """
+        recorded = self.manifest["tokenizer"]["name"] if self.manifest else None
+        known = name or recorded
+        if known is None:
+            if path:
+                raise ValueError(f"shards without a manifest do not say whose file {path} is; name it with --tokenizer")
+            return None
+        module = plugins.load("tokenizers", known)
+        if path or (name and recorded and name != recorded):  # the file beside the shards is another tokenizer's
+            return module.build(path)
+        if (self.folder / "tokenizer.safetensors").is_file():
+            plugins.check_carried(module, known, self.folder, "--tokenizer-path")
+            return module.build(self.folder)
+        # one that was fitted to the data has no other file
+        return None if hasattr(module, "fit") else module.build(None)
+
+    def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
+        """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""
+        count = min(count, len(self.entries))
+        chosen = (self.entries[i * len(self.entries) // count] for i in range(count))
+        clips = list(_readable(chosen, self.fits))
+        videos = [false_colours(c) if tokenizer is None else decoded(c, tokenizer) for c in clips]
+        return video.contact_sheet(videos, [c.meta.get("caption") or c.key for c in clips]) if clips else None
+
+
+def _scan(tar: Path) -> list[SampleEntry]:
+    """The samples of a tar; ValueError when it cannot be read."""
+    found = shards.scan_shard(tar)
+    measured = (shards.read_record(tar.parent, tar.name) or {}).get("measured", {})  # by dfm adopt
+    for entry in found:
+        if entry.key in measured:  # NeMo DFM's script writes a clip's frames as its height, and that as its width
+            *grid, tokens = measured[entry.key]
+            size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*grid))
+            entry.meta.update(size, text_tokens=tokens)
+    return found
+
+
+def _readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Iterator[EncodedClip]:
+    for entry in entries:
+        with contextlib.suppress(SampleError):  # counted and named by --verify
+            yield entry.read(fits)
+
+
+def _place(entry: SampleEntry) -> tuple:
+    return entry.shard, entry.key, *sorted(entry.parts.items())
+
+
+def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:
+    return list((entry.meta.get("latent_shape") or default)[-3:])
+
+
+def size_of(meta: dict) -> str:
+    """Frames, height and width of a sample in px, `9x64x64`; `?` for what its .json does not say."""
+    return "x".join(str(meta.get(k, "?")) for k in ("num_frames", "image_height", "image_width"))
+
+
+@torch.no_grad()
+def decoded(clip: EncodedClip, tokenizer: Tokenizer) -> np.ndarray:
+    """uint8 [T, H, W, 3]."""
+    return to_frames(tokenizer.decode(clip.latent.float())[0])
+
+
+def false_colours(clip: EncodedClip) -> np.ndarray:
+    """The latent's three strongest directions as colours, eight pixels a latent pixel; uint8 [T, H, W, 3]."""
+    z = clip.latent[0].float()  # [C, t, h, w]
+    rows = z.flatten(1).T  # [t h w, C]
+    rows = rows - rows.mean(0)
+    _, vectors = torch.linalg.eigh(rows.T @ rows)
+    codes = rows @ vectors[:, -3:].flip(1)
+    codes = codes / codes.std(0).clamp_min(1e-6) * 50 + 128
+    picture = codes.clamp(0, 255).byte().reshape(*z.shape[1:], 3)
+    return picture.repeat_interleave(8, 1).repeat_interleave(8, 2).numpy()
