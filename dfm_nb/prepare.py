@@ -10,7 +10,7 @@ import typing
 from pathlib import Path
 
 from dfm_nb.base import plugins
-from dfm_nb.base.argv import NPROC, ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.torchrun import launch
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
@@ -21,7 +21,7 @@ if typing.TYPE_CHECKING:
 
 def parser() -> ArgumentParser:
     """A flag for each field of `PrepareConfig`, and those that the plugins bring along."""
-    p = PrepareConfig.parser("Encode captioned images and clips into WebDataset shards.", NPROC)
+    p = PrepareConfig.parser()
     for kind in plugins.BUILT_IN:
         group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
         for flag in plugins.flags(kind).values():

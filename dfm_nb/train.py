@@ -6,7 +6,6 @@ imported and a process group starts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -15,49 +14,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import NPROC, ArgumentParser, guard, quietly, world_size_from_env
+from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
 from dfm_nb.base.metrics import read_metrics, read_table
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.torchrun import launch
+from dfm_nb.config.notation import Overrides
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def parser() -> ArgumentParser:
-    p = ArgumentParser(
-        prog="dfm pretrain",
-        description="Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value.",
-        epilog=NPROC,
-    )
-    p.add_argument("--dataset-path", help="folder written by dfm prepare")
-    p.add_argument("--config-file", help="YAML with groups and keys")
-    p.add_argument("--recipe", default="default", help=f"one of {', '.join(cfg.recipes())}, or a YAML file")
-    p.add_argument("--model", help="a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
-    p.add_argument("--mock", action="store_true", help="random latents instead of a data set")
-    p.add_argument("--run-dir", default="runs/pretrain", help="where config, metrics, logs and checkpoints go")
-    p.add_argument("--print-config", action="store_true", help="show every value and the layer it came from, and stop")
-    p.add_argument("overrides", nargs="*", metavar="group.key=value", help="highest precedence")
-    return p
+class TrainOptions(Options):
+    """Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value."""
+
+    prog, epilog = "dfm pretrain", NPROC
+
+    dataset_path: str | None = option(None, "folder written by dfm prepare")
+    config_file: str | None = option(None, "YAML with groups and keys")
+    recipe: str = option("default", f"one of {', '.join(cfg.recipes())}, or a YAML file")
+    model: str | None = option(None, "a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
+    mock: bool = option(False, "random latents instead of a data set")
+    run_dir: str = option("runs/pretrain", "where config, metrics, logs and checkpoints go", output=True)
+    print_config: bool = option(False, "show every value and the layer it came from, and stop")
+    overrides: Overrides = option([], "highest precedence", positional=True, metavar="group.key=value")
+
+    def resolve(self, world_size: int) -> cfg.Resolved:
+        """The settled configuration; every fault, also of the layout on `world_size` processes, in one error."""
+        named = {"model.size": self.model, "dataset.path": self.dataset_path, "dataset.mock": self.mock or None}
+        overrides = [*(f"{key}={value}" for key, value in named.items() if value is not None), *self.overrides]
+        training, world = (False, None) if self.print_config else (True, world_size)
+        return cfg.resolve(
+            self.recipe, self.config_file, overrides, training=training, world_size=world, settings_of=_settings_of
+        )
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    return parser().parse_intermixed_args(argv)
-
-
-def resolve(args: argparse.Namespace, world_size: int) -> cfg.Resolved:
-    """The settled configuration; every fault, also of the layout on `world_size` processes, in one error."""
-    overrides = list(args.overrides)
-    if args.model:
-        overrides.insert(0, f"model.size={args.model}")
-    if args.dataset_path:
-        overrides.insert(0, f"dataset.path={args.dataset_path}")
-    if args.mock:
-        overrides.insert(0, "dataset.mock=true")
-    world = None if args.print_config else world_size
-    training = not args.print_config
-    return cfg.resolve(
-        args.recipe, args.config_file, overrides, training=training, world_size=world, settings_of=_settings_of
-    )
+def parse(argv: list[str] | None) -> TrainOptions:
+    return TrainOptions.parse(argv)
 
 
 def _settings_of(weights: str) -> dict[str, Any]:
@@ -75,19 +67,19 @@ def show(resolved: cfg.Resolved) -> int:
 
 def preflight(argv: list[str], nproc: int) -> int | None:
     """Report mistakes once, before `nproc` processes start. An exit code means that there is nothing to start."""
-    args = parse(argv)
-    resolved = resolve(args, nproc)
-    return show(resolved) if args.print_config else None
+    options = parse(argv)
+    resolved = options.resolve(nproc)
+    return show(resolved) if options.print_config else None
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    resolved = resolve(args, world_size_from_env())
-    if args.print_config:
+    options = parse(argv)
+    resolved = options.resolve(world_size_from_env())
+    if options.print_config:
         return show(resolved)
     from dfm_nb.training import loop
 
-    return loop.run(resolved, args.run_dir)
+    return loop.run(resolved, options.run_dir)
 
 
 @dataclass(frozen=True)
@@ -143,17 +135,16 @@ def train_model(
     >>> train_model(dataset_path="data", run_dir="runs/a", recipe="demo", overrides={"train.train_iters": 100})
     ... # doctest: +SKIP
     """
-    named = {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
-    words = parser().words(named | flags)
-    args = parser().read(words)
-    resolved = resolve(args, num_processes if num_processes > 1 else world_size_from_env())
-    if args.print_config:
+    named: dict[str, Any] = {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
+    options = TrainOptions(**named, **flags)
+    resolved = options.resolve(num_processes if num_processes > 1 else world_size_from_env())
+    if options.print_config:
         show(resolved)
     elif num_processes > 1:
-        launch("pretrain", words, num_processes)
+        launch("pretrain", options.words(), num_processes)
     else:
-        _train_here(resolved, args.run_dir)
-    return TrainedRun(Path(args.run_dir).expanduser().resolve())
+        _train_here(resolved, options.run_dir)
+    return TrainedRun(Path(options.run_dir).expanduser().resolve())
 
 
 @quietly()

@@ -9,7 +9,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def load(thing: Any) -> Item:
         frames = frames[None]
     if getattr(frames, "ndim", 0) != 4:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
-    settings = asdict(request) if is_dataclass(request) and not isinstance(request, type) else {}
+    settings = {} if request is None else request.model_dump()
     frames = np.asarray(frames)
     return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))
 

@@ -10,7 +10,7 @@ import io
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def _pixels(clip: Clip | Generated) -> tuple[np.ndarray, str, float]:
 
 def _two_estimates(pipe: Pipeline, request: Request, x: torch.Tensor, sigma: float) -> torch.Tensor:
     """D(x; sigma) with the prompt and with the empty caption, float64 [2, C, T, H, W]."""
-    return pipe.denoiser([request, replace(request, prompt="")]).cond(x[None].to(pipe.device), sigma).cpu()
+    return pipe.denoiser([request, request.replace(prompt="")]).cond(x[None].to(pipe.device), sigma).cpu()
 
 
 def _edm_loss(D: torch.Tensor, y: torch.Tensor, sigma: float, sigma_data: float) -> float:
@@ -300,7 +300,7 @@ def schedules(
     for i, (name, schedule) in enumerate(samplers.SCHEDULES.items()):
         own = {"sigma_data": sigma_data} if "sigma_data" in schedule.settings else {}
         levels = schedule(num_steps, **own)[:-1]
-        usual = name == Request.schedule
+        usual = name == Request("").schedule
         label = f"{name} (what every sampler uses unless told)" if usual else name
         (line,) = axes.semilogy(levels, "o-", color=PALETTE[i], label=label)
         line.set(linewidth=2.2 if usual else 1.2, markersize=4.5 if usual else 3, zorder=3 if usual else 2)

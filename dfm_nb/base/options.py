@@ -5,6 +5,7 @@ From the fields follow the command line (`parser_of`, `parse`), a call in Python
 ValueError of one sentence with the nearest legal name.
 
     class Export(Options):
+        "Write consolidated weights."
         prog = "dfm export"
         source: str = option(help="run folder", positional=True)
         dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights")
@@ -137,6 +138,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, arbitrary_types_allowed=True)
     prog: ClassVar[str] = "this"
     """What takes these options, for errors: `dfm export`."""
+    epilog: ClassVar[str | None] = None
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other names that a call in Python may use."""
 
@@ -189,11 +191,16 @@ class Options(BaseModel):
                 _add(parser, field)
 
     @classmethod
-    def parser(cls, about: str, epilog: str | None = None) -> ArgumentParser:
-        """A command line with a flag for each option."""
-        parser = ArgumentParser(prog=cls.prog, description=about, epilog=epilog)
+    def parser(cls) -> ArgumentParser:
+        """A command line with a flag for each option; the class's docstring says what the command does."""
+        parser = ArgumentParser(prog=cls.prog, description=cls.__doc__, epilog=cls.epilog)
         cls.add_flags(parser)
         return parser
+
+    @classmethod
+    def parse(cls, argv: list[str] | None) -> Self:
+        """The options that a command line gives."""
+        return cls(**vars(cls.parser().parse_intermixed_args(argv)))
 
     def replace(self, **values: Any) -> Self:
         """A copy with other values, checked as a new one is."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BeforeValidator
+
+from dfm_nb.base.options import plain
 
 _FLOAT = "tag:yaml.org,2002:float"
 _SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
@@ -51,3 +56,15 @@ def write_value(value: Any) -> str:
     """A value in one line, as it stands behind `group.key=`."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
     return text.removesuffix("...\n").strip("\n")  # other odd spaces are the text
+
+
+def _override_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
+    if isinstance(overrides, str):
+        return [overrides]
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value, default=plain)}" for key, value in overrides.items()]
+    return [str(word) for word in overrides]
+
+
+Overrides = Annotated[list[str], BeforeValidator(_override_words)]
+"""Words `group.key=value`, or a mapping {"group.key": value} or {"group": {"key": value}} that is made to them."""

@@ -27,6 +27,7 @@ from safetensors.torch import save
 
 from dfm_nb import __version__
 from dfm_nb.base import plugins
+from dfm_nb.base.argv import NPROC
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, option
@@ -51,9 +52,9 @@ MOST_RANKS = 1 << 20
 
 
 class PrepareConfig(Options):
-    """The settings of `dfm prepare`, named as its flags; those of plug-ins are taken as keywords, too."""
+    """Encode captioned images and clips into WebDataset shards."""
 
-    prog = "dfm prepare"
+    prog, epilog = "dfm prepare", NPROC
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")

@@ -90,7 +90,7 @@ def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank
 @pytest.mark.slow
 def test_training_takes_the_network_from_the_weights_it_starts_from(moths, tmp_path):
     def resolve(*words):
-        return train.resolve(train.parse(["--dataset-path", str(moths), "checkpoint.pretrained=moths", *words]), 1)
+        return train.parse(["--dataset-path", str(moths), "checkpoint.pretrained=moths", *words]).resolve(1)
 
     plain, demo = resolve(), resolve("--recipe", "demo")
     for settled in (plain, demo):

@@ -145,8 +145,8 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path, monke
         assert args.rdzv_backend == ("static" if name == "trainjob.yaml" else "c10d")
         training = train.parse(args.training_script_args)
         assert (training.dataset_path, training.run_dir) == ("/shared/data/shards", "/shared/runs/dit-xl")
-        training.dataset_path, training.mock = None, True  # the shards are not here
-        settled = train.resolve(training, world_size=16).config
+        mock = training.model_copy(update={"dataset_path": None, "mock": True})  # the shards are not here
+        settled = mock.resolve(16).config
         assert settled.model.tensor_model_parallel_size == 2 and settled.model.size == "DiT-XL"
 
 
