@@ -1,11 +1,19 @@
 """dfm_nb: from captioned images and clips to a trained text-to-video Diffusion Transformer and finished mp4s.
 
-The pipeline, in order; each arrow is a module:
+A room a stage; each imports those to its right and below:
 
-    sources -> tokenizers + text_encoders -> shards -> dataset (packing) -> dit + edm -> train (checkpoint)
-            -> generate (samplers) -> tokenizers -> video
+    verbs: prepare adopt index pretrain generate evaluate export import inspect plan doctor      cli.py finds them
+      training      loop, trainer, validation       generation   Pipeline, requests, files of clips
+      checkpoints   save, load, export, import      evaluation   distances, copies; butterflies: a toy world, its judge
+      model         DiT, attention, EMA             data         sources, tokenizers, text encoders, shards, loader
+      packs         samples -> one sequence         planning     memory and time before anything is built
+      diffusion     EDM, flow, samplers             parallel     process groups
+      config        every setting of a training     base         files, runs, options, video
+      text          JSONL -> Megatron .bin/.idx, blends
 
-and, for text, `text.corpus` (JSONL -> Megatron .bin/.idx) and `text.blend` (weighted blends, the packed loader).
+A picture's way: `data.sources` -> `data.encoding` -> shards -> `data.loader` -> `packs` -> `model.denoiser` ->
+`training.loop` -> `checkpoints.saving`. A prompt's way: `generation.pipeline` -> `diffusion.samplers` -> tokenizer ->
+`generation.clip_files`.
 
 The names of `__all__` are the Python API. They are loaded when they are first used, so the import is light.
 """
@@ -16,28 +24,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dfm_nb.base.metrics import read_table as read_metrics
-    from dfm_nb.evaluate import evaluate_model
-    from dfm_nb.export import export_weights
-    from dfm_nb.generation.pipeline import Pipeline
-    from dfm_nb.import_ import import_weights
-    from dfm_nb.inspect import inspect_dataset
-    from dfm_nb.plan import plan_layouts
-    from dfm_nb.prepare import prepare_dataset
-    from dfm_nb.train import train_model
+    from dfm_nb.base.metrics import read_table as read_metrics  # noqa: F401
+    from dfm_nb.evaluate import evaluate_model as evaluate_model
+    from dfm_nb.export import export_weights as export_weights
+    from dfm_nb.generation.pipeline import Pipeline as Pipeline
+    from dfm_nb.import_ import import_weights as import_weights
+    from dfm_nb.inspect import inspect_dataset as inspect_dataset
+    from dfm_nb.plan import plan_layouts as plan_layouts
+    from dfm_nb.prepare import prepare_dataset as prepare_dataset
+    from dfm_nb.train import train_model as train_model
 
 __version__ = "0.2.0"
-__all__ = [
-    "Pipeline",
-    "evaluate_model",
-    "export_weights",
-    "import_weights",
-    "inspect_dataset",
-    "plan_layouts",
-    "prepare_dataset",
-    "read_metrics",
-    "train_model",
-]
 
 _WHERE = {
     "Pipeline": "generation.pipeline.Pipeline",
@@ -50,6 +47,7 @@ _WHERE = {
     "read_metrics": "base.metrics.read_table",
     "train_model": "train.train_model",
 }
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,16 @@
-"""`dfm ...`: thin; each verb is a driver module with `main(argv)`, imported only when asked for."""
+"""`dfm ...`: thin; each verb is a driver module with `main(argv)`, imported only when asked for.
+
+Other packages add verbs, as the workbench does, by an entry point that names a table like `VERBS`:
+
+    [project.entry-points."dfm_nb.verbs"]
+    workbench = "workbench:VERBS"
+"""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 from dfm_nb.base.argv import guard, pop_nproc
 from dfm_nb.base.torchrun import run_under_torchrun
@@ -20,8 +27,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),
     "import": ("dfm_nb.import_", "weights of Wan 2.1 or of NeMo DFM's DiT -> a file as dfm export writes"),
     "text": ("dfm_nb.text.cli", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
-    "notebook": ("workbench.notebook_cli", "run a notebook with parameters, or a grid of them"),
-    "lab": ("workbench.lab", "JupyterLab at the first notebook, on loopback, with a token"),
     "plan": ("dfm_nb.plan", "layouts of a model that fit a number of GPUs, with memory and relative time"),
     "doctor": ("dfm_nb.doctor", "what this machine has, and what is missing"),
 }
@@ -30,9 +35,24 @@ PREFLIGHT = {"prepare", "pretrain"}
 """Verbs whose module has `preflight(argv, nproc)`, cheap enough to run before the processes start."""
 
 
+def verbs() -> dict[str, tuple[str, str]]:
+    """`VERBS` and those of other packages; of a checkout that is not installed, those that its pyproject.toml names."""
+    import tomllib
+    from importlib.metadata import EntryPoint, entry_points
+
+    group, project = "dfm_nb.verbs", Path(__file__).parents[1] / "pyproject.toml"
+    points = list(entry_points(group=group))
+    if not points and project.is_file():
+        named = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][group]
+        points = [EntryPoint(name, value, group) for name, value in named.items()]
+    others = {verb: about for point in points for verb, about in point.load().items()}
+    return VERBS | others | VERBS  # no package replaces one of ours
+
+
 def usage() -> str:
-    width = max(map(len, VERBS))
-    lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
+    known = verbs()
+    width = max(map(len, known))
+    lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in known.items()]
     return "usage: dfm VERB ...   (dfm VERB --help for its flags)\n\n" + "\n".join(lines)
 
 
@@ -47,12 +67,13 @@ def main(argv: list[str] | None = None) -> int:
         print(__version__)
         return 0
     verb, rest = argv[0], list(argv[1:])
-    if verb not in VERBS:
+    known = VERBS if verb in VERBS else verbs()
+    if verb not in known:
         from dfm_nb.base.nearest import nearest
 
-        near = nearest(verb, VERBS)
+        near = nearest(verb, known)
         raise ValueError(f"there is no verb {verb!r}" + (f"; did you mean {near!r}?" if near else "; see dfm --help"))
-    module = VERBS[verb][0]
+    module, _ = known[verb]
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)
         if nproc is not None:

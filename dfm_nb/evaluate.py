@@ -38,9 +38,9 @@ from dfm_nb.generation.request import Request, Sampling
 
 
 class EvaluateOptions(Sampling):
-    """What is measured, and how it is sampled."""
+    """Measure a checkpoint against captions and real samples."""
 
-    prog = "dfm evaluate"
+    prog, epilog = "dfm evaluate", NPROC
     checkpoint_path: str = option(help="run folder, iter_* folder or exported file", flags=("--checkpoint",))
     dataset: str | None = option(None, "folder or source NAME[:SPEC] to compare to", flags=("--dataset-path",))
     split: str = option("val", "of a prepared folder: train, val or test")
@@ -139,8 +139,7 @@ def measure(asked: EvaluateOptions) -> Measured:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = EvaluateOptions.parser("Measure a checkpoint against captions and real samples.", NPROC)
-    print(measure(EvaluateOptions(**vars(parser.parse_args(argv)))))
+    print(measure(EvaluateOptions.parse(argv)))
     parallel.shutdown()
     return 0
 

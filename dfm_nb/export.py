@@ -29,7 +29,7 @@ DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class ExportOptions(Options):
-    """What is exported, and how."""
+    """Write consolidated weights."""
 
     prog = "dfm export"
     source: str = option(help="run folder, iter_* folder, exported file or packaged model", positional=True)
@@ -114,7 +114,7 @@ def _write_diffusers(
 
 
 def main(argv: list[str] | None = None) -> int:
-    export(ExportOptions(**vars(ExportOptions.parser("Write consolidated weights.").parse_args(argv))))
+    export(ExportOptions.parse(argv))
     return 0
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.argv import guard, quietly, settings_words
+from dfm_nb.base.argv import guard, quietly
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, write_weights
+from dfm_nb.config.notation import Overrides
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ./DIR and ../DIR are paths
 WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
@@ -29,21 +29,19 @@ WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
 
 
 class ImportOptions(Options):
-    """What is imported, and what is known of it."""
+    """Take over weights of Wan 2.1 or of NeMo DFM's DiT."""
 
     prog = "dfm import"
     source: str = option(
-        help="Wan 2.1: diffusers' folder, its hub id, or a .safetensors of LoRA adapters; NeMo DFM: model.pth, an iter_* "
-        "folder (torch_dist), or the folder around those",
+        help="Wan 2.1: diffusers' folder, its hub id, or a .safetensors of LoRA adapters; NeMo DFM: model.pth, an "
+        "iter_* folder (torch_dist), or the folder around those",
         positional=True,
     )
     output: str = option(help="folder for model.safetensors, or FILE.safetensors or FILE.pth", output=True)
     base: str | None = option(None, "the imported weights that LoRA adapters are of")
     tokenizer: str | None = option(None, "tokenizer of the data it was trained on: wan_vae, and NeMo DFM cosmos_cv")
     text_encoder: str | None = option(None, "text encoder of the data it was trained on: umt5, and NeMo DFM t5")
-    settings: tuple[str, ...] = option(
-        (), "settings that differ from the published model's", positional=True, metavar="KEY=VALUE"
-    )
+    settings: Overrides = option([], "that differ from the published model's", positional=True, metavar="KEY=VALUE")
 
 
 def located(source: str) -> Path:
@@ -80,9 +78,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
     parallel.shutdown()
 
 
-def import_weights(
-    source: str | os.PathLike, output: str | os.PathLike, settings: Iterable[str] | Mapping[str, Any] = (), **flags: Any
-) -> Path:
+def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
     """Weights of others in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` take.
 
     Parameters
@@ -92,8 +88,7 @@ def import_weights(
 
     >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
     """
-    words = tuple(settings_words(settings))
-    take_over(ImportOptions(source=os.fspath(source), output=os.fspath(output), settings=words, **flags))
+    take_over(ImportOptions(source=os.fspath(source), output=os.fspath(output), **flags))
     return Path(output)
 
 
@@ -103,8 +98,8 @@ def take_over(asked: ImportOptions) -> None:
     source, output = located(asked.source), Path(asked.output)
     if output.suffix not in (".safetensors", ".pth"):
         output = output / EXPORTED
-    for given in filter(None, (source, asked.base)):
-        if output.exists() and output.resolve().is_relative_to(Path(given).resolve()):
+    for given in (source, Path(asked.base or source)):
+        if output.exists() and output.resolve().is_relative_to(given.resolve()):
             raise ValueError(f"--output {output} would replace a file of {given}, which is read; name another folder")
     output.parent.mkdir(parents=True, exist_ok=True)
     if asked.base is not None:
@@ -129,8 +124,7 @@ def take_over(asked: ImportOptions) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = ImportOptions.parser("Take over weights of Wan 2.1 or of NeMo DFM's DiT.")
-    take_over(ImportOptions(**vars(parser.parse_intermixed_args(argv))))
+    take_over(ImportOptions.parse(argv))
     return 0
 
 

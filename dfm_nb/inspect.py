@@ -20,10 +20,11 @@ from dfm_nb.data.shards import how_to_adopt
 
 
 class InspectOptions(Options):
-    """What is shown and checked."""
+    """Show and check a folder of shards, or one shard."""
 
     prog = "dfm inspect"
     folder: str = option(help="folder, or a .tar", positional=True)
+    as_json: bool = option(False, "print JSON instead of a table", flag="--json")
     verify: bool = option(False, "decode every sample and recheck every checksum")
     contact_sheet: str | None = option(None, "PNG to write; default contact_sheet.png in the folder", output=True)
     samples: int = option(24, "pictures on the contact sheet; 0 for none", ge=0)
@@ -84,9 +85,9 @@ def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
     return examine(InspectOptions(folder=os.fspath(folder), **flags))
 
 
-def examine(asked: InspectOptions, progress: bool = True) -> Inspection:
+def examine(asked: InspectOptions) -> Inspection:
     """What was asked for; writes the contact sheet."""
-    found = InspectedShards(Path(asked.folder).expanduser(), progress)
+    found = InspectedShards(Path(asked.folder).expanduser(), progress=not asked.as_json)
     about = Inspection(found.describe(), verified=asked.verify)
     faults = found.faults + (found.verify() if asked.verify else [])
     if asked.verify or faults:
@@ -122,12 +123,9 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = InspectOptions.parser("Show and check a folder of shards, or one shard.")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    given = vars(parser.parse_args(argv))
-    as_json = given.pop("json")
-    found = examine(InspectOptions(**given), progress=not as_json)
-    print(json.dumps(found, indent=1, ensure_ascii=False) if as_json else table(found))
+    asked = InspectOptions.parse(argv)
+    found = examine(asked)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if asked.as_json else found)
     return 1 if found.get("faults") else 0
 
 

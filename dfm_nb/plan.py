@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import guard, settings_words
+from dfm_nb.base.argv import guard
 from dfm_nb.base.options import Options, option
 from dfm_nb.config import sizes
+from dfm_nb.config.notation import Overrides
 from dfm_nb.planning.layouts import Load, Plan
 from dfm_nb.planning.ranking import Layouts, fed, rank
 from dfm_nb.planning.step_time import MACHINES, Machine
@@ -20,9 +20,9 @@ MachineName = Literal["h100", "h200", "b200", "gb200", "gb300"]
 
 
 class PlanOptions(Options):
-    """What `dfm plan` is asked; the rates of a machine have their names in `Machine`."""
+    """Layouts of a model on a number of GPUs: memory per GPU and time of a step."""
 
-    prog: ClassVar[str] = "dfm plan"
+    prog = "dfm plan"
     model: str = option(help=f"a size: {', '.join(sizes.SIZES)}")
     seq_length: int = option(_USUAL.dataset.task_encoder_seq_length, "tokens of a pack", gt=0)
     gpus: int = option(8, "processes, one per GPU", gt=0)
@@ -39,7 +39,8 @@ class PlanOptions(Options):
     link_gb_s: float | None = option(None, "10^9 bytes/s of a GPU to others of its node; without --machine 450", gt=0)
     node_link_gb_s: float | None = option(None, "the same to other nodes; without --machine 50", gt=0)
     imbalance: float = option(1.0, "work of the slowest rank's packs over the mean", ge=1)
-    overrides: tuple[str, ...] = option((), "as for dfm pretrain", positional=True, metavar="group.key=value")
+    as_json: bool = option(False, "every layout as JSON", flag="--json")
+    overrides: Overrides = option([], "as for dfm pretrain", positional=True, metavar="group.key=value")
 
     def hardware(self) -> Machine:
         """The machine named, else one whose memory costs no time, with what other flags say."""
@@ -62,13 +63,14 @@ class PlanOptions(Options):
         return config, Load.of(config, self.samples, self.text_tokens, imbalance=self.imbalance)
 
 
-def plan_layouts(model: str, overrides: Iterable[str] | Mapping[str, Any] = (), **flags: Any) -> Layouts:
+def plan_layouts(model: str, **flags: Any) -> Layouts:
     """Every legal layout of a model on some GPUs: the shortest step first, and of equal ones the one of least memory.
 
     Parameters
     ----------
-    model : a size, for example "DiT-XL". overrides : more settings as ["group.key=value"] or {"group.key": value}.
-    **flags : those of `dfm plan` with underscores (`gpus`, `gpu_memory_gib`, `seq_length`, ...).
+    model : a size, for example "DiT-XL".
+    **flags : those of `dfm plan` with underscores (`gpus`, `gpu_memory_gib`, `seq_length`, ...), and
+        `overrides`, more settings as ["group.key=value"] or {"group.key": value}.
 
     Raises
     ------
@@ -76,18 +78,15 @@ def plan_layouts(model: str, overrides: Iterable[str] | Mapping[str, Any] = (), 
 
     >>> plan_layouts("DiT-S", gpus=2, overrides={"model.num_layers": 4}).to_frame()  # doctest: +SKIP
     """
-    asked = PlanOptions(model=model, overrides=tuple(settings_words(overrides)), **flags)
+    asked = PlanOptions(model=model, **flags)
     return rank(*asked.workload(), asked.gpus, asked.hardware(), asked.margin)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = PlanOptions.parser("Layouts of a model on a number of GPUs: memory per GPU and time of a step.")
-    parser.add_argument("--json", action="store_true", help="every layout as JSON")
-    given = vars(parser.parse_intermixed_args(argv))
-    as_json, asked = given.pop("json"), PlanOptions(**given)
+    asked = PlanOptions.parse(argv)
     config, load = asked.workload()
     found = rank(config, load, asked.gpus, asked.hardware(), asked.margin)
-    if as_json:
+    if asked.as_json:
         print(found.to_frame().to_json(orient="records", indent=1))
         return 0
     count, trained = parameters(config.model, Plan())

@@ -41,7 +41,7 @@ def test_unknown_verb_names_the_nearest(capsys):
 def test_every_verb_has_a_module_with_main():
     import importlib
 
-    for verb, (module, text) in cli.VERBS.items():
+    for verb, (module, text) in cli.verbs().items():
         assert callable(importlib.import_module(module).main), verb
         assert text
 

@@ -33,6 +33,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+VERBS = {
+    "notebook": ("workbench.notebook_cli", "run a notebook with parameters, or a grid of them"),
+    "lab": ("workbench.lab", "JupyterLab at the first notebook, on loopback, with a token"),
+}
+"""Verbs of `dfm` (`dfm_nb.cli`)."""
+
 _WHERE = {
     "Launcher": "launcher",
     "RunFailed": "job",

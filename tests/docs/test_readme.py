@@ -93,7 +93,7 @@ def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
     if verb.startswith("-"):
         assert verb in ("--help", "--version")
         return
-    assert verb in cli.VERBS, f"dfm has no verb {verb}"
+    assert verb in cli.verbs(), f"dfm has no verb {verb}"
     if verb in cli.UNDER_TORCHRUN:
         _, rest = pop_nproc(rest)
     if verb == "pretrain":
