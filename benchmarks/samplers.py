@@ -214,8 +214,8 @@ def on_model(checkpoint: str, count: int) -> dict:
     from dfm_nb.butterflies import synthetic
     from dfm_nb.butterflies.attributes import CORE, unseen_attributes, wilson
     from dfm_nb.butterflies.judge import AttributeClassifier
-    from dfm_nb.generate import Request
     from dfm_nb.generation.pipeline import Pipeline
+    from dfm_nb.generation.request import Request
 
     pipe, classifier = Pipeline.from_checkpoint(checkpoint, mixed_precision="fp32"), AttributeClassifier.load()
     wanted = unseen_attributes(count, "still")

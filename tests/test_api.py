@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 import dfm_nb
-from dfm_nb import evaluate_model, plan_layouts, prepare_dataset, read_metrics, train_model
+from dfm_nb import plan_layouts, prepare_dataset, read_metrics, train_model
 from dfm_nb.base.video import read_video
 from dfm_nb.butterflies import synthetic
 from dfm_nb.config import ConfigError, notation
@@ -41,8 +41,6 @@ def test_import_is_light_and_the_names_are_there():
     "call, near",
     [
         (lambda: prepare_dataset(output_dir="d", num_imags=3), "num_images"),
-        (lambda: train_model(dataset_path="d", run_di="r"), "run_dir"),
-        (lambda: evaluate_model("c", num_prompt=3), "num_prompts"),
         (lambda: plan_layouts("DiT-S", gpu=2), "gpus"),
         (lambda: requests_of_keywords(["a"], {"num_inference_step": 3}), "num_inference_steps"),
     ],

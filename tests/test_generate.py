@@ -8,8 +8,7 @@ import torch
 
 from dfm_nb.base.video import write_png
 from dfm_nb.config.schema import GenerationConfig
-from dfm_nb.generate import Request
-from dfm_nb.generation.request import requests_of_keywords
+from dfm_nb.generation.request import Request, requests_of_keywords
 from dfm_nb.packs.patches import patchify
 
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
@@ -72,16 +71,6 @@ def test_positions_beyond_trained_sizes_do_not_alias(tiny_pipe):
     assert tokens.shape[0] == 13 * 10 * 6
     distance = torch.cdist(tokens, tokens) + torch.eye(len(tokens))
     assert distance.min() > 1e-5 * tokens.std(), "two patches of a picture have the same position"
-
-
-@pytest.mark.slow
-def test_decoder_out_of_memory_is_a_sentence(tiny_pipe, monkeypatch):
-    def full(latents):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(tiny_pipe.tokenizer, "decode_windows", full)
-    with pytest.raises(ValueError, match="--tokenizer-window"):
-        tiny_pipe.decode(torch.zeros(16, 3, 4, 6))
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import torch
 from dfm_nb.base.video import write_mp4, write_png
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.diffusion.samplers import karras_sigmas, sample_euler
-from dfm_nb.generate import Request
 from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb.generation.request import Request
 from tests import tiny_run
 
 FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 9}

@@ -13,8 +13,8 @@ FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_f
 def draw(run, layout: tuple[int, int, int], batch_sizes: tuple[int, ...]) -> list[dict[int, torch.Tensor]]:
     """Latents by prompt index, of this rank; drawn once for each batch size."""
     from dfm_nb import parallel
-    from dfm_nb.generate import Request
     from dfm_nb.generation.pipeline import Pipeline
+    from dfm_nb.generation.request import Request
     from dfm_nb.parallel.groups import Layout, mpu
 
     layout = Layout(*layout)

@@ -124,14 +124,6 @@ def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_model_pth_that_lies_here_is_named_where_the_packaged_model_draws(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("model.pth").touch()
-    assert guard(main, ["--prompt", "a moth", "--video-save-path", "a.png", *SMALL]) == 0
-    assert "model.pth" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     prompts = ["--prompt", "a", "--prompt", "b", "--prompt", "c"]
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts) == 0

@@ -10,7 +10,7 @@ from dfm_nb import config as cfg
 from dfm_nb.checkpoints import wan_folder
 from dfm_nb.checkpoints.weights import load_exported
 from dfm_nb.diffusion.objective import Flow
-from dfm_nb.generate import Request
+from dfm_nb.generation.request import Request
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser, forward
 from dfm_nb.model.wan_names import places

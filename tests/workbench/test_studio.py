@@ -21,7 +21,8 @@ import torch
 from dfm_nb import generate
 from dfm_nb.base import video
 from dfm_nb.diffusion import samplers
-from dfm_nb.generate import Generated, Request
+from dfm_nb.generation.clip_files import Generated
+from dfm_nb.generation.request import Request
 from tests.processes import wait_until
 from workbench import studio as module
 from workbench.studio import Studio
@@ -329,5 +330,5 @@ def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
     torch.testing.assert_close(names["clip"].latent, clip.latent, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "clip.png").is_file()
     program, verb, *words = shlex.split(shell)
-    (request,) = generate.requests_of(generate.parse(words), tiny_pipe.recommended)
+    (request,) = generate.requests_of(*generate.parse(words), tiny_pipe.recommended)
     assert (program, verb) == ("dfm", "generate") and request == clip.request
