@@ -44,6 +44,7 @@ __all__ = [
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
+_SEVERAL = ("model.size", "model.variant")
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _UPSTREAM = notation.read(Path(__file__).with_name("upstream.yaml").read_text(encoding="utf-8"))
@@ -100,35 +101,6 @@ class Resolved:
         for name in key.split("."):
             node = getattr(node, name)
         return node
-
-    def keeping(self, stored: Resolved) -> Resolved:
-        """A copy with the values of `stored` where a default, recipe or size of the package has changed since.
-
-        A resumed run keeps what it started with, also what `auto` was settled to; what the user sets, or set then,
-        does not count.
-        """
-        packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
-
-        def source(origin: str) -> str:
-            """`default`, `recipe NAME` or `size NAME`; empty for what a user has set or what is derived."""
-            name = origin.partition(" (")[0]
-            return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
-
-        settled = {
-            key: origin
-            for key, origin in stored.provenance.items()
-            if self.get(key) == "auto" and (source(origin) or origin.startswith(DERIVED))
-        }
-        kept = {
-            key: stored.get(key)
-            for key, origin in self.provenance.items()
-            if stored.get(key) != self.get(key)
-            and ((source(origin) and source(origin) == source(stored.provenance[key])) or key in settled)
-        }
-        own = {k: self.get(k) for k, origin in self.provenance.items() if not origin.startswith(DERIVED)}
-        config, faults = _typed(own | kept, self.provenance)
-        assert not faults  # both were checked
-        return _derive(replace(self, config=config, provenance=self.provenance | settled))
 
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
         """A copy in which keys that are null or `auto` take these values (from the data, for example).
@@ -331,6 +303,7 @@ def resolve(
     training: bool = False,
     world_size: int | None = None,
     settings_of: Callable[[str], dict[str, Any]] | None = None,
+    begun: Path | None = None,
 ) -> Resolved:
     """Settle every key: defaults < packaged recipe < weights to start from < YAML file < `group.key=value`.
 
@@ -342,6 +315,8 @@ def resolve(
     training : also require what a training run needs (a data set that exists, or `dataset.mock=true`).
     world_size : also require that the parallel layout fits this number of processes.
     settings_of : the settings by dotted key that `checkpoint.pretrained` brings along, from its value.
+    begun : the `config.yaml` of the run that goes on, the highest layer for what the run took from a default, recipe,
+        size or weights that are still asked for, and for what `auto` was settled to: the package may have changed.
 
     Raises
     ------
@@ -362,10 +337,37 @@ def resolve(
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
     start = next((x["checkpoint.pretrained"] for x in reversed(layers.values()) if "checkpoint.pretrained" in x), None)
+    below = {k: layers.pop(k) for k in [f"recipe {recipe}"] if recipe in recipes()}  # a user's own lies above the rest
     if settings_of and isinstance(start, str) and weights_path(start).exists():
-        below = [f"recipe {recipe}"] if recipe in recipes() else []  # one of the user's own lies above the weights
-        layers = {k: layers.pop(k) for k in below} | {f"{WEIGHTS} {start}": settings_of(start)} | layers
-    return _settle(layers, faults + unreadable, training, world_size)
+        below[f"{WEIGHTS} {start}"] = settings_of(start)
+    now = _settle(below | layers, faults + unreadable, training, world_size)
+    if begun is None:
+        return now
+    stored = from_yaml(begun)
+
+    def kept(key: str, origin: str) -> bool:
+        began = stored.provenance[key]
+        settled = now.get(key) == "auto" and (began.startswith(DERIVED) or _source(began) != "")
+        return settled or (_source(origin) != "" and _source(origin) == _source(began))
+
+    # not the names that stand for several keys: what they set is kept key by key
+    own = {k: stored.get(k) for k, o in now.provenance.items() if k not in _SEVERAL and kept(k, o)}
+    again = _settle(below | layers | {f"run {begun}": own}, [], training, world_size)
+    changed = {k: again.get(k) for k in own if again.get(k) != now.get(k)}
+    stays = [
+        f"{key} stays {value}, which {begun} has; new runs take {now.get(key)}"
+        for key, value in changed.items()
+        if now.get(key) != "auto"
+    ]
+    origin = now.provenance | {k: stored.provenance[k] for k in changed}
+    return Resolved(again.config, origin, (*now.notices, *stays))
+
+
+def _source(origin: str) -> str:
+    """`default`, `recipe NAME`, `size NAME` or `weights of PATH`; empty for what a user has set or what is derived."""
+    name = origin.partition(" (")[0]
+    packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
+    return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
 
 
 def _settle(

@@ -30,7 +30,7 @@ from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -54,12 +54,13 @@ MOST_RANKS = 1 << 20
 class PrepareConfig(Options):
     """Encode captioned images and clips into WebDataset shards."""
 
+    # plan=True: shards depend on it, so a folder is resumed with equal values only
     prog, epilog = "dfm prepare", NPROC
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
-    tokenizer: str = option("pca", "what makes latents of pixels", plugins="tokenizers")
-    text_encoder: str = option("minilm", "what makes embeddings of captions", plugins="text_encoders")
+    tokenizer: str = option("pca", "what makes latents of pixels", plugins="tokenizers", plan=True)
+    text_encoder: str = option("minilm", "what makes embeddings of captions", plugins="text_encoders", plan=True)
     tokenizer_path: str | None = option(
         None,
         "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
@@ -74,13 +75,15 @@ class PrepareConfig(Options):
         "--upscale is given; synthetic draws at this size",
         ge=16,
     )
-    upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does")
-    limit: int | None = option(None, "only the first N items", ge=1)
-    val_fraction: float = option(0.05, "of the items, by a hash of their keys", ge=0, lt=1)
-    test_fraction: float = option(0.0, "likewise", ge=0, lt=1)
-    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1)
-    max_text_tokens: int = option(512, "longer captions are cut", ge=1)
-    pad_text_tokens: int | None = option(None, "pad embeddings to this length, for readers that need it", ge=1)
+    upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
+    limit: int | None = option(None, "only the first N items", ge=1, plan=True)
+    val_fraction: float = option(0.05, "of the items, by a hash of their keys", ge=0, lt=1, plan=True)
+    test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
+    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)
+    max_text_tokens: int = option(512, "longer captions are cut", ge=1, plan=True)
+    pad_text_tokens: int | None = option(
+        None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
+    )
     workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "go on with an unfinished output folder")
@@ -163,17 +166,7 @@ class PrepareConfig(Options):
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """What must be equal for a folder to be this preparation's."""
-        settings = (
-            "tokenizer",
-            "text_encoder",
-            "limit",
-            "val_fraction",
-            "test_fraction",
-            "shard_size",
-            "upscale",
-            "max_text_tokens",
-            "pad_text_tokens",
-        )
+        settings = [name for name, field in fields(PrepareConfig).items() if field.marks.get("plan")]
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
             "format": FORMAT_VERSION,

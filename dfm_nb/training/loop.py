@@ -19,7 +19,7 @@ from dfm_nb import parallel
 from dfm_nb.base.cpu import mlp_flops_per_s, precision
 from dfm_nb.base.log import duration, log, start_logging
 from dfm_nb.base.progress import tqdm
-from dfm_nb.base.run import Run, written_path
+from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
@@ -351,23 +351,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     return 0
 
 
-def _as_begun(resolved: cfg.Resolved, run: Run) -> cfg.Resolved:
-    """The settings with those that the run began with where the package's own have changed since."""
-    c = resolved.config.checkpoint
-    places = [written_path(p) for p in (c.load_checkpoint, c.load, run.path) if p]
-    files = [f / "config.yaml" for p in places for f in (p, *reversed(checkpoint.whole_checkpoints(p)))]
-    saved = next((f for f in files if f.is_file()), None)
-    if saved is None:
-        return resolved
-    kept = resolved.keeping(cfg.from_yaml(saved))
-    for key in cfg.fields():
-        if kept.get(key) != resolved.get(key) != "auto":
-            log.info("%s stays %s, which %s has; new runs take %s", key, kept.get(key), saved, resolved.get(key))
-    return kept
-
-
 def _train(resolved: cfg.Resolved, run: Run) -> None:
-    resolved = _as_begun(resolved, run)
     store = open_store(resolved.config)
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual_size(store)}
     resolved = resolved.with_derived(derived, "the data set")
