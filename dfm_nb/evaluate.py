@@ -28,7 +28,7 @@ from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option
-from dfm_nb.butterflies.evaluation import Exam
+from dfm_nb.butterflies.exam import Exam
 from dfm_nb.evaluation import diversity, features, reference
 from dfm_nb.evaluation.comparison import Measured, against, copies
 from dfm_nb.evaluation.reference import PreparedFolder, Real

@@ -42,8 +42,6 @@ class Inspection(dict):
 def table(d: dict[str, Any]) -> str:
     """What was found, a line each."""
     lines = [f"{d['folder']}: {d['samples']:,} samples in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"]
-    if d["samples"]:
-        lines.append(f"  bytes a sample: {d['bytes'] // d['samples']:,}")
     lines.append("  frames x height x width: " + ", ".join(f"{k} ({n})" for k, n in d["sizes"].items()))
     lines.append("  parts: " + ", ".join(f"{k or 'none of ours'} ({n})" for k, n in d["parts"].items()))
     lines.append(f"  different captions: {d['captions']:,}")
@@ -100,15 +98,7 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
     """Write the contact sheet; returns where it is, or why there is none."""
     if not asked.samples or not found.entries:
         return "none"
-    note = ""
-    try:
-        tokenizer = found.tokenizer(asked.tokenizer, asked.tokenizer_path)
-        if tokenizer is None:
-            note = " (in false colours, as the tokenizer is unknown: see --tokenizer and --tokenizer-path)"
-    except FileNotFoundError as error:
-        if asked.tokenizer or asked.tokenizer_path:
-            raise
-        tokenizer, note = None, f" (in false colours: {error})"
+    tokenizer = found.tokenizer(asked.tokenizer, asked.tokenizer_path)
     picture = found.sheet(asked.samples, tokenizer)
     if picture is None:
         return "none, as no sample can be read"
@@ -119,7 +109,8 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
         if asked.contact_sheet:
             raise
         return f"none, as {found.folder} cannot be written; pass --contact-sheet OUT.png"
-    return f"{target}{note}"
+    unknown = " (in false colours, as the tokenizer is unknown: see --tokenizer and --tokenizer-path)"
+    return str(target) + (unknown if tokenizer is None else "")
 
 
 def main(argv: list[str] | None = None) -> int:
