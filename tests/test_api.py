@@ -51,10 +51,6 @@ def test_unknown_keywords_name_the_nearest(call, near):
 
 
 def test_values_have_the_flags_types(tmp_path):
-    with pytest.raises(ValueError, match="--short-side.*64px"):
-        prepare_dataset(output_dir=tmp_path, short_side="64px")
-    with pytest.raises(ValueError, match="--num-video-frames.*five"):
-        requests_of_keywords(["a"], {"num_frames": "five"})
     with pytest.raises(ConfigError, match="optimizer.lr"):
         train_model(run_dir=tmp_path / "r", mock=True, overrides={"optimizer": {"lr": -1}})
     assert not (tmp_path / "r").exists()

@@ -18,14 +18,6 @@ def test_flags_are_accepted_in_both_spellings():
     assert p.parse_args(["--num_steps=6"]).num_steps == 6
 
 
-def test_underscores_in_values_are_kept():
-    p = ArgumentParser()
-    p.add_argument("--prompt")
-    p.add_argument("rest", nargs="*")
-    args = p.parse_args(["--prompt=a_b", "model.num_layers=3"])
-    assert args.prompt == "a_b" and args.rest == ["model.num_layers=3"]
-
-
 @pytest.mark.parametrize("argv", [["--nproc-per-node", "2", "x"], ["x", "--nproc_per_node=2"]])
 def test_process_count_is_taken_out_of_the_arguments(argv):
     assert pop_nproc(argv) == (2, ["x"])

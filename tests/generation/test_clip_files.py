@@ -16,8 +16,6 @@ from safetensors.torch import load_file, save_file
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import main
-from dfm_nb.generation.clip_files import output_path, replay_verdict
-from dfm_nb.generation.request import Request
 from tests.processes import commands, fork_context, wait_until
 
 SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2"]
@@ -25,14 +23,6 @@ SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2
 
 def generate(checkpoint, out, *flags) -> int:
     return guard(main, ["--checkpoint-path", str(checkpoint), "--video-save-path", str(out), *SMALL, *map(str, flags)])
-
-
-def test_output_names(tmp_path, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    base = tmp_path / "clip.mp4"
-    assert output_path(base, Request("x", num_video_frames=9), many=False) == base
-    assert output_path(base, Request("x", index=3, num_video_frames=9), many=True).name == "idx=3_rank=0_clip.mp4"
-    assert output_path(base, Request("x"), many=False).name == "clip.png"
 
 
 SETTINGS = (
@@ -58,17 +48,6 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     Path(f"{out}.json").write_text(json.dumps(sidecar))
     assert generate(tiny_checkpoint, tmp_path / "c.mp4", "--prompts-file", f"{out}.json") == 2, "of other weights"
     assert f"{out}.json" in said(capsys)
-
-
-def test_a_replay_that_differs_names_what_has_changed(tmp_path):
-    was, now = (
-        {"latent_sha256": "a", "torch": "2.8", "layout": "CP 2"},
-        {"latent_sha256": "b", "torch": "2.9", "layout": "CP 2"},
-    )
-    (tmp_path / "was.mp4.json").write_text(json.dumps(was))
-    (tmp_path / "now.mp4.json").write_text(json.dumps(now))
-    said = replay_verdict(tmp_path / "was.mp4.json", tmp_path / "now.mp4")
-    assert said.startswith("; its latent differs") and said.endswith("(torch 2.8, now 2.9)")
 
 
 @pytest.mark.slow
