@@ -85,14 +85,20 @@ def load(kind: str, name: str) -> ModuleType:
     return _found(kind)[name].load()
 
 
-def check_carried(module: ModuleType, name: str, folder: Path, flag: str) -> None:
-    """ValueError unless this tokenizer may come from a folder of data or a checkpoint: one of tensors only may."""
-    if not getattr(module, "CARRIED", False):
+def carried(name: str, folder: Path) -> Path | None:
+    """`folder`, if data or a checkpoint there bring this tokenizer's file; ValueError if that would run code.
+
+    TorchScript files are programs, so a folder may bring tokenizers of tensors only.
+    """
+    if not (folder / "tokenizer.safetensors").is_file():
+        return None
+    if not getattr(load("tokenizers", name), "CARRIED", False):
         raise ValueError(
             f"{folder} names the tokenizer {name}, whose files are programs that run, and brings its own file; "
             f"no program is taken from a folder of data or a checkpoint: remove tokenizer.safetensors there to use the "
-            f"hub's {name}, or pass a copy that you trust with {flag}"
+            f"hub's {name}, or pass a copy that you trust with --tokenizer-path"
         )
+    return folder
 
 
 def load_all(kind: str) -> dict[str, ModuleType]:

@@ -134,20 +134,14 @@ class InspectedShards:
         From beside the shards only one that is made of tensors is taken: TorchScript runs its code, so it comes from
         `path` or the hub's cache.
         """
-        recorded = self.manifest["tokenizer"]["name"] if self.manifest else None
-        known = name or recorded
-        if known is None:
+        name = name or (self.manifest["tokenizer"]["name"] if self.manifest else None)
+        if name is None:
             if path:
                 raise ValueError(f"shards without a manifest do not say whose file {path} is; name it with --tokenizer")
             return None
-        module = plugins.load("tokenizers", known)
-        if path or (name and recorded and name != recorded):  # the file beside the shards is another tokenizer's
-            return module.build(path)
-        if (self.folder / "tokenizer.safetensors").is_file():
-            plugins.check_carried(module, known, self.folder, "--tokenizer-path")
-            return module.build(self.folder)
+        module, place = plugins.load("tokenizers", name), path or plugins.carried(name, self.folder)
         # one that was fitted to the data has no other file
-        return None if hasattr(module, "fit") else module.build(None)
+        return None if place is None and hasattr(module, "fit") else module.build(place)
 
     def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
         """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""

@@ -181,13 +181,8 @@ class Pipeline:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training data, loaded when first needed."""
-        path = self._tokenizer_path
-        if path is None and (self.folder / "tokenizer.safetensors").is_file():
-            name = self.manifest["tokenizer"]["name"]
-            # TorchScript runs its code: a checkpoint may bring tensors only
-            plugins.check_carried(plugins.load("tokenizers", name), name, self.folder, "--tokenizer-path")
-            path = str(self.folder)
-        return self._load("tokenizer", path)
+        name = self.manifest["tokenizer"]["name"]
+        return self._load("tokenizer", self._tokenizer_path or plugins.carried(name, self.folder))
 
     @functools.cached_property
     def text_encoder(self) -> TextEncoder:
@@ -196,7 +191,7 @@ class Pipeline:
         cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
         return self._load("text_encoder", self._text_encoder_path, **cut)
 
-    def _load(self, kind: str, path: str | None, **settings: Any) -> Any:
+    def _load(self, kind: str, path: str | Path | None, **settings: Any) -> Any:
         """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if another one is there."""
         saved = self.manifest[kind]
         plugin = plugins.load(f"{kind}s", saved["name"]).build(path, device=str(self.device), **settings)
