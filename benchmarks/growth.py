@@ -69,7 +69,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     import torch
 
     from dfm_nb.config import Config
-    from dfm_nb.data.pack_plan import PackPlan
+    from dfm_nb.data.order import PackOrder
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
     from dfm_nb.prepare import main
@@ -77,9 +77,9 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
 
     def epoch(store):
-        plan = PackPlan(store, PackSettings.of(Config(), seed=1), 1024, 100)
-        while plan.epoch == 0:
-            plan.next()
+        order = PackOrder(store, PackSettings.of(Config(), seed=1), 1024, 100)
+        while order.lanes[0].epoch == 0:
+            order.next()
 
     with tempfile.TemporaryDirectory(prefix="growth_") as place:
         folders = [Path(place, str(n)) for n in (sizes[0] // 2, *sizes)]  # the first loads the encoders' files
@@ -109,9 +109,9 @@ def write_generated(folder: Path, samples: int) -> int:
     import torch
 
     from dfm_nb.base.records import EncodedClip
-    from dfm_nb.data.index import SCHEMA, IndexWriter, Shard, index_path
     from dfm_nb.data.prepared_folder import write_manifest
-    from dfm_nb.data.shards import PARTS, ShardWriter, scan_shard
+    from dfm_nb.data.sample_index import SCHEMA, Shard, index_path, write_index
+    from dfm_nb.data.shards import ShardWriter, samples_of
 
     folder.mkdir()
     names = [f"rank0-{n:06d}.tar" for n in range(-(-samples // SHARD_SAMPLES))]
@@ -120,57 +120,50 @@ def write_generated(folder: Path, samples: int) -> int:
         latent, text = torch.zeros(1, 16, 1, 8, 8), torch.zeros(1, 4, 384)
         first.add(EncodedClip(f"sample-{n:09d}", latent, text, {"latent_shape": [16, 1, 8, 8], "text_tokens": 4}))
     first.close()
-    shards = []
-    for name in tqdm(names, "shards", disable=None):
+    real, draws = samples_of(folder / names[0]), np.random.default_rng(0)
+    tables, shards, tars = [], [], {}
+    for number, name in enumerate(tqdm(names, "shards", disable=None)):
         (folder / name).touch()
         os.truncate(folder / name, SHARD_SAMPLES * SAMPLE_BYTES)
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        shards.append(Shard(name, SHARD_SAMPLES, SHARD_SAMPLES * SAMPLE_BYTES, digest))
-    listed = [{"name": s.name, "bytes": s.bytes, "sha256": s.sha256} for s in shards]
-    write_manifest(folder, {"latent_mean": [0.0] * 16, "latent_std": [1.0] * 16, "shards": listed})
-    writer = IndexWriter(str(index_path(folder, "train")), "train", shards, {})
-    real, draws = scan_shard(folder / names[0]), np.random.default_rng(0)
-    for start in tqdm(range(0, samples, SHARD_SAMPLES), "index", disable=None):
-        rows = np.arange(start, min(start + SHARD_SAMPLES, samples))
+        tars[name] = {"bytes": SHARD_SAMPLES * SAMPLE_BYTES, "sha256": hashlib.sha256(name.encode()).hexdigest()}
+        rows = np.arange(number * SHARD_SAMPLES, min((number + 1) * SHARD_SAMPLES, samples))
         keys = pc.binary_join_element_wise("sample", pc.utf8_lpad(pa.array(rows).cast(pa.string()), 9, "0"), "-")
-        columns = {name: np.full(len(rows), rows[0] // SHARD_SAMPLES) for name in SCHEMA.names[1:]}
+        columns = {"shard": np.full(len(rows), number), "offset": rows % SHARD_SAMPLES * SAMPLE_BYTES}
         columns |= {"t": draws.choice([1, 3], len(rows)), "text_tokens": draws.integers(4, 40, len(rows))}
-        columns |= {side: draws.choice(SIDES, len(rows)) for side in "hw"}
-        for n, part in enumerate(PARTS):
-            columns[f"{part}_offset"] = rows % SHARD_SAMPLES * SAMPLE_BYTES + 512 + n * 20_000
-            columns[f"{part}_size"] = np.full(len(rows), 19_000)
-        for row, entry in enumerate(real if start == 0 else []):
-            for name, value in zip("thw", (1, 8, 8)):
-                columns[name][row] = value
-            for part, (offset, size) in entry.parts.items():
-                columns[f"{part}_offset"][row], columns[f"{part}_size"][row] = offset, size
-        arrays = [keys, *(pa.array(columns[f.name].astype(f.type.to_pandas_dtype())) for f in list(SCHEMA)[1:])]
-        writer.add(pa.table(arrays, schema=SCHEMA))
-    writer.close()
+        columns |= {side: draws.choice(SIDES, len(rows)) for side in "hw"} | {"size": np.full(len(rows), SAMPLE_BYTES)}
+        for row, entry in enumerate(real if number == 0 else []):
+            for column, value in zip(("t", "h", "w", "offset", "size"), (1, 8, 8, entry.offset, entry.size)):
+                columns[column][row] = value
+        voxels = columns["t"] * columns["h"] * columns["w"]
+        shards.append(Shard(name, len(rows), int(voxels.sum()), int(voxels.max())))
+        numbers = [pa.array(columns[f.name].astype(f.type.to_pandas_dtype())) for f in list(SCHEMA)[1:]]
+        tables.append(pa.table([keys.cast(pa.large_string()), *numbers], schema=SCHEMA))
+    write_index(index_path(folder, "train"), tables, shards, [])
+    write_manifest(folder, {"latent_mean": [0.0] * 16, "latent_std": [1.0] * 16, "drops": []}, tars)
     return index_path(folder, "train").stat().st_size
 
 
 def open_rank(folder: str) -> dict[str, float]:
     """On one rank, a fresh process: seconds, and MiB by which its resident memory grows."""
     from dfm_nb.config import Config
-    from dfm_nb.data.pack_plan import PackPlan
+    from dfm_nb.data.order import PackOrder
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
 
     settings, before = PackSettings.of(Config(), seed=1), report.resident_mib()
     found: dict[str, float] = {}
-    plans = []
-    found["open"] = timed(lambda: plans.append(PackPlan(EnergonStore(folder), settings, 4096, 100, lanes=0)))
+    orders = []
+    found["open"] = timed(lambda: orders.append(PackOrder(EnergonStore(folder), settings, 4096, 100, lanes=0)))
     found["memory of open"] = report.resident_mib() - before
-    (plan,) = plans
-    found["first pack"] = timed(plan.next)
-    rounds = 2 * len(plan.lanes)
+    (order,) = orders
+    found["first pack"] = timed(order.next)
+    rounds = 2 * len(order.lanes)
     for _ in range(rounds):  # so that every lane has a window and a full buffer
-        plan.next()
+        order.next()
     found["memory with packs"] = report.resident_mib() - before
-    found["a pack"] = timed(lambda: [plan.next() for _ in range(rounds + 200)]) / (rounds + 200)
-    state = json.loads(json.dumps(plan.state()))
-    found["restore, and a pack"] = timed(lambda: (plan.restore(state), plan.next()))
+    found["a pack"] = timed(lambda: [order.next() for _ in range(rounds + 200)]) / (rounds + 200)
+    state = json.loads(json.dumps(order.state()))
+    found["restore, and a pack"] = timed(lambda: (order.restore(state), order.next()))
     return found
 
 
@@ -263,9 +256,7 @@ def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
 
         def preprocess(size: int) -> None:
             ends = f"--input {folder}/{size}.jsonl --output-prefix {folder}/out{size}"
-            argv = (
-                f"preprocess {ends} --tokenizer-model {folder}/tokenizer --workers 1 --append-eod --no-resume".split()
-            )
+            argv = f"preprocess {ends} --tokenizer-model {folder}/tokenizer --workers 1 --append-eod".split()
             assert main(argv) == 0
 
         preprocess(sizes[0])  # imports and the tokenizer's file

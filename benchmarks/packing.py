@@ -39,10 +39,10 @@ from benchmarks import report
 from dfm_nb import config as cfg
 from dfm_nb.butterflies import synthetic
 from dfm_nb.config import counts
-from dfm_nb.data.pack_plan import PackPlan, StepPlan
+from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.model.attention import SegmentLayout, cumulative
-from dfm_nb.packs.packer import Packer
+from dfm_nb.packs.packer import Packer, PackItem
 from dfm_nb.packs.packs import PackSettings
 
 PATCH_PX = 16
@@ -163,15 +163,10 @@ def ffd_refilled(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[
 
 def ours(stream: Iterator[int], capacity: int, buffer: int) -> Iterator[Pack]:
     packer, now = Packer(capacity, buffer), 0
-
-    def items():
-        for length in stream:
-            yield (length, now), length
-
-    arriving = items()
+    arriving = (PackItem(now, i, length) for i, length in enumerate(stream))
     while True:
         taken = packer.next(arriving)
-        yield [length for length, _ in taken], capacity, now - min(arrival for _, arrival in taken)
+        yield [item.tokens for item in taken], capacity, now - min(item.epoch for item in taken)
         now += 1
 
 
@@ -271,16 +266,16 @@ def balance(capacity: int, buffer: int) -> list[dict]:
     for mix in MIXES:
         packs = BALANCE_STEPS * max(ranks * windows for ranks, windows in DATA_PARALLEL.items())
         lengths = draw(mix, 0, packs, capacity, buffer)
-        area = settings.patch_spatial**2
+        area = settings.patch_volume
         store = MockStore([(1, 1, n * area) for n in lengths], length=len(lengths))
         row: dict = {"mix": mix}
         for ranks, windows in DATA_PARALLEL.items():
             for window in (1, BALANCE_STEPS):
-                plan = StepPlan(PackPlan(store, settings, capacity, buffer, shuffle=False), ranks, window)
-                steps = [plan.next() for _ in range(windows * BALANCE_STEPS)]
-                of_step = [[work([lengths[i] for _, i in pack]) for pack in step] for step in steps]
+                order = StepOrder(PackOrder(store, settings, capacity, buffer, shuffle=False), ranks, window)
+                steps = [order.next() for _ in range(windows * BALANCE_STEPS)]
+                of_step = [[work([lengths[item.sample] for item in pack]) for pack in step] for step in steps]
                 row[f"{ranks} ranks, {window}"] = slowest_over_mean(of_step)
-        some = [[lengths[i] for _, i in pack] for step in steps[:4] for pack in step]
+        some = [[lengths[item.sample] for item in pack] for step in steps[:4] for pack in step]
         for name, dealt in (("slices", False), ("dealt", True)):
             row[f"CP {CP}, {name}"] = slowest_over_mean([work.shares(pack, dealt) for pack in some])
         rows.append(row)

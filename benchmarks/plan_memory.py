@@ -64,16 +64,16 @@ def resident(field: str) -> int:
 def take_steps(overrides: list[str], steps: int):
     """Build a trainer and take steps on one mock pack; returns (configuration, pack, number of runs)."""
     from dfm_nb import config as cfg
-    from dfm_nb.data.loader import PackBuilder
-    from dfm_nb.data.pack_plan import PackPlan
+    from dfm_nb.data.loader import build_pack
+    from dfm_nb.data.order import PackOrder
     from dfm_nb.model.attention import SegmentLayout
     from dfm_nb.training.batches import open_store, pack_settings
     from dfm_nb.training.trainer import Trainer
 
     config = cfg.resolve(None, overrides=overrides).config
     store = open_store(config)
-    plan = PackPlan(store, pack_settings(config), config.dataset.task_encoder_seq_length, 64)
-    pack = PackBuilder(store, plan.settings).build(plan.next(), config.dataset.task_encoder_seq_length)
+    order = PackOrder(store, pack_settings(config), config.dataset.task_encoder_seq_length, 64)
+    pack = build_pack(order, order.next())
     trainer = Trainer(config)
     for _ in range(steps):
         assert not trainer.step([pack]).skipped

@@ -30,6 +30,7 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
+from dfm_nb.base.plots import plot_pictures
 from dfm_nb.butterflies.attributes import wilson
 
 KINDS = {
@@ -152,23 +153,11 @@ def named_right(found: np.ndarray, wanted: np.ndarray) -> dict:
 
 def mosaic(rows: list[tuple[str, np.ndarray, np.ndarray]], path: Path) -> None:
     """A row a kind: samples, then held-out drawings, uint8 [n, H, W, 3]."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     count = 6
-    figure, axes = plt.subplots(len(rows), 2 * count, figsize=(12, 1.05 * len(rows)), squeeze=False)
-    for axis in axes.flat:
-        axis.axis("off")
-    for line, (kind, made, real) in zip(axes, rows):
-        for axis, frame in [*zip(line, made[:count]), *zip(line[count:], real[:count])]:
-            axis.imshow(frame)
-        line[0].text(-0.15, 0.5, kind, ha="right", va="center", transform=line[0].transAxes)
-    axes[0][0].set_title("samples", loc="left")
-    axes[0][count].set_title("held-out drawings", loc="left")
-    figure.subplots_adjust(0.14, 0.01, 0.99, 0.97, 0.06, 0.06)
-    figure.savefig(path, dpi=75)
+    cells = [[*made[:count], *real[:count]] for _, made, real in rows]
+    plot_pictures(
+        path, cells, [kind for kind, _, _ in rows], [["samples"] + [""] * (count - 1) + ["held-out drawings"]]
+    )
 
 
 def measure(

@@ -152,10 +152,10 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
         from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
         def work():
-            config = PreprocessConfig(
-                (source,), prefix, folder, workers=workers, append_eod=True, progress=False, fast=kind == "fast"
+            files = {"input": [source], "output_prefix": prefix, "tokenizer_model": folder}
+            return preprocess(
+                PreprocessConfig(**files, workers=workers, append_eod=True, progress=False, fast=kind == "fast")
             )
-            return preprocess(config)
 
     before, start = os.times(), time.perf_counter()
     work()
@@ -185,7 +185,7 @@ def digest(prefix: Path) -> str:
 
 
 def tokens_of(prefix: Path) -> int:
-    from dfm_nb.text.index import Index
+    from dfm_nb.text.indexed import Index
 
     return Index.open(f"{prefix}_text_document").num_tokens
 

@@ -41,8 +41,9 @@ from benchmarks import report
 from benchmarks.growth import write_generated
 from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader
-from dfm_nb.data.pack_plan import Item, PackPlan
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
+from dfm_nb.packs.packer import PackItem
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import Layout
 
@@ -58,8 +59,8 @@ class Listed(PackedLoader):
 
 
 def open_loader(folder: Path, lanes: int, packs: int, dp_rank: int, dp_size: int) -> Listed:
-    plan = PackPlan(EnergonStore(folder), PackSettings.of(Config(), seed=1), CAPACITY, BUFFER, lanes=lanes)
-    return Listed(plan, packs, dp_rank, dp_size, num_workers=0, balance_steps=BALANCE_STEPS)
+    order = PackOrder(EnergonStore(folder), PackSettings.of(Config(), seed=1), CAPACITY, BUFFER, lanes=lanes)
+    return Listed(order, packs, dp_rank, dp_size, num_workers=0, balance_steps=BALANCE_STEPS)
 
 
 def place_of(layout: Layout, rank: int, world: int) -> tuple[int, int]:
@@ -82,7 +83,7 @@ def place_of(layout: Layout, rank: int, world: int) -> tuple[int, int]:
         dist.new_group = made
 
 
-def digest(items: list[Item]) -> int:
+def digest(items: list[PackItem]) -> int:
     return int.from_bytes(hashlib.blake2b(json.dumps(items).encode(), digest_size=8).digest(), "little")
 
 
@@ -140,10 +141,10 @@ def simulate(folder: Path, args: argparse.Namespace, place: Path) -> dict:
             own, seen = pairs[pairs[:, 0] == epoch, 1], used[epoch]
             twice += int(seen[own].sum()) + len(own) - len(np.unique(own))
             seen[own] = True
-    lost = sum(
-        int((~seen).sum()) for epoch, seen in used.items() if epoch < loader.plan.epoch - 1
-    )  # of the last whole epochs some samples still wait
-    waiting = {i for lane in loader.plan.lanes for (_, i), _ in lane.packer.waiting}
+    lanes = loader.steps.packs.lanes
+    whole = min(lane.epoch for lane in lanes) - 1  # of the last whole epochs some samples still wait
+    lost = sum(int((~seen).sum()) for epoch, seen in used.items() if epoch < whole)
+    waiting = {item.sample for lane in lanes for item in lane.packer.waiting}
     jobs = []
     for saved, dying in kills.items():
         _, layout, world, packs = next(x for x in reversed(layouts) if x[0] <= saved)

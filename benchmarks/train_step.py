@@ -24,8 +24,8 @@ from benchmarks import report
 from benchmarks.report import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.data.loader import PackBuilder
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.loader import build_pack
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion import edm
 from dfm_nb.model.positions import factorised_sincos
@@ -153,9 +153,8 @@ def compare(name: str, rounds: int, size: str) -> dict:
     config = cfg.resolve(None, overrides=overrides).config
     trainer = Trainer(config)
     store = MockStore(sizes, text_tokens=16)
-    plan = PackPlan(store, pack_settings(config), capacity, 64)
-    builder = PackBuilder(store, plan.settings)
-    packs = [builder.build(plan.next(), capacity) for _ in range(steps)]
+    order = PackOrder(store, pack_settings(config), capacity, 64)
+    packs = [build_pack(order, order.next()) for _ in range(steps)]
     batches = [padded_batch(p, config.model.hidden_size) for p in packs]
     plain = PlainDiT(config.model)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=True)

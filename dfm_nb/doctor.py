@@ -31,7 +31,7 @@ PACKAGES = {
     "transformer-engine": ("transformer_engine", "fused optimizer kernels on CUDA"),
     "wandb": ("wandb", "logger.wandb_project"),
     "jupyterlab": ("jupyterlab", "notebooks"),
-    "mediapy": ("mediapy", "clips.show() and galleries in notebooks"),
+    "mediapy": ("mediapy", "looking into latents in notebook 03"),
 }
 """By distribution: what is imported of it, since wheels also fail for want of a system library; and what it is for,
 "" where it is needed."""

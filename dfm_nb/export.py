@@ -6,7 +6,6 @@ are added to their weights, or left apart in `model.lora.safetensors` beside the
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +36,6 @@ class ExportOptions(Options):
     format: Literal["dfm", "diffusers"] = option(
         "dfm", "diffusers: of a Wan, what WanPipeline opens; with --lora apart the adapters alone, as ComfyUI loads too"
     )
-    parts: str | None = option(None, "folder of a Wan of diffusers', to copy vae, text_encoder and tokenizer from")
     ema_sigma_rel: float | None = option(None, "relative length of the weight average to rebuild")
     raw: bool = option(False, "the weights themselves instead of an average")
     lora: Literal["merged", "apart"] = option("merged", "adapters: added to their weights, or in a file of their own")
@@ -60,8 +58,6 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 def export(asked: ExportOptions) -> Path:
     """What was asked for; returns where it is."""
     output, dtype = Path(asked.output), DTYPES[asked.dtype]
-    if asked.parts and asked.format != "diffusers":
-        raise ValueError("--parts is for --format diffusers; add that, or leave --parts out")
     if asked.format == "dfm" and output.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")
     source = checkpoint.find_weights(asked.source)
@@ -80,17 +76,13 @@ def export(asked: ExportOptions) -> Path:
     if asked.format == "dfm":
         write_weights(tensors, output, cfg.Resolved(source.config, provenance), asked.lora, assets, dtype)
     else:
-        _write_diffusers(asked, tensors, source.config, assets, dtype)
+        _write_diffusers(asked, tensors, source.config, dtype)
     parallel.shutdown()
     return output
 
 
 def _write_diffusers(
-    asked: ExportOptions,
-    tensors: Mapping[str, torch.Tensor],
-    config: cfg.Config,
-    assets: dict[str, bytes],
-    dtype: torch.dtype | None,
+    asked: ExportOptions, tensors: Mapping[str, torch.Tensor], config: cfg.Config, dtype: torch.dtype | None
 ) -> None:
     """Write the folder of a Wan, or its LoRA adapters alone."""
     model, output = config.model, Path(asked.output)
@@ -103,14 +95,8 @@ def _write_diffusers(
         print(f"[INFO] wrote {output / LORA_FILE}: {len(adapters)} tensors")
         return
     whole = without_updates(tensors, model)
-    rounded = exported.Lazy(whole, lambda name: whole[name].to(dtype or whole[name].dtype))
-    # the statistics that it was trained with, which are not the data set's if it started from other weights
-    manifest: dict[str, Any] = {}
-    for name in (checkpoint.MANIFEST, checkpoint.STATISTICS):
-        manifest |= json.loads(assets.get(name, b"{}"))
-    parts = Path(asked.parts) if asked.parts else None
-    wan_folder.write_folder(output, rounded, model, config.generation.shift, manifest, parts)
-    print(f"[INFO] wrote {output}: {len(rounded)} tensors")
+    wan_folder.write_folder(output, exported.as_dtype(whole, dtype), model, config.generation.shift)
+    print(f"[INFO] wrote {output}: {len(whole)} tensors")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,10 +1,10 @@
-"""`dfm index DIR`: the index of a data set that was prepared without one; the work is `data.index`'s."""
+"""`dfm index DIR`: the index of a data set that was prepared without one; the work is `data.sample_index`'s."""
 
 from __future__ import annotations
 
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.log import log, start_logging
-from dfm_nb.data.index import index_dataset
+from dfm_nb.data.sample_index import index_dataset
 
 __all__ = ["index_dataset", "main"]
 

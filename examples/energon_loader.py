@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.config import Config
-from dfm_nb.data.stores import EnergonStore, cook
+from dfm_nb.data.shards import PARTS, decode_sample
+from dfm_nb.data.stores import EnergonStore
 from dfm_nb.packs.packer import fill
 from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
 
@@ -47,7 +48,7 @@ def cook_clip(raw: dict) -> ClipSample:
         __key__=raw["__key__"],
         __restore_key__=raw["__restore_key__"],
         __subflavors__=raw.get("__subflavors__"),
-        clip=cook(raw),
+        clip=decode_sample({part: raw[part] for part in PARTS if part in raw}, raw["__key__"]),
     )
 
 
@@ -70,8 +71,7 @@ class PackEncoder(DefaultTaskEncoder):
         self.statistics, self.empty_text = store.statistics, store.empty_text
 
     def _tokens(self, sample: ClipSample) -> int:
-        volume = self.settings.patch_temporal * self.settings.patch_spatial**2
-        return sample.clip.latent[0, 0].numel() // volume
+        return sample.clip.latent[0, 0].numel() // self.settings.patch_volume
 
     @stateless
     def encode_sample(self, sample: ClipSample) -> ClipSample:

@@ -153,6 +153,7 @@ class Training(train_tokenizer.Training):
         self.file = args.run_dir / "checkpoint.pt"
         old = residual.build(args.start_from)
         self.model = ResidualTokenizer(old.pca, replace(old.shape, **FINEST))
+        train_tokenizer.initialise(self.model)
         self.model.load_state_dict(old.state_dict(), strict=False)
         self.model.encoder.requires_grad_(False)
         self.vgg = Vgg(args.vgg) if args.vgg else None
@@ -179,10 +180,10 @@ class Training(train_tokenizer.Training):
         with torch.autocast("cpu", torch.bfloat16):
             for video in wanted:
                 with torch.no_grad():
-                    z = self.model.forward_encode(video)
+                    z = self.model.encode(video)
                 # the square of a uniform number: a third of the samples below a ninth of the largest noise
                 amount = args.noise * torch.rand(len(z), 1, 1, 1, 1, generator=generator).square()
-                made.append(self.model.forward_decode(z + amount * torch.randn(z.shape, generator=generator)))
+                made.append(self.model.decode(z + amount * torch.randn(z.shape, generator=generator)))
         row = self._backward([m.float() for m in made], wanted)
         self.update(rate, self.model.decoder.parameters(), 1.0)
         decay = min(0.998, self.step / (self.step + 10))

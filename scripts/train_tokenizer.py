@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dfm_nb.base import plots
 from dfm_nb.butterflies import synthetic
 from dfm_nb.data.encoding import to_pixels
 from dfm_nb.data.tokenizers import residual
@@ -106,6 +107,19 @@ def fit_pca(seed: int) -> PCATokenizer:
     return PCATokenizer.fit(to_pixels(next(source.read(i)).video) for i in items)
 
 
+def initialise(model: ResidualTokenizer) -> None:
+    """Where training starts: every block near the identity, the decoder's heads at 0 (the PCA's picture)."""
+    for block in (m for m in model.modules() if isinstance(m, residual.Block)):
+        for conv, gain in ((block.inner, 1.7), (block.outer, 0.3)):
+            torch.nn.init.normal_(conv.weight, std=gain / conv.weight[0].numel() ** 0.5)
+            torch.nn.init.zeros_(conv.bias)
+    for name, parameter in model.decoder.named_parameters():
+        if "head" in name:
+            torch.nn.init.zeros_(parameter)
+    # PCA is a stationary point of training: an encoder that starts at 0 stays there, a small random code does not
+    torch.nn.init.normal_(model.encoder.head.weight, std=0.5 / model.shape.width**0.5)
+
+
 def reconstruction_loss(made: Tensor, wanted: Tensor) -> Tensor:
     """Root mean square error of each sample, averaged: between the L2 error and its logarithm, which the PSNR is."""
     return ((made - wanted).square().flatten(1).mean(1) + 1e-5).sqrt().mean()
@@ -123,12 +137,12 @@ def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step
     total, psnr = torch.zeros(()), []
     for frames, weight in zip(batch, (1.0, args.clips_weight)):
         video = to_pixels(frames)
-        z = model.forward_encode(video)
+        z = model.encode(video)
         most = torch.where(
             torch.rand(len(z), generator=generator) < args.strong_share, args.strong_noise, 2 * args.noise
         )
         amount = most[:, None, None, None, None] * torch.rand(len(z), 1, 1, 1, 1, generator=generator)
-        made = model.forward_decode(z + amount * torch.randn(z.shape, generator=generator))
+        made = model.decode(z + amount * torch.randn(z.shape, generator=generator))
         added = (z - model.pca.encode(video)).square().mean()
         loss = reconstruction_loss(made, video)
         total = total + weight * loss + args.spread * spread_penalty(z) + args.stay * added
@@ -161,6 +175,7 @@ class Training:
             self.model = begun_from.requires_grad_(True).train()
         else:
             self.model = ResidualTokenizer(PCATokenizer(saved["pca"]) if saved else fit_pca(args.seed), self.shape)
+            initialise(self.model)
         named = dict(self.model.named_parameters())
         self.begin(named, {n: x for n, x in named.items() if x.ndim == 4 and ("coarse" in n or "fine" in n)}, saved)
 
@@ -261,7 +276,8 @@ def calibrate(model: ResidualTokenizer, seed: int) -> None:
             for kind, part in enumerate((z[:, :, :1], z[:, :, 1:])):
                 found[kind].append(part.transpose(0, 1).flatten(1))
     rows = [torch.cat(f, 1) for f in found]
-    model.calibrate(torch.stack([r.mean(1) for r in rows]), torch.stack([r.std(1) for r in rows]))
+    model.mean += torch.stack([r.mean(1) for r in rows]) * model.scale  # found in latents of the old normalisation
+    model.scale *= torch.stack([r.std(1) for r in rows])
 
 
 @torch.no_grad()
@@ -297,37 +313,20 @@ def table(model: ResidualTokenizer) -> list[dict]:
 
 @torch.no_grad()
 def picture(model: ResidualTokenizer, path: Path, seed: int = 7) -> None:
-    """Held-out images and every other frame of a clip: original, PCA, residual below each other; PSNR in the titles."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """Held-out images and frames 1, 3, 5 and 7 of a clip: original, PCA, residual; PSNR in the titles."""
     source = synthetic.build("unseen", num_images=12, num_clips=8, seed=seed)
     drawn = [to_pixels(next(source.read(i)).video)[None] for i in range(len(source))]
     images = [v for v in drawn[:12] if v.shape[3:] == (64, 64)][:4]
     clip = next(v for v in drawn[12:] if v.shape[3:] == (64, 64))
-    rows = []
+    cells, titles = [], []
     for coder in (None, model.pca, model):
         made = [v if coder is None else coder.decode(coder.encode(v)).clamp(-1, 1) for v in (*images, clip)]
         errors = [(a - b).square().mean().item() for a, b in zip(made, (*images, clip))]
-        rows.append(([v[0, :, 0] for v in made[:-1]] + list(made[-1][0].unbind(1)[1:9:2]), errors))
-    figure, axes = plt.subplots(3, 8, figsize=(12, 5), squeeze=False)
-    for line, (name, (cells, errors)) in zip(axes, zip(("original", "pca", "residual"), rows)):
-        for i, (axis, cell) in enumerate(zip(line, cells)):
-            axis.imshow((cell.movedim(0, -1) / 2 + 0.5).clamp(0, 1).numpy(), interpolation="nearest")
-            axis.set_xticks([])
-            axis.set_yticks([])
-            if name != "original" and i <= len(images):
-                axis.set_title(
-                    f"{-10 * math.log10(errors[i] / 4):.1f} dB" + (" (clip)" if i == len(images) else ""), fontsize=9
-                )
-        line[0].set_ylabel(name)
-    axes[0][0].set_title("images", loc="left", fontsize=9)
-    axes[0][len(images)].set_title("a clip: frames 1, 3, 5, 7", loc="left", fontsize=9)
-    figure.tight_layout()
+        frames = [v[0, :, 0] for v in made[:-1]] + list(made[-1][0].unbind(1)[1:9:2])
+        cells.append([(f.movedim(0, -1) / 2 + 0.5).clamp(0, 1).numpy() for f in frames])
+        titles.append([f"{-10 * math.log10(e / 4):.1f} dB" if e else "" for e in errors])
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    plots.plot_pictures(path, cells, ("original", "pca", "residual"), titles)
 
 
 def main() -> None:

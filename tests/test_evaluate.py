@@ -13,6 +13,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
 from dfm_nb.butterflies import wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
+from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.evaluation import reference
 from dfm_nb.evaluation.comparison import copies
@@ -61,8 +62,8 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
     other = shutil.copytree(tiny_data, tmp_path / "other")
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"]["sha256"] = "0" * 64
-    manifest["files"] = {}  # a change that is meant
     (other / "manifest.json").write_text(json.dumps(manifest))
+    index_dataset(other)  # a change that is meant
     for flags, name in (
         (["--dataset", "nowhere"], "--dataset nowhere"),
         (["--dataset", str(other)], "tokenizer"),

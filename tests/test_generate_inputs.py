@@ -84,12 +84,13 @@ def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture)
 def test_loss_is_not_counted_on_given_frames(conditioned):
     """Corrupting the network's output there changes nothing; on the other frames it does."""
     from dfm_nb.model.denoiser import forward
-    from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
+    from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 
     g = torch.Generator().manual_seed(0)
     latent, noise = torch.randn(16, 3, 4, 6, generator=g), torch.randn(16, 3, 4, 6, generator=g)
-    text = conditioned.empty_text
-    pack = pack_draws([Draw("a", latent, text, 12.0, 1.0, noise, clean_frames=1)], PackSettings.of(conditioned.config))
+    config = conditioned.config
+    draw = noised(config.model, "a", latent, noise, conditioned.empty_text, 1.0, 12.0, clean_frames=1)
+    pack = pack_draws([draw], PackSettings.of(config))
     with torch.no_grad():
         output, loss_of = forward(conditioned.chunks[0], pack, EDM(0.5), conditioned.device)
     per_frame = 2 * 3

@@ -1,7 +1,6 @@
 """`dfm import` and `dfm export` of Wan: diffusers' files in and out, and diffusers' own pipeline as the judge."""
 
 import json
-import os
 import re
 import shutil
 
@@ -93,7 +92,7 @@ def test_clip_is_that_of_diffusers_pipeline(wan, ours):
     torch.testing.assert_close(request.sigmas(pipe.sigma_data), sigmas, rtol=0.1, atol=0)  # theirs are float32 times
     torch.testing.assert_close(request.sigmas(pipe.sigma_data)[1:], sigmas[1:], rtol=1e-3, atol=0)
     start = (1 + sigmas[0]) * noise.double()[None]
-    got = samplers.get_sampler(request.sampler)(pipe.denoiser([request]), start, sigmas)[0]
+    got = samplers.SAMPLERS[request.sampler](pipe.denoiser([request]), start, sigmas)[0]
     assert want.std() > 0.3
     torch.testing.assert_close(got, want, rtol=0, atol=1e-4 * want.abs().max().item())
     vae = theirs.vae
@@ -106,7 +105,9 @@ def test_clip_is_that_of_diffusers_pipeline(wan, ours):
 
 @pytest.mark.slow
 def test_export_gives_back_the_bits_that_were_imported(wan, ours, tmp_path):
-    back = export(ours, tmp_path / "back", "--parts", wan)
+    back = export(ours, tmp_path / "back")
+    for part in ("vae", "text_encoder", "tokenizer"):
+        shutil.copytree(wan / part, back / part)
     before, after = state(wan), state(back)
     assert before.keys() == after.keys()
     assert all(torch.equal(t, after[n]) and t.dtype == after[n].dtype for n, t in before.items())
@@ -124,7 +125,7 @@ def test_export_gives_back_the_bits_that_were_imported(wan, ours, tmp_path):
 def test_several_files_with_an_index(wan, ours, tmp_path, monkeypatch):
     from dfm_nb.checkpoints import wan_folder
 
-    monkeypatch.setattr(wan_folder.write_folder, "__defaults__", (None, 100_000))
+    monkeypatch.setattr(wan_folder.write_folder, "__defaults__", (100_000,))
     back = export(ours, tmp_path / "back")
     files = sorted(p.name for p in (back / "transformer").glob("*.safetensors"))
     assert len(files) > 3 and files[0] == f"diffusion_pytorch_model-00001-of-{len(files):05d}.safetensors"
@@ -171,12 +172,6 @@ def cut(folder):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def make_pipe(folder):
-    file = sorted((folder / "transformer").glob("*.safetensors"))[1]
-    file.unlink()
-    os.mkfifo(file)
-
-
 def leave_folder(folder):
     index = next((folder / "transformer").glob("*.index.json"))
     value = json.loads(index.read_text())
@@ -190,12 +185,9 @@ FAULTS = {
     "must have shape": change_weights(lambda t: t.update({k: v[..., :1].contiguous() for k, v in t.items()})),
     "float16": change_weights(lambda t: t.update({k: v.double() for k, v in t.items()})),
     "damaged": cut,
-    "damaged: a pipe": make_pipe,
     "index.json": leave_folder,
     "image_dim": change_config("transformer/config.json", image_dim=1280),
     "num_layers": change_config("transformer/config.json", num_layers=100_000),
-    "num_layers: no number": change_config("transformer/config.json", num_layers="x" * 9),
-    "window": change_config("transformer/config.json", window=3),
     "Wan 2.2": change_config("model_index.json", transformer_2=["diffusers", "X"]),
     "latents_std": change_config("vae/config.json", latents_std=[0.0] * 16),
     "flow_shift": change_config("scheduler/scheduler_config.json", flow_shift="3"),
@@ -302,10 +294,3 @@ def test_no_source_is_replaced(ours, tmp_path, capsys):
         assert str(output) in capsys.readouterr().err
     assert guard(cli.main, ["import", str(file), "--output", str(tmp_path / "out")]) == 2
     assert "--base" in capsys.readouterr().err
-
-
-def test_wrong_parts_leave_nothing(ours, tmp_path, capsys):
-    argv = ["export", str(ours), "--format", "diffusers", "--output", str(tmp_path / "out"), "--parts", str(tmp_path)]
-    (tmp_path / "model_index.json").write_text("{}")
-    assert guard(cli.main, argv) == 2
-    assert "vae" in capsys.readouterr().err and not (tmp_path / "out").exists()

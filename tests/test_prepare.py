@@ -31,9 +31,8 @@ def parts(folder: Path) -> dict[str, bytes]:
     """Every member of every tar by shard and name."""
     out = {}
     for tar in sorted(folder.glob("*.tar")):
-        for e in shards.scan_shard(tar):
-            data = tar.read_bytes()
-            out |= {f"{tar.name}/{e.key}.{p}": data[o : o + n] for p, (o, n) in e.parts.items()}
+        for e in shards.samples_of(tar):
+            out |= {f"{tar.name}/{e.key}.{part}": content for part, content in e.parts().items()}
     return out
 
 
@@ -48,9 +47,10 @@ def test_folder_holds_what_the_manifest_says(prepared):
     m = json.loads((prepared / "manifest.json").read_text())
     assert m["counts"]["samples"] == 40 and m["counts"]["dropped"] == 0 and m["counts"]["val"] >= 1
     assert m["counts"]["train"] + m["counts"]["val"] == 40
-    for s in m["shards"]:
-        assert files.sha256(prepared / s["name"]) == s["sha256"]
-    clips = [e.read() for tar in sorted(prepared.glob("*.tar")) for e in shards.scan_shard(tar)]
+    listed = files.read_listing(prepared / "checksums.json")
+    assert {s["name"] for s in m["shards"]} == {name for name in listed if name.endswith(".tar")}
+    files.check(prepared, listed, listed, "")
+    clips = [e.read() for tar in sorted(prepared.glob("*.tar")) for e in shards.samples_of(tar)]
     for c in clips:
         t, h, w = c.meta["num_frames"], c.meta["image_height"], c.meta["image_width"]
         assert list(c.latent.shape) == [1, 16, 1 + (t - 1) // 4, h // 8, w // 8]
@@ -86,7 +86,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     names = ("*.tar", "*.tar.idx", "*.arrow", "*.safetensors", "split.yaml")
     found = {p.relative_to(folder).as_posix(): p.read_bytes() for name in names for p in folder.rglob(name)}
     manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["arguments"]["resume"], manifest["files"]["manifest.json"]
+    del manifest["arguments"]["resume"]
     return found | {"manifest": json.dumps(manifest).encode()}
 
 
@@ -96,7 +96,7 @@ def test_another_number_of_processes_goes_on_to_the_same_bytes(prepared, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert {k.split("/")[1] for k in parts(tmp_path / "d")} == {k.split("/")[1] for k in parts(prepared)}
     want = contents(tmp_path / "d")
-    for name in ["manifest.json", *sorted(n for n in want if n.endswith(".tar"))[1:]]:
+    for name in ["checksums.json", *sorted(n for n in want if n.endswith(".tar"))[1:]]:
         (tmp_path / "d" / name).unlink()
     assert run(tmp_path / "d", "--resume") == 0 and contents(tmp_path / "d") == want
     assert run(tmp_path / "d") == 0 and contents(tmp_path / "d") == want  # complete, whoever asks
@@ -172,7 +172,7 @@ def test_unusable_files_are_counted_and_named(tmp_path, monkeypatch):
     assert sum(m["counts"]["dropped_by_reason"].values()) == 7
     named = " ".join(d["detail"] for d in m["drops"])
     assert all(name in named for name in ("broken.png", "latin.txt", "silent.txt"))
-    captions = [e.meta["caption"] for t in (tmp_path / "d").glob("*.tar") for e in shards.scan_shard(t)]
+    captions = [e.meta["caption"] for t in (tmp_path / "d").glob("*.tar") for e in shards.samples_of(t)]
     assert sorted(captions) == ["good 0", "good 1"]
 
 
@@ -220,7 +220,7 @@ def test_only_what_the_records_of_a_preparation_name_is_overwritten(prepared, tm
 
 def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):
     shutil.copytree(prepared, tmp_path / "d")
-    (tmp_path / "d" / "manifest.json").unlink()
+    (tmp_path / "d" / "checksums.json").unlink()
     record = tmp_path / "d" / ".dfm" / "encoders.json"
     record.write_text(record.read_text().replace("53aa51", "000000"))
     assert run(tmp_path / "d", "--resume") == 2
@@ -232,10 +232,10 @@ def test_padded_form_reads_back_at_its_true_length_and_a_tokenizer_is_reused(pre
     ours, theirs = (json.loads((f / "manifest.json").read_text()) for f in (tmp_path / "d", prepared))
     assert ours["tokenizer"] == theirs["tokenizer"]
     assert (tmp_path / "d" / "tokenizer.safetensors").read_bytes() == (prepared / "tokenizer.safetensors").read_bytes()
-    entry = shards.scan_shard(tmp_path / "d" / "rank0-000000.tar")[0]
+    entry = shards.samples_of(tmp_path / "d" / "rank0-000000.tar")[0]
     with tarfile.open(entry.shard) as tar:
         stored = torch.load(io.BytesIO(tar.extractfile(f"{entry.key}.pth").read()), weights_only=True)
-    text = shards.decode_pickle(shards.read_parts(entry)["pickle"])
+    text = shards.decode_tensor("pickle", entry.parts()["pickle"])
     assert stored.dtype == text.dtype == torch.bfloat16 and text.shape == (1, 512, 384)
     length = entry.meta["text_tokens"]
     assert 4 < length < 64 and text[0, length:].abs().max() == 0 and text[0, length - 1].abs().max() > 0

@@ -53,7 +53,7 @@ def run(trained, weights, out, *extra):
 
 def test_prepared_latents_are_the_networks(data, weights):
     """A clip is stored as one call of the network gives it; the manifest names both halves and the text encoder."""
-    clips = [e.read() for tar in sorted(data.glob("*.tar")) for e in shards.scan_shard(tar)]
+    clips = [e.read() for tar in sorted(data.glob("*.tar")) for e in shards.samples_of(tar)]
     tokenizer, source = cosmos_cv.build(weights[0]), synthetic.build(num_images=6, num_clips=2, size_px=32)
     drawn = {clip.key: clip.video for i in range(len(source)) for clip in source.read(i)}
     assert {tuple(c.latent.shape[1:3]) for c in clips} == {(16, 1), (16, 3)} and drawn.keys() == {c.key for c in clips}

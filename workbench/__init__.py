@@ -6,7 +6,7 @@
     outcome.py     what it said, and why it ended
     launcher.py    start, stop, continue a run               `Launcher`
     launcher_panel.py  its buttons, state and log
-    metrics.py     metrics.jsonl read while it is written    `MetricsReader`
+    metrics_reader.py  metrics.jsonl read while it is written  `MetricsReader`
     plot.py        a light SVG plot                          `LinePlot`
     monitor.py     loss, validation, speed, newest samples   `Monitor`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
@@ -45,7 +45,7 @@ _WHERE = {
     "RunFailed": "job",
     "RunStopped": "launcher",
     "Monitor": "monitor",
-    "MetricsReader": "metrics",
+    "MetricsReader": "metrics_reader",
     "LinePlot": "plot",
     "ConfigForm": "form",
     "PrepareForm": "form",

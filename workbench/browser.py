@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
+from workbench.controls import table_html
 from workbench.live import Live
 
 PAGE, SIDE_PX = 12, 160
+BAR = f"width:75%;max-width:70px;min-height:1px;margin:2px auto;background:{PALETTE[0]}"
 DROPS_SHOWN, BARS = 20, 12
 KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
 LEGEND = (
@@ -54,7 +57,6 @@ class DatasetBrowser(Live):
         self._tokenizer_note: str | None = None
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
-        self._figures: dict[tuple[int, bool], str] = {}
         self._box: Any = None
 
     # ---- samples --------------------------------------------------------------------------------------------------
@@ -79,11 +81,6 @@ class DatasetBrowser(Live):
 
         latent : the latent in false colours instead of the picture that it decodes to.
         """
-        if (index, latent) not in self._figures:
-            self._figures[index, latent] = self._figure(index, latent)
-        return self._figures[index, latent]
-
-    def _figure(self, index: int, latent: bool) -> str:
         from workbench.gallery import Gallery, Item
 
         entry = self.entries[index]
@@ -117,73 +114,48 @@ class DatasetBrowser(Live):
 
     def samples_html(self, indices: list[int], latent: bool = False) -> str:
         cells = "".join(self.figure(i, latent) for i in indices)
+        if not cells:
+            return "<div>no sample is like that</div>"
+        notes = "<br>".join(html.escape(note) for note in (self._tokenizer_note, LEGEND) if note)
         grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
-        notes = "".join(
-            f'<div style="font-size:12px;opacity:.75;margin-bottom:4px">{html.escape(note)}</div>'
-            for note in (self._tokenizer_note, LEGEND)
-            if note
-        )
-        return f'{notes}<div style="{grid}">{cells}</div>' if cells else "<div>no sample is like that</div>"
+        return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{cells}</div>'
 
     # ---- the whole ------------------------------------------------------------------------------------------------
 
     def lengths(self) -> dict[int, int]:
         """Pixel frames of a sample -> how many samples have so many."""
-        return dict(sorted(Counter(length_of(e.meta) for e in self.entries).items()))
-
-    def text_lengths(self) -> dict[int, int]:
-        """Text tokens -> how many samples have so many."""
-        found = Counter(e.meta["text_tokens"] for e in self.entries if isinstance(e.meta.get("text_tokens"), int))
-        return dict(sorted(found.items()))
+        return Counter(length_of(e.meta) for e in self.entries)
 
     def lengths_html(self) -> str:
         """Histograms of frames and of text tokens."""
-        parts = histogram_svg(self.lengths(), "frames of a sample"), histogram_svg(self.text_lengths(), "text tokens")
-        return video.row_html(f'<div style="flex:1 1 320px">{part}</div>' for part in parts)
+        tokens = Counter(e.meta["text_tokens"] for e in self.entries if isinstance(e.meta.get("text_tokens"), int))
+        return video.row_html([bars_html(self.lengths(), "frames of a sample"), bars_html(tokens, "text tokens")])
 
     def summary_html(self) -> str:
         """Counts, sizes, encoders, faults."""
         d = self.about
-        rows = [("samples", f"{d['samples']:,} in {d['shards']} shards"), ("size", f"{d['bytes'] / 2**20:.1f} MiB")]
-        rows.append(("frames x height x width", ", ".join(f"{k} ({n})" for k, n in d["sizes"].items())))
-        rows.append(("different captions", f"{d['captions']:,}"))
+        rows = [
+            ("samples", f"{d['samples']:,} in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"),
+            ("frames x height x width", ", ".join(f"{size} ({n})" for size, n in d["sizes"].items())),
+            ("different captions", f"{d['captions']:,}"),
+        ]
         if "text_tokens" in d:
-            t = d["text_tokens"]
-            rows.append(("text tokens", f"{t['min']} to {t['max']}, median {t['median']}"))
-        for name in ("source", "tokenizer", "text_encoder"):
-            if name in d:
-                rows.append((name.replace("_", " "), str(d[name]["name"])))
+            rows.append(("text tokens", "{min} to {max}, median {median}".format(**d["text_tokens"])))
+        rows += [(n.replace("_", " "), d[n]["name"]) for n in ("source", "tokenizer", "text_encoder") if n in d]
         if "counts" in d:
-            c = d["counts"]
-            rows.append(("splits", f"train {c['train']}, val {c['val']}, test {c['test']}"))
-        rows += [("fault", f) for f in self.found.faults]
-        cells = "".join(
-            f'<tr><th scope="row" style="text-align:left;padding-right:1em">{html.escape(a)}</th>'
-            f'<td style="text-align:left">{html.escape(b)}</td></tr>'
-            for a, b in rows
-        )
-        head = f"<caption style='text-align:left;font-weight:600'>{html.escape(str(self.found.place))}</caption>"
-        return f"<table>{head}{cells}</table>"
+            rows.append(("splits", "train {train}, val {val}, test {test}".format(**d["counts"])))
+        return table_html([*rows, *(("fault", fault) for fault in self.found.faults)], caption=str(self.found.place))
 
     def drops_html(self) -> str:
         """Every reason with its count, and the first keys."""
+        if not self.manifest:
+            return "<p>There is no manifest, so drops are not known.</p>"
         drops = self.about.get("drops", [])
-        if not drops:
-            return (
-                "<p>No sample was dropped.</p>"
-                if self.manifest
-                else "<p>There is no manifest, so drops are not known.</p>"
-            )
-        reasons = Counter(d["reason"] for d in drops)
-        counted = ", ".join(f"{html.escape(r)} ({n})" for r, n in reasons.most_common())
-        cell = '<td style="text-align:left">{}</td>'
-        rows = "".join(
-            f"<tr>{''.join(cell.format(html.escape(str(d.get(k, '')))) for k in ('key', 'reason', 'detail'))}</tr>"
-            for d in drops[:DROPS_SHOWN]
-        )
+        counted = ", ".join(f"{reason} ({n})" for reason, n in Counter(d["reason"] for d in drops).most_common())
+        heads = ("key", "reason", "detail")
+        table = table_html(([str(d.get(h, "")) for h in heads] for d in drops[:DROPS_SHOWN]), heads) if drops else ""
         more = f"<p>and {len(drops) - DROPS_SHOWN} more in manifest.json</p>" if len(drops) > DROPS_SHOWN else ""
-        head = "".join(f'<th scope="col" style="text-align:left">{h}</th>' for h in ("key", "reason", "detail"))
-        return f"<p>{len(drops)} dropped: {counted}</p><table><tr>{head}</tr>{rows}</table>{more}"
+        return f"<p>{len(drops)} dropped{html.escape(f': {counted}' if drops else '')}</p>{table}{more}"
 
     def html(self, samples: int = PAGE) -> str:
         """All of it without controls, for a notebook that is only read."""
@@ -207,27 +179,21 @@ class DatasetBrowser(Live):
     def _build(self) -> None:
         import ipywidgets as w
 
-        self._search = w.Text(
-            placeholder="words of the caption", tooltip="Words of the caption", continuous_update=False
-        )
-        sizes = list(dict.fromkeys(size_of(e.meta) for e in self.entries))
-        choices = {"split": sorted({*self.splits} - {""}), "kind": list(KINDS), "size": sizes}
-        self._filters = {
-            name: w.Dropdown(
-                options=[(f"any {name}", ""), *((c, c) for c in found)],
-                tooltip=f"Only samples of this {name}",
-                layout=w.Layout(width="auto", display="" if len(found) > 1 else "none"),
-            )
-            for name, found in choices.items()
-        }
-        self._looks = w.ToggleButtons(
-            options=[("decoded", False), ("latent", True)],
-            tooltips=["What the tokenizer makes of the latent", "The latent itself, its 16 channels in false colours"],
-            style={"button_width": "auto"},
-        )
+        auto, flow = w.Layout(width="auto"), w.Layout(flex_flow="row wrap", overflow="visible")
+        words = "words of the caption"
+        self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
+        self._filters = {}
+        sizes = dict.fromkeys(size_of(e.meta) for e in self.entries)
+        for name, found in {"split": sorted({*self.splits} - {""}), "kind": KINDS, "size": sizes}.items():
+            options, tip = [(f"any {name}", ""), *((c, c) for c in found)], f"Only samples of this {name}"
+            place = w.Layout(width="auto", display="" if len(found) > 1 else "none")
+            self._filters[name] = w.Dropdown(options=options, tooltip=tip, layout=place)
+        tips = ["What the tokenizer makes of the latent", "The latent itself, its 16 channels in false colours"]
+        looks = [("decoded", False), ("latent", True)]
+        self._looks = w.ToggleButtons(options=looks, tooltips=tips, style={"button_width": "auto"})
         self._page = w.BoundedIntText(value=1, min=1, tooltip="Page", layout=w.Layout(width="5em"))
-        self._back = w.Button(icon="arrow-left", tooltip="Previous page", layout=w.Layout(width="auto"))
-        self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=w.Layout(width="auto"))
+        self._back = w.Button(icon="arrow-left", tooltip="Previous page", layout=auto)
+        self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=auto)
         self._back.on_click(lambda _b: self._turn(-1))
         self._on.on_click(lambda _b: self._turn(1))
         self._status, self._samples = w.HTML(), w.HTML()
@@ -235,12 +201,15 @@ class DatasetBrowser(Live):
             control.observe(lambda _c: self._paint(), names="value")
         for control in (self._search, *self._filters.values()):
             control.observe(lambda _c: self._searched(), names="value")
-        flow = w.Layout(flex_flow="row wrap", overflow="visible")
         looking = w.HBox([self._search, *self._filters.values(), self._looks], layout=flow)
         paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
-        samples = w.VBox([looking, paging, self._samples])
-        pages = [samples, w.HTML(self.summary_html()), w.HTML(self.lengths_html()), w.HTML(self.drops_html())]
-        self._box = w.Tab(pages, titles=("Samples", "Summary", "Lengths", "Drops"), selected_index=0)
+        pages = {
+            "Samples": w.VBox([looking, paging, self._samples]),
+            "Summary": w.HTML(self.summary_html()),
+            "Lengths": w.HTML(self.lengths_html()),
+            "Drops": w.HTML(self.drops_html()),
+        }
+        self._box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
         self._box.add_class("dfm-browser")
         self._searched()
 
@@ -268,34 +237,25 @@ def length_of(meta: dict) -> int:
     return meta.get("num_frames") or 1
 
 
-def histogram_svg(counts: dict[int, int], of: str, width: int = 480, height: int = 200) -> str:
+def bars_html(counts: Mapping[int, int], of: str) -> str:
     """Bars with their counts written on top, named for screen readers; many values share `BARS` bars.
 
-    counts : value -> how often, in the order of the values. of : what the values are.
+    counts : value -> how often. of : what the values are.
     """
     if not counts:
         return ""
-    bars = {str(k): n for k, n in counts.items()}
-    if len(counts) > BARS:
-        low, high = min(counts), max(counts)
-        each = -(-(high + 1 - low) // BARS)  # values of a bar
-        bars = {
-            f"{a}-{a + each - 1}" if each > 1 else str(a): sum(counts.get(k, 0) for k in range(a, a + each))
-            for a in range(low, high + 1, each)
-        }
-    said = html.escape(f"{of}: " + "; ".join(f"{n} samples of {k}" for k, n in bars.items()), quote=True)
-    top, bottom, step = 28, height - 36, (width - 20) / len(bars)
-    bar, highest = min(70.0, step * 0.75), max(bars.values())
-    parts = []
-    for i, (k, n) in enumerate(bars.items()):
-        x, y = 10 + (i + 0.5) * step, bottom - (bottom - top) * n / highest
-        size = f'width="{bar:.1f}" height="{max(1.0, bottom - y):.1f}"'
-        parts.append(f'<rect x="{x - bar / 2:.1f}" y="{y:.1f}" {size} fill="{PALETTE[0]}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{y - 5:.1f}" text-anchor="middle">{n:,}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{k}</text>')
-    axis = f'<text x="{width / 2}" y="{height - 3}" text-anchor="middle">{html.escape(of)}</text>'
-    style = (
-        f"max-width:{width}px;width:100%;fill:currentColor;font-size:11px;color:var(--jp-content-font-color1, inherit)"
+    low, high = min(counts), max(counts)
+    each = 1 if len(counts) <= BARS else -(-(high + 1 - low) // BARS)  # values of a bar
+    begins = sorted(counts) if len(counts) <= BARS else range(low, high + 1, each)
+    bars = {
+        f"{a}-{a + each - 1}" if each > 1 else str(a): sum(counts.get(a + i, 0) for i in range(each)) for a in begins
+    }
+    columns = "".join(
+        f'<div style="flex:1">{n:,}<div style="height:{140 * n / max(bars.values()):.0f}px;{BAR}"></div>{values}</div>'
+        for values, n in bars.items()
     )
-    head = f'<svg role="img" aria-label="{said}" viewBox="0 0 {width} {height}" style="{style}"><title>{said}</title>'
-    return f"{head}{''.join(parts)}{axis}</svg>"
+    said = html.escape(f"{of}: " + "; ".join(f"{n} samples of {values}" for values, n in bars.items()))
+    return (
+        f'<div role="img" aria-label="{said}" style="flex:1 1 320px;max-width:480px;text-align:center;font-size:11px">'
+        f'<div style="display:flex;align-items:flex-end">{columns}</div>{html.escape(of)}</div>'
+    )

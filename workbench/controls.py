@@ -1,4 +1,4 @@
-"""One labelled control for one setting: slider, menu, check box or text, with help below and room for a fault.
+"""One labelled control for one option: slider, menu, check box or text, with help below and room for a fault.
 
 Every control is a native form element, so that the keyboard reaches it and screen readers name it. A fault is text
 beside the control, not colour alone. Numbers are text boxes: a number box rounds 12.7 to 12 without a word.
@@ -7,45 +7,44 @@ beside the control, not colour alone. Numbers are text boxes: a number box round
 from __future__ import annotations
 
 import html
-import typing
-from collections.abc import Callable, Sequence
+import itertools
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import ipywidgets as w
 
+from dfm_nb import config as cfg
+from dfm_nb.base.options import Field
 from dfm_nb.config import notation
 from workbench.slider import Slider
 
-WIDE = w.Layout(width="min(44em, 100%)")
-LABEL = {"description_width": "15em"}
-_CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 SLIDER_SPAN = 4096
-"""A bounded integer gets a slider when it has at most this many values."""
+"""A bounded whole number gets a slider when it has at most so many values; a bounded fraction always does."""
+INDENT = "margin-left:17em;font-size:12px;line-height:1.35"
+_CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 
 
 class Control:
-    """A widget for one key.
+    """A widget for one option.
 
     key : its name. value : what the user chose, None for null. fault : the sentence shown below, "" for none.
     reset : a button that is there while the value differs from the one below it, which it names and brings back.
     """
 
-    def __init__(
-        self, key: str, label: str, widget: Any, help: str, parse: Callable[[Any], Any], show: Callable[[Any], Any]
-    ):
-        self.key, self.widget, self._parse, self._show = key, widget, parse, show
-        widget.description, widget.style, widget.layout = label, LABEL, WIDE
-        widget.tooltip = help
-        self.help = w.HTML(
-            f'<div style="margin-left:17em;font-size:12px;line-height:1.35;opacity:.75">{html.escape(help)}</div>'
-        )
-        self._fault = w.HTML()
-        self._below: Any = None
+    def __init__(self, field: Field, value: Any):
+        self.key, self.fault = field.key, ""
+        help = field.help if "choices" in field.limits else f"{field.help} ({cfg.describe_limits(field)})"
+        self.widget, self._parse, self._show = _widget(field, value)
+        self.widget.description, self.widget.tooltip = field.key.rpartition(".")[2], help
+        self.widget.style, self.widget.layout = {"description_width": "15em"}, w.Layout(width="min(44em, 100%)")
+        self._fault, self._below = w.HTML(), value
         self.reset = w.Button(icon="undo", layout=w.Layout(width="auto", display="none"))
         self.reset.on_click(lambda _button: setattr(self, "value", self._below))
-        row = w.HBox([widget, self.reset], layout=w.Layout(flex_flow="row wrap"))
-        self.box = w.VBox([row, self.help, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
-        self.fault = ""
+        row = w.HBox([self.widget, self.reset], layout=w.Layout(flex_flow="row wrap"))
+        shown = w.HTML(f'<div style="{INDENT};opacity:.75">{html.escape(help)}</div>')
+        self.box = w.VBox([row, shown, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
 
     @property
     def value(self) -> Any:
@@ -66,10 +65,56 @@ class Control:
         self.reset.layout.display = "" if changed else "none"
 
     def set_fault(self, text: str) -> None:
-        if text == self.fault:
-            return
-        self.fault = text
-        self._fault.value = fault_html(text, "margin-left:17em") if text else ""
+        if text != self.fault:
+            self.fault, self._fault.value = text, fault_html(text, INDENT) if text else ""
+
+
+def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
+    """What fits an option's type and limits, how its value is read, and how a value is put into it."""
+
+    def same(value: Any) -> Any:
+        return value
+
+    if "choices" in field.limits:
+        choices = [("(none)", None)] * field.optional + [(c, c) for c in field.limits["choices"]]
+        return w.Dropdown(options=choices, value=value), same, same
+    if field.type is bool and not field.optional:
+        return w.Checkbox(value=bool(value), indent=True), bool, bool
+    low, high = field.limits.get("ge", -math.inf), field.limits.get("le", math.inf)
+    few = high - low <= SLIDER_SPAN if field.type is int else math.isfinite(high - low)
+    if few and not field.optional:
+        step = field.limits.get("multiple_of", 1) if field.type is int else (high - low) / 100
+        label = field.key.rpartition(".")[2]
+        return Slider(label=label, value=value, min=low, max=high, step=step), field.type, same
+    box = w.Text(value=_written(value), placeholder="none", continuous_update=False)
+    return box, _text if field.type is str else _read, _written
+
+
+def _text(raw: str) -> str | None:
+    return raw.strip() or None
+
+
+def _read(raw: str) -> Any:
+    """YAML; empty is null. What is no YAML stays as it is: the checks say what is wrong with it."""
+    try:
+        return notation.read(raw) if raw.strip() else None
+    except ValueError:
+        return raw.strip()
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else notation.write_value(value)
+
+
+def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[str, str]:
+    """What an error of options says, by control: that of the option, else of the first flag named, else `elsewhere`."""
+    faults: dict[str, str] = {}
+    for name, said in getattr(error, "faults", {"": str(error)}).items():
+        named = [name, *(flag.replace("-", "_") for flag in re.findall("--([a-z-]+)", said))]
+        faults.setdefault(next((n for n in named if n in known), elsewhere), said)
+    return faults
 
 
 def fault_html(text: str, style: str = "") -> str:
@@ -85,49 +130,19 @@ def copied(label: str, text: str) -> str:
     return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"
 
 
-def _same(value: Any) -> Any:
-    return value
+def table_html(
+    rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
+) -> str:
+    """A table of text, whose first column names its rows; escaped here. tints : of a square before each row's name."""
 
+    def cell(tag: str, text: str, before: str = "") -> str:
+        start = f'<{tag} style="text-align:left;padding:2px 12px 2px 0">'
+        return f"{start}{before}{html.escape(text)}</{tag.partition(' ')[0]}>"
 
-def menu(key: str, label: str, choices: Sequence[str], default: Any, help: str, optional: bool = False) -> Control:
-    """A drop-down; `null` comes first when the setting may be null."""
-    options: list[tuple[str, Any]] = [("(none)", None)] if optional else []
-    options += [(c, c) for c in choices]
-    return Control(key, label, w.Dropdown(options=options, value=default), help, _same, _same)
-
-
-def text(key: str, label: str, default: Any, help: str, kind: type = str, placeholder: str = "null") -> Control:
-    """A text box in YAML notation; empty means null. A `str` is taken as it is."""
-
-    def parse(raw: str) -> Any:
-        raw = raw.strip()
-        if not raw:
-            return None
-        if kind is str:
-            return raw
-        try:
-            return notation.read(raw)
-        except ValueError:
-            return raw  # the validation says what is wrong
-
-    def show(value: Any) -> str:
-        if value is None:
-            return ""
-        return value if isinstance(value, str) else notation.write_value(value)
-
-    box = w.Text(value=show(default), placeholder=placeholder, continuous_update=False)
-    return Control(key, label, box, help, parse, show)
-
-
-def number(key: str, label: str, kind: type, default: Any, help: str, limits: typing.Mapping[str, Any]) -> Control:
-    """A slider when both bounds are known, else a text box that takes anything, so that a fault can be explained."""
-    low, high = limits.get("ge"), limits.get("le")
-    if low is not None and high is not None and (kind is float or high - low <= SLIDER_SPAN):
-        step = limits.get("multiple_of", 1) if kind is int else (high - low) / 100
-        slider = Slider(label=label, value=default, min=low, max=high, step=step)
-        return Control(key, label, slider, help, kind, _same)
-    return text(key, label, default, help, kind, "a whole number" if kind is int else "a number")
-
-
-def check(key: str, label: str, default: bool, help: str) -> Control:
-    return Control(key, label, w.Checkbox(value=default, indent=True), help, bool, bool)
+    square = '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>'
+    lines = ["".join(cell('th scope="col"', text) for text in heads)]
+    for (name, *cells), tint in zip(rows, itertools.chain(tints, itertools.repeat(""))):
+        lines.append(cell('th scope="row"', name, square.format(tint) if tint else ""))
+        lines[-1] += "".join(cell("td", text) for text in cells)
+    said, body = cell("caption", caption) if caption else "", "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div style="overflow:auto"><table>{said}{body}</table></div>'

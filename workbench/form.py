@@ -1,4 +1,4 @@
-"""Forms made from what the settings say about themselves.
+"""Forms made from what options say about themselves.
 
 `ConfigForm` is for `dfm pretrain`, `PrepareForm` for `dfm prepare`. The rules are those of the command line, run at
 every change; each fault stands beside its control. What follows a form in a notebook reads `form.values()`.
@@ -9,42 +9,73 @@ from __future__ import annotations
 import functools
 import html
 import inspect
-import re
 import shlex
 import threading
-import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import ipywidgets as w
 import psutil
 
 from dfm_nb import config as cfg
-from dfm_nb.base import cpu, plugins
+from dfm_nb.base import cpu, options, plugins
 from dfm_nb.base.log import duration
 from dfm_nb.base.memory import GIB
-from dfm_nb.base.options import fields as fields_of
+from dfm_nb.base.nearest import nearest
+from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
 from dfm_nb.planning.ranking import training_cost
-from workbench import controls
-from workbench.controls import Control
+from workbench.controls import Control, copied, fault_html, faults_of
 from workbench.live import Live
 
-if typing.TYPE_CHECKING:
-    from dfm_nb.data.preparation import PrepareConfig
-
 GROUPS = ("model", "train", "optimizer", "dataset")
+RATES: dict[str, float] = {}
+"""FLOP/s of all cores by precision, the best of every form that was shown; 0 where a GPU would do the work."""
+REACHED = 1 / 3
+"""What trainings of the demo reach of that rate; see benchmarks/results/speedrun.md."""
 
 
 class Form(Live):
-    """What both forms have: controls by name, their values, and the command and the call that they amount to."""
+    """Controls of options by key, checked at every change.
 
-    controls: dict[str, Control]
+    A subclass says what stands without the form (`below`), what runs the checks (`checked`) and where a fault is shown
+    (`placed`), which options are of use now (`applies`), and the command and the call that the form amounts to.
+
+    Parameters
+    ----------
+    known : all options by key. shown : keys of those that get a control, in order.
+    given : {key: value} filled in at the start; what has no control is passed on.
+    """
+
     _box: Any = None
 
-    def values(self) -> dict[str, Any]:
+    def __init__(self, known: Mapping[str, Field], shown: Iterable[str], given: Mapping[str, Any]):
+        self.known, shown = known, list(shown)
+        for name in (*shown, *given):
+            if name not in known:
+                near = nearest(name, [*known, *(key.partition(".")[0] for key in known)])
+                raise ValueError(f"a form knows no option {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+        self._hidden = {key: value for key, value in given.items() if key not in shown}
+        start = self.below(given) | dict(given)
+        self.controls = {key: Control(known[key], start[key]) for key in shown}
+        for key, control in self.controls.items():
+            control.observe(functools.partial(self._changed, key))
+        self._message, self._summary, self._copy = w.HTML(), w.HTML(), w.HTML()
+        self._sections: dict[str, Any] = {}
+        self.validate()
+
+    def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Every option as it is without the form, beside these values of it."""
+        raise NotImplementedError
+
+    def checked(self) -> str:
+        """Raises what is wrong; returns a line about what is right."""
+        raise NotImplementedError
+
+    def placed(self, error: Any) -> dict[str, str]:
+        """What an error says by the control that it is shown at; under "" what is shown below all."""
         raise NotImplementedError
 
     def command(self) -> str:
@@ -55,8 +86,20 @@ class Form(Live):
         """The same as a call of the Python API."""
         raise NotImplementedError
 
-    def _build(self) -> Any:
-        raise NotImplementedError
+    def applies(self, key: str) -> bool:
+        """Whether an option is of use now; else it is neither shown nor passed on."""
+        return True
+
+    def values(self) -> dict[str, Any]:
+        """The value of every option of the form that is of use now, the hidden ones among them."""
+        values = self._hidden | {key: control.value for key, control in self.controls.items()}
+        return {key: value for key, value in values.items() if self.applies(key)}
+
+    def changed(self) -> dict[str, Any]:
+        """The values that differ from what stands without the form."""
+        values = self.values()
+        below = self.below(values)
+        return {k: v for k, v in values.items() if v != below[k] or isinstance(v, bool) != isinstance(below[k], bool)}
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Set a control, as a user would."""
@@ -64,18 +107,72 @@ class Form(Live):
             raise ValueError(f"the form has no {key!r}; it shows {', '.join(self.controls)}")
         self.controls[key].value = value
 
+    def _changed(self, key: str) -> None:
+        self.validate()
+
+    @property
+    def valid(self) -> bool:
+        return not self.faults
+
+    def validate(self) -> dict[str, str]:
+        """Check by the rules of the command line, and show each fault beside its control; returns `faults`."""
+        self.error, self.faults, note = None, dict[str, str](), ""
+        try:
+            note = self.checked()
+        except (ValueError, OSError) as error:
+            self.error, self.faults = error, self.placed(error)
+        self._stood, changed = self.below(self.values()), self.changed()
+        for key, control in self.controls.items():
+            control.set_fault(self.faults.get(key, ""))
+            control.mark(self._stood[key], key in changed)
+            control.box.layout.display = "" if self.applies(key) else "none"
+        general = self.faults.get("")
+        self._message.value = fault_html(general) if general else ""
+        state = f"✖ {len(self.faults)} to correct" if self.faults else "✔ all settings are valid"
+        self._summary.value = f'<div role="status" aria-live="polite"><b>{state}</b><br>{html.escape(note)}</div>'
+        self._copy.value = copied("shell", self.command()) + copied("Python", self.python())
+        self._title_sections()
+        self.keep()
+        return self.faults
+
+    def check(self) -> Self:
+        """Raise what is wrong; use it before a launch."""
+        self.validate()
+        if self.error:
+            raise self.error
+        return self
+
     @property
     def widget(self) -> Any:
+        """A section for each group of options, of which several may be open, and what they amount to."""
         if self._box is None:
-            self._box = self._build()
+            boxes: dict[str, list[Any]] = {}
+            for key, control in self.controls.items():
+                boxes.setdefault(key.rpartition(".")[0], []).append(control.box)
+            alone = boxes.pop("", [])
+            self._sections = {group: w.Accordion([w.VBox(inside)]) for group, inside in boxes.items()}
+            for section in [*self._sections.values()][:1]:
+                section.selected_index = 0
+            self._title_sections()
+            self._box = w.VBox([*alone, *self._sections.values(), self._message, self._summary, self._copy])
             self._box.add_class("dfm-form")
         return self._box
 
-    def _to_copy(self) -> str:
-        return controls.copied("shell", self.command()) + controls.copied("Python", self.python())
+    def _title_sections(self) -> None:
+        """A section's title counts what is wrong and what was changed in it, so that a closed one tells, too."""
+        wrong = Counter(key.rpartition(".")[0] for key in self.faults)
+        changed = Counter(key.rpartition(".")[0] for key in self.changed())
+        for group, section in self._sections.items():
+            marks = [f"✖ {wrong[group]} to correct"] * bool(wrong[group])
+            marks += [f"{changed[group]} changed"] * bool(changed[group])
+            section.titles = (" · ".join([group, *marks]),)
+
+    def __repr__(self) -> str:
+        wrong = "".join(f"\nmust be corrected: {said}" for said in self.faults.values())
+        return f"{type(self).__name__}: {self.command()}{wrong}"
 
 
-def _call(function: str, **keywords: Any) -> str:
+def _call(function: str, keywords: Mapping[str, Any]) -> str:
     return f"{function}({', '.join(f'{k}={v!r}' for k, v in keywords.items() if v is not None)})"
 
 
@@ -98,7 +195,7 @@ class ConfigForm(Form):
 
     def __init__(
         self,
-        groups: Sequence[str] = GROUPS,
+        groups: Sequence[str] | str = GROUPS,
         defaults: Mapping[str, Any] | str | None = None,
         recipe: str = "default",
         nproc: int | None = None,
@@ -108,75 +205,33 @@ class ConfigForm(Form):
             recipe, defaults = defaults, None
         self.recipe, self.nproc, self.run_dir = recipe, nproc, run_dir
         self._base = cfg.resolve(recipe)
-        chosen = _select([groups] if isinstance(groups, str) else groups)
-        _known(defaults or {})
-        self.controls: dict[str, Control] = {}
-        for key, field in chosen.items():
-            start = (defaults or {}).get(key, self._below(key))
-            self.controls[key] = control_for(field, start)
-        self._hidden = {k: v for k, v in (defaults or {}).items() if k not in self.controls}
-        self._edited = {k for k in (defaults or {}) if k in self.controls}
-        self._filling = False
-        for key, control in self.controls.items():
-            control.observe(functools.partial(self._changed, key))
-            control.reset.on_click(functools.partial(self._was_reset, key))
-        self._general, self._summary, self._copy = w.HTML(), w.HTML(), w.HTML()
-        self._sections: dict[str, Any] = {}
-        self.faults: list[cfg.Fault] = []
-        self._fill_in()
-        self.validate()
+        known = cfg.fields()
+        known["model.size"] = replace(known["model.size"], limits={"choices": tuple(sizes.SIZES)})
+        shown: list[str] = []
+        for group in [groups] if isinstance(groups, str) else groups:
+            shown += [key for key in known if group in (key, key.rpartition(".")[0])] or [group]
+        super().__init__(known, shown, defaults or {})
 
-    def _below(self, key: str) -> Any:
-        """What the layers under the form give; a null that the resolver fills in stays null here."""
-        derived = self._base.provenance[key].startswith(cfg.DERIVED)
-        return None if derived else self._base.get(key)
+    def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The recipe's settings, with those of the size that is chosen; null where the resolver fills one in."""
+        own = {k: None if v.startswith(cfg.DERIVED) else self._base.get(k) for k, v in self._base.provenance.items()}
+        size = values.get("model.size")
+        if size in sizes.SIZES and size != own["model.size"]:
+            own |= {f"model.{name}": value for name, value in sizes.SIZES[size].settings().items()}
+        return own
 
     def _changed(self, key: str) -> None:
-        if self._filling:
-            return
-        self._edited.add(key)
-        self._fill_in()
+        if key == "model.size":  # shows its layers, width and heads, but for those that were set by hand
+            was, now = self._stood, self.below(self.values())
+            for other, control in self.controls.items():
+                if other != key and was[other] != now[other] and control.value == was[other]:
+                    control.value = now[other]
         self.validate()
-
-    def _was_reset(self, key: str, _button: Any) -> None:
-        self._edited.discard(key)  # a size sets it again
-        self._fill_in()
-        self.validate()
-
-    def _fill_in(self) -> None:
-        """A size chosen in the form shows its layers, width and heads, unless those were edited themselves."""
-        if "model.size" not in self.controls:
-            return
-        name = self.controls["model.size"].value
-        row = sizes.SIZES[name].settings() if name else {}
-        self._filling = True
-        try:
-            for short, value in row.items():
-                key = f"model.{short}"
-                if key in self.controls and key not in self._edited:
-                    self.controls[key].value = value
-        finally:
-            self._filling = False
-
-    # ---- what leaves ----------------------------------------------------------------------------------------------
-
-    def values(self) -> dict[str, Any]:
-        """The value of every key in the form, and of the hidden defaults."""
-        return {**self._hidden, **{k: c.value for k, c in self.controls.items()}}
 
     def overrides(self) -> list[str]:
         """`group.key=value` for every key that differs from the recipe; `model.size` first, as it sets others."""
-        below = self._all_below()
-        changed = {k: v for k, v in self.values().items() if not _equal(v, below[k])}
-        out = [f"{key}={notation.write_value(value)}" for key, value in changed.items()]
-        return sorted(out, key=lambda s: not s.startswith("model.size="))
-
-    def _all_below(self) -> dict[str, Any]:
-        """For every key of the form what stands without it: the recipe's value, or that of the chosen size."""
-        name = self.values().get("model.size")
-        from_row = {f"model.{k}": v for k, v in sizes.SIZES[name].settings().items()} if name in sizes.SIZES else {}
-        resized = name != self._below("model.size")
-        return {k: from_row[k] if resized and k in from_row else self._below(k) for k in self.values()}
+        words = [f"{key}={notation.write_value(value)}" for key, value in self.changed().items()]
+        return sorted(words, key=lambda word: not word.startswith("model.size="))
 
     def command(self) -> str:
         words = ["dfm", "pretrain", "--recipe", self.recipe]
@@ -186,146 +241,43 @@ class ConfigForm(Form):
 
     def python(self) -> str:
         given = {"recipe": self.recipe, "run_dir": self.run_dir, "num_processes": self.nproc}
-        return _call("train_model", **given, overrides=self.overrides() or None)
+        return _call("train_model", {**given, "overrides": self.overrides() or None})
 
-    @property
-    def valid(self) -> bool:
-        return not self.faults
-
-    def validate(self) -> list[cfg.Fault]:
-        """Check all settings by the rules of the command line, and show each fault beside its control."""
-        cost = ""
-        try:
-            resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
-            cost, self.faults = self._cost(resolved), []
-        except cfg.ConfigError as error:
-            self.faults = error.faults
-        said: dict[str, list[str]] = {}
-        for fault in self.faults:
-            shown = ""
-            if fault.key:
-                shown = next((k for k in (fault.key, *fault.also) if k in self.controls), "")
-            text = str(replace(fault, key="" if fault.key == shown else fault.key, origin=""))
-            said.setdefault(shown, []).append(text)
-        below, values = self._all_below(), self.values()
-        for key, control in self.controls.items():
-            control.set_fault("; ".join(said.get(key, [])))
-            control.mark(below[key], not _equal(values[key], below[key]))
-        self._general.value = "".join(controls.fault_html(t) for t in said.get("", []))
-        self._summary.value = _summary(self.overrides(), len(self.faults), cost)
-        self._copy.value = self._to_copy()
-        self.keep()
-        self._title_sections()
-        return self.faults
-
-    def _cost(self, resolved: cfg.Resolved) -> str:
+    def checked(self) -> str:
         """Parameters, memory and time of the training; the time once this machine's rate is known."""
+        resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
         processes, there = self.nproc or 1, psutil.virtual_memory().total
         found = training_cost(resolved, processes)
         parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / GIB)} GiB a process"]
         if found.bytes * processes > there:
             parts[-1] += f" (this machine has {_short(there / GIB)})"
-        rate = _RATES.get(cpu.precision(resolved.config.mixed_precision))
+        rate = RATES.get(cpu.precision(resolved.config.mixed_precision))
         if rate:
             parts.append(f"about {duration(found.flops / rate / REACHED)} on this machine when it is idle")
         return ", ".join(parts)
 
-    def _title_sections(self) -> None:
-        """A section's title counts what is wrong and what was changed in it, so that a closed one tells, too."""
-        wrong = Counter(_section(k) for k, c in self.controls.items() if c.fault)
-        changed = Counter(_section(text.partition("=")[0]) for text in self.overrides())
-        for name, section in self._sections.items():
-            marks = [f"✖ {wrong[name]} to correct"] if wrong[name] else []
-            marks += [f"{changed[name]} changed"] if changed[name] else []
-            section.titles = (" · ".join([name, *marks]),)
+    def placed(self, error: cfg.ConfigError) -> dict[str, str]:
+        said: dict[str, list[str]] = {}
+        for fault in error.faults:
+            at = next((key for key in (fault.key, *fault.also) if fault.key and key in self.controls), "")
+            said.setdefault(at, []).append(str(replace(fault, key="" if fault.key == at else fault.key, origin="")))
+        return {at: "; ".join(texts) for at, texts in said.items()}
 
-    def check(self) -> ConfigForm:
-        """Raise every fault as one `ConfigError`; use it before a launch."""
-        if self.validate():
-            raise cfg.ConfigError(self.faults)
-        return self
-
-    def _build(self) -> Any:
-        """A section for each group, of which several may be open, and below them what differs and what it costs."""
-        boxes: dict[str, list[Any]] = {}
-        for key, control in self.controls.items():
-            boxes.setdefault(_section(key), []).append(control.box)
-        self._sections = {name: w.Accordion([w.VBox(inside)], titles=(name,)) for name, inside in boxes.items()}
-        next(iter(self._sections.values())).selected_index = 0
-        self._title_sections()
-        threading.Thread(target=self._measure, name="dfm-form", daemon=True).start()
-        return w.VBox([*self._sections.values(), self._general, self._summary, self._copy])
+    @property
+    def widget(self) -> Any:
+        if self._box is None:
+            threading.Thread(target=self._measure, name="dfm-form", daemon=True).start()
+        return super().widget
 
     def _measure(self) -> None:
         """The rate of this machine, which takes a moment and may be busy, and then the time in the summary."""
         for precision in ("fp32", "bf16"):
-            _RATES[precision] = max(_RATES.get(precision, 0.0), cpu.cpu_flops(precision == "bf16"))
+            RATES[precision] = max(RATES.get(precision, 0.0), cpu.cpu_flops(precision == "bf16"))
         self.validate()
-
-    def __repr__(self) -> str:
-        return (
-            f"ConfigForm({len(self.controls)} settings, {len(self.faults)} faults): {' '.join(self.overrides())}"
-            + "".join(f"\n{fault}" for fault in self.faults)
-        )
-
-
-_RATES: dict[str, float] = {}
-"""FLOP/s of all cores by precision, the best of every form that was shown; 0 where a GPU would do the work."""
-REACHED = 1 / 3
-"""What trainings of the demo reach of that rate; see benchmarks/results/speedrun.md."""
 
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _section(key: str) -> str:
-    return key.rpartition(".")[0] or "precision"
-
-
-def _summary(overrides: Sequence[str], faults: int, cost: str) -> str:
-    state = f"✖ {faults} to correct" if faults else "✔ all settings are valid"
-    changed = html.escape(" ".join(overrides)) or "nothing differs from the recipe"
-    return f'<div role="status" aria-live="polite"><b>{state}</b> · <code>{changed}</code><br>{cost}</div>'
-
-
-def _known(keys: Mapping[str, Any]) -> None:
-    fields = cfg.fields()
-    unknown = [k for k in keys if k not in fields]
-    if unknown:
-        raise ValueError(f"defaults: {unknown[0]!r} is not a setting; dfm pretrain --print-config lists them")
-
-
-def _select(groups: Sequence[str]) -> dict[str, cfg.Field]:
-    fields = cfg.fields()
-    out: dict[str, cfg.Field] = {}
-    for wanted in groups:
-        found = {k: f for k, f in fields.items() if k == wanted or k.rpartition(".")[0] == wanted}
-        if not found:
-            names = sorted({k.rpartition(".")[0] for k in fields} - {""})
-            raise ValueError(f"groups: {wanted!r} is no group and no setting; groups are {', '.join(names)}")
-        out |= found
-    return out
-
-
-def control_for(field: cfg.Field, value: Any) -> Control:
-    """The control that fits a field's type and limits."""
-    name = field.key.rpartition(".")[2]
-    help = f"{field.help} ({cfg.describe_limits(field)})"
-    if field.key == "model.size":
-        return controls.menu(field.key, name, list(sizes.SIZES), value, help, field.optional)
-    if "choices" in field.limits:
-        return controls.menu(field.key, name, field.limits["choices"], value, help, field.optional)
-    if field.type is bool and not field.optional:
-        return controls.check(field.key, name, bool(value), help)
-    if field.type in (int, float) and not field.optional:
-        return controls.number(field.key, name, field.type, value, help, field.limits)
-    kind = list if typing.get_args(field.type) else field.type
-    return controls.text(field.key, name, value, help, kind)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 class PrepareForm(Form):
@@ -339,170 +291,82 @@ class PrepareForm(Form):
     fields : flags to show beside the three menus and the plugins' own.
 
     >>> PrepareForm("data/first", {"limit": 20}).argv()
-    ['--output-dir', 'data/first', '--limit', '20']
+    ['--output-dir=data/first', '--limit=20']
     """
 
     MENUS = {"source": "sources", "tokenizer": "tokenizers", "text_encoder": "text_encoders"}
     FIELDS = ("limit", "short_side", "val_fraction", "shard_size")
-    PATHS = {"tokenizer_path": ("tokenizer", "CARRIED"), "text_encoder_path": ("text_encoder", "BUNDLED")}
-    SPEC = "source_spec"
+    NEEDLESS = {"tokenizer_path": "CARRIED", "text_encoder_path": "BUNDLED"}
+    """Paths, and the mark of plug-ins that need none."""
+    SPEC = Field("file_or_folder", str, True, None, "of a table or a folder; synthetic: a kind of pictures", {}, {})
 
     def __init__(self, output_dir: str, defaults: Mapping[str, Any] | None = None, fields: Sequence[str] = FIELDS):
         from dfm_nb import prepare  # which imports torch
 
-        self.output_dir, self.fault = str(output_dir), ""
-        self._config, self._parser = prepare.PrepareConfig, prepare.parser()
-        known = {name: field.type for name, field in fields_of(prepare.PrepareConfig).items()}
-        flags = {name: flag.type for name, flag in plugins.all_flags().items()}
-        self._types = known | flags
-        self._actions = {a.dest: a for a in self._parser._actions if a.dest not in ("help", "output_dir")}
-        defaults = dict(defaults or {})
-        unknown = [k for k in (*defaults, *fields) if k not in self._actions]
-        if unknown:
-            raise ValueError(f"dfm prepare has no flag {unknown[0]!r}; it has {', '.join(self._actions)}")
-        self._flags = {name: menu for menu, kind in self.MENUS.items() for name in plugins.flags(kind)}
-        defaults["source"], _, spec = str(defaults.get("source", "synthetic")).partition(":")
-        self.controls = {}
-        for menu in self.MENUS:
-            self.controls[menu] = self._control(menu, defaults)
-            if menu == "source":
-                help = "table: a CSV or parquet file; folder: a folder; synthetic: a kind of pictures, or nothing"
-                self.controls[self.SPEC] = controls.text(self.SPEC, "file or folder", spec or None, help)
-            below = [name for name, (of, _) in self.PATHS.items() if of == menu]
-            below += [name for name, of in self._flags.items() if of == menu]
-            self.controls |= {name: self._control(name, defaults) for name in below}
-        self.controls |= {name: self._control(name, defaults) for name in fields}
-        self._hidden = {k: v for k, v in defaults.items() if k not in self.controls}
-        self._specs = {defaults["source"]: spec or None}
-        self._message, self._copy = w.HTML(), w.HTML()
-        self._looked: tuple[Any, str] = (None, "")
-        for control in self.controls.values():
-            control.observe(self.validate)
-        self.controls["source"].widget.observe(self._source_chosen, names="value")
-        self.validate()
+        self.output_dir, self._prepare, self._opened = str(output_dir), prepare, ""
+        known, order, self._menu_of = dict(options.fields(prepare.PrepareConfig)), list[str](), dict[str, str]()
+        known[self.SPEC.key] = self.SPEC
+        for menu, kind in self.MENUS.items():
+            modules = plugins.load_all(kind)
+            about = [(inspect.getdoc(m) or "").partition("\n\n")[0].replace("`", "") for m in modules.values()]
+            known[menu] = replace(known[menu], help=" ".join(about), limits={"choices": tuple(modules)})
+            for name, flag in plugins.flags(kind).items():
+                default = False if flag.type is bool else None
+                known[name] = Field(name, flag.type, default is None, default, flag.help, {}, {})
+                self._menu_of[name] = menu
+            order += [menu, self.SPEC.key if menu == "source" else f"{menu}_path", *plugins.flags(kind)]
+        given = dict(defaults or {})
+        source, _, spec = given.get("source", "synthetic").partition(":")
+        given |= {"source": source, self.SPEC.key: spec or None}
+        for menu, kind in self.MENUS.items():
+            plugins.load(kind, given.get(menu, known[menu].default))  # ValueError with the name nearest to a wrong one
+        super().__init__(known, [*order, *fields], given)
 
-    def _control(self, dest: str, defaults: Mapping[str, Any]) -> Control:
-        action = self._actions[dest]
-        label, help, value = dest.replace("_", " "), action.help or "", defaults.get(dest, action.default)
-        if dest in self.MENUS:
-            choices = plugins.names(self.MENUS[dest])
-            modules = plugins.load_all(self.MENUS[dest])
-            first = {n: (inspect.getdoc(m) or "").partition("\n\n")[0].replace("\n", " ") for n, m in modules.items()}
-            return controls.menu(dest, label, choices, value, " ".join(first[n] for n in choices).replace("`", ""))
-        if action.nargs == 0:
-            return controls.check(dest, label, bool(value), help)
-        return controls.text(dest, label, value, help, self._types[dest], "default")
+    def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: field.default for key, field in self.known.items()}
 
-    def _source_chosen(self, change: Any) -> None:
-        """A path belongs to the source that it was given for."""
-        spec = self.controls[self.SPEC]
-        self._specs[change["old"]] = spec.value
-        spec.value = self._specs.get(change["new"])
-
-    def _applies(self, dest: str) -> bool:
+    def applies(self, key: str) -> bool:
         """Whether a flag is of use to the chosen source, tokenizer and text encoder."""
-        menu, has_own = self.PATHS.get(dest, (self._flags.get(dest), ""))
+        menu = key.removesuffix("_path") if key in self.NEEDLESS else self._menu_of.get(key)
         if menu is None:
             return True
-        module = plugins.load(self.MENUS[menu], self.controls[menu].value)
-        return not getattr(module, has_own, False) if has_own else dest in plugins.own_flags(module)
+        plugin = plugins.load(self.MENUS[menu], self.controls[menu].value)
+        if key in self.NEEDLESS:
+            return not getattr(plugin, self.NEEDLESS[key], False)
+        return key in plugins.own_flags(plugin)
 
-    def values(self) -> dict[str, Any]:
-        """The value of every flag that is of use now, the hidden ones among them; `source` has its file or folder."""
-        shown = {d: c.value for d, c in self.controls.items() if d != self.SPEC}
-        spec = self.controls[self.SPEC].value
-        shown["source"] += f":{spec}" if spec else ""
-        return {d: value for d, value in {**self._hidden, **shown}.items() if self._applies(d)}
+    def _changed(self, key: str) -> None:
+        if key == "source":  # the file or folder was another source's
+            self[self.SPEC.key] = None
+        self.validate()
 
-    def _given(self) -> dict[str, Any]:
-        """Without what is at its default."""
-        default = {d: action.default for d, action in self._actions.items()}
-        return {d: v for d, v in self.values().items() if v is not None and v is not False and v != default[d]}
+    def _settings(self) -> dict[str, Any]:
+        """Keywords of `prepare_dataset`, without what is at its default."""
+        given = {"output_dir": self.output_dir, **self.changed()}
+        if spec := given.pop(self.SPEC.key, None):
+            given["source"] = f"{self.controls['source'].value}:{spec}"
+        return given
 
     def argv(self) -> list[str]:
         """Arguments for `dfm prepare`; flags at their default are left out."""
-        out = ["--output-dir", self.output_dir]
-        for dest, value in self._given().items():
-            action = self._actions[dest]
-            out += [action.option_strings[0]] if action.nargs == 0 else [action.option_strings[0], str(value)]
-        return out
+        given = self._settings()
+        own = {name: given.pop(name) for name in self._menu_of if name in given}
+        return self._prepare.PrepareConfig.model_construct(options=own, **given).words()
 
     def command(self) -> str:
         return shlex.join(["dfm", "prepare", *self.argv()])
 
     def python(self) -> str:
-        return _call("prepare_dataset", **{"source": "synthetic", "output_dir": self.output_dir} | self._given())
+        return _call("prepare_dataset", self._settings())
 
-    @property
-    def valid(self) -> bool:
-        return not self.fault
+    def checked(self) -> str:
+        """Opens the source, as the command does before any work; one that would be fetched is left alone."""
+        config = self._prepare.parse(self.argv())
+        asked = repr((config.source, config.options, config.side_px))
+        if asked != self._opened and not getattr(config.source_module, "FETCHES", False) and "://" not in config.source:
+            config.open_source()
+            self._opened = asked
+        return ""
 
-    def validate(self) -> None:
-        """Check by the command's own rules; the fault, if any, is kept in `fault` and stands beside its control."""
-        self.fault = at = ""
-        try:
-            for dest, value in self._given().items():
-                kind = self._types[dest]
-                if kind not in (bool, str):
-                    _convert(self._actions[dest].option_strings[0], kind, value)
-            self._look(self._config(**vars(self._parser.parse_args(self.argv()))))
-        except (ValueError, OSError) as error:
-            self.fault = str(error)
-            at = self._place_of(self.fault)
-        given = self._given()
-        for dest, control in self.controls.items():
-            control.set_fault(self.fault if dest == at else "")
-            control.box.layout.display = "" if self._applies(dest) else "none"
-            if dest not in self.MENUS and dest != self.SPEC:
-                control.mark(self._actions[dest].default, dest in given)
-        self._message.value = controls.fault_html(self.fault) if self.fault and not at else ""
-        self._copy.value = self._to_copy()
-        self.keep()
-
-    def _look(self, config: PrepareConfig) -> None:
-        """Open the source, as the command does before any work; one that would be fetched is left alone."""
-        if getattr(config.source_module, "FETCHES", False) or "://" in config.source:
-            return
-        asked = (config.source, sorted(config.options.items()), config.side_px)
-        if self._looked[0] != asked:
-            fault = ""
-            try:
-                config.open_source()
-            except (ValueError, OSError) as error:
-                fault = str(error)
-            self._looked = (asked, fault)
-        if self._looked[1]:
-            raise ValueError(self._looked[1])
-
-    def _place_of(self, fault: str) -> str:
-        """The control that a sentence speaks of: the first whose flag or name is in it, else the source's."""
-        names = {d: [*self._actions[d].option_strings, d, d.replace("_", " ")] for d in self.controls if d != self.SPEC}
-        names["short_side"] = [*names.get("short_side", []), " px"]
-        found = {
-            d: min((m.start() for t in texts for m in re.finditer(rf"{re.escape(t)}\b", fault)), default=-1)
-            for d, texts in names.items()
-            if d in self.controls and d != "source" and self._applies(d)
-        }
-        places = [(at, d) for d, at in found.items() if at >= 0]
-        return min(places)[1] if places else self.SPEC
-
-    def check(self) -> PrepareForm:
-        """Raise the fault as a ValueError; use it before a launch."""
-        self.validate()
-        if self.fault:
-            raise ValueError(self.fault)
-        return self
-
-    def _build(self) -> Any:
-        return w.VBox([*(c.box for c in self.controls.values()), self._message, self._copy])
-
-    def __repr__(self) -> str:
-        return f"PrepareForm: {self.command()}" + (f"\nmust be corrected: {self.fault}" if self.fault else "")
-
-
-def _convert(flag: str, kind: type, value: Any) -> None:
-    try:
-        kind(str(value))
-    except ValueError:
-        word = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-        raise ValueError(f"{flag} must be {word}; got {value!r}") from None
+    def placed(self, error: Any) -> dict[str, str]:
+        return faults_of(error, [key for key in self.controls if self.applies(key)], self.SPEC.key)

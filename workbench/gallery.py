@@ -6,6 +6,7 @@ The HTML carries its pixels, so a saved or untrusted notebook still plays them. 
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,15 @@ from dfm_nb.base import video
 
 MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
 
+DESCRIBED = {
+    "seed": "seed {}",
+    "guidance": "guidance {}",
+    "num_steps": "{} steps",
+    "sampler": "{}",
+    "iteration": "iteration {}",
+    "fps": "{} fps",
+}
+"""What is said of a clip under its prompt, where it is known."""
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
@@ -46,20 +56,12 @@ class Item:
     def prompt(self) -> str:
         return str(self.settings.get("prompt", "") or self.settings.get("name", "clip"))
 
-    @property
-    def copied(self) -> str:
-        """The settings as JSON; "" when they are not known."""
-        return "" if set(self.settings) <= {"name"} else json.dumps(self.settings, default=str)
-
-    def describe(self, leave_out: Sequence[str] = ()) -> str:
-        """`seed 1, guidance 2, 18 steps of heun`."""
-        s = self.settings
-        parts = [f"{k} {_brief(s[k])}" for k in ("seed", "guidance") if s.get(k) is not None and k not in leave_out]
-        if s.get("num_steps") is not None:
-            parts.append(f"{s['num_steps']} steps" + (f" of {s['sampler']}" if s.get("sampler") else ""))
-        of_clips = ("iteration", "fps") if self.media_type.startswith("video/") else ("iteration",)
-        parts += [f"{k} {_brief(s[k])}" for k in of_clips if s.get(k) is not None]
-        return ", ".join(parts)
+    def describe(self) -> str:
+        """`seed 1, guidance 2, 18 steps, heun`."""
+        keys = [k for k in DESCRIBED if self.settings.get(k) is not None]
+        if not self.media_type.startswith("video/"):
+            keys = [k for k in keys if k != "fps"]
+        return ", ".join(DESCRIBED[k].format(_brief(self.settings[k])) for k in keys)
 
 
 def _brief(value: Any) -> str:
@@ -78,13 +80,12 @@ def load(thing: Any) -> Item:
     if isinstance(thing, (str, Path)):
         return _from_file(Path(thing).expanduser())
     request = getattr(thing, "request", None)
-    frames = getattr(thing, "frames", thing)
-    if getattr(frames, "ndim", 0) == 3:
+    frames = np.asarray(getattr(thing, "frames", thing))
+    if frames.ndim == 3:
         frames = frames[None]
-    if getattr(frames, "ndim", 0) != 4:
+    if frames.ndim != 4:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = {} if request is None else request.model_dump()
-    frames = np.asarray(frames)
     return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))
 
 
@@ -121,16 +122,14 @@ class Gallery:
         if not any(self.columns.values()):
             raise ValueError("there is nothing to show: give paths, a folder with clips, or generated clips")
         self.width_px, self.details, self.title = width_px, details, title
-        self._view: Any = None
 
     @classmethod
     def of_guidance(
         cls, pipe: Any, prompts: Sequence[str], guidance: Sequence[float] = (1.0, 2.0, 4.0), **settings: Any
     ) -> Gallery:
         """The same prompts and seeds at several guidance values, a column each; `settings` as for `pipe(...)`."""
-        return cls(
-            {f"guidance {g:g}": pipe(prompts, guidance=g, **settings) for g in guidance}, title="Guidance compared"
-        )
+        columns = {f"guidance {g:g}": pipe(prompts, guidance=g, **settings) for g in guidance}
+        return cls(columns, title="Guidance compared")
 
     @classmethod
     def of_checkpoints(cls, paths: Sequence[str | Path], prompts: Sequence[str], **settings: Any) -> Gallery:
@@ -152,47 +151,31 @@ class Gallery:
     def html(self) -> str:
         """Self-contained HTML, of `video.media_html`."""
         head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
-        head = TOOLS_STYLE + head
         if set(self.columns) == {""}:
-            cells = "".join(self._figure(item, "") for item in self.columns[""])
-            return f'{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
-        padding = "text-align:left;padding:4px 8px 4px 0"
-        labels = "".join(f'<th scope="col" style="{padding}">{html.escape(c)}</th>' for c in self.columns)
-        rows = range(max(map(len, self.columns.values())))
-        body = "".join(f"<tr>{''.join(self._cell(c, r) for c in self.columns)}</tr>" for r in rows)
+            cells = "".join(self._figure(item) for item in self.columns[""])
+            return f'{TOOLS_STYLE}{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
+        place = 'style="vertical-align:top;text-align:left;padding:4px 8px 4px 0"'
+        labels = "".join(f'<th scope="col" {place}>{html.escape(label)}</th>' for label in self.columns)
+        body = ""
+        for row in itertools.zip_longest(*self.columns.values()):
+            shown = [self._figure(item, label) if item else "" for label, item in zip(self.columns, row)]
+            body += f"<tr>{''.join(f'<td {place}>{figure}</td>' for figure in shown)}</tr>"
         table = f"<thead><tr>{labels}</tr></thead><tbody>{body}</tbody>"
-        return f'{head}<table style="border-collapse:collapse">{table}</table>'
+        return f'{TOOLS_STYLE}{head}<table style="border-collapse:collapse">{table}</table>'
 
-    def _cell(self, column: str, row: int) -> str:
-        items = self.columns[column]
-        shown = self._figure(items[row], column) if row < len(items) else ""
-        return f'<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{shown}</td>'
-
-    def _figure(self, item: Item, column: str) -> str:
-        said = ", ".join(p for p in (item.prompt, column, item.describe() if self.details else "") if p)
-        together = "" if set(self.columns) == {""} else TOGETHER
-        media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster, together)
+    def _figure(self, item: Item, column: str = "") -> str:
         detail = item.describe() if self.details else ""
-        caption = f"<div>{html.escape(item.prompt)}</div>" + (
-            f'<div style="opacity:.75">{html.escape(detail)}</div>' if detail else ""
-        )
+        said = ", ".join(filter(None, (item.prompt, column, detail)))
+        together = TOGETHER if column else ""
+        media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster, together)
         small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
-        caption = f'<figcaption style="{small}">{caption}</figcaption>'
-        return (
-            f'<figure class="dfm-clip" style="margin:0;width:{self.width_px}px">{media}{caption}{_tools(item)}</figure>'
-        )
+        text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
+        caption = f'<figcaption style="{small}">{text}</figcaption>'
+        style = f"margin:0;width:{self.width_px}px"
+        return f'<figure class="dfm-clip" style="{style}">{media}{caption}{_tools(item)}</figure>'
 
     def _repr_html_(self) -> str:
         return self.html()
-
-    @property
-    def widget(self) -> Any:
-        """The gallery with a button that plays or pauses all clips together, from their start."""
-        if self._view is None:
-            from workbench.gallery_view import GalleryView
-
-            self._view = GalleryView(content=self.html())
-        return self._view
 
 
 def _tools(item: Item) -> str:
@@ -201,8 +184,8 @@ def _tools(item: Item) -> str:
     name = f"{re.sub(r'[^0-9A-Za-z]+', '-', item.prompt).strip('-')[:60]}.{item.media_type.partition('/')[2]}"
     save = f"{media},a=document.createElement('a');a.href=m.src;a.download='{name}';a.click()"
     buttons = [("Enlarge", f"{media};m.requestFullscreen()", ""), ("Save", save, "")]
-    if item.copied:
-        settings = f' data-settings="{html.escape(item.copied, quote=True)}"'
+    if set(item.settings) - {"name"}:
+        settings = f' data-settings="{html.escape(json.dumps(item.settings, default=str))}"'
         buttons.append(("Copy settings", "navigator.clipboard.writeText(this.dataset.settings)", settings))
     made = "".join(f'<button type="button" onclick="{does}"{data}>{label}</button>' for label, does, data in buttons)
     return f'<div class="dfm-tools" style="display:none">{made}</div>'

@@ -9,9 +9,10 @@ import functools
 import html
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
 LOOK_S = 0.25
+"""Between two looks at the run: shorter than a person notices, long enough to cost nothing."""
 
 _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
@@ -34,13 +35,11 @@ class Panel:
         import ipywidgets as w
 
         self.launcher, self.message, self.stopping, self.asked = launcher, "", False, ""
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        actions = dict(zip(self.LOOKS, (launcher.start, self._stop, launcher.resume, launcher.start_over)))
+        self._follower: threading.Thread | None = None
         self.buttons = {}
         for name, (icon, style) in self.LOOKS.items():
             made = w.Button(description=name, icon=icon, button_style=style, layout=w.Layout(width="auto"))
-            made.on_click(functools.partial(self._press, name, actions[name]))
+            made.on_click(functools.partial(self._press, name))
             self.buttons[name] = made
         self.status, self.says, self.alert, self.log = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         row = w.HBox([*self.buttons.values(), self.status], layout=w.Layout(flex_flow="row wrap"))
@@ -48,18 +47,22 @@ class Panel:
         self.box.add_class("dfm-launcher")
         self.refresh()
 
-    def _press(self, name: str, action: Any, button: Any) -> None:
+    def _press(self, name: str, button: Any) -> None:
         if button.disabled:
             return
-        if name == "Stop":
-            action()
+        if name == "Stop":  # the first press asks and leaves time to save; a second one kills
+            stop = functools.partial(self.launcher.job.stop, *[0.0] * self.stopping)
+            self.stopping = True
+            threading.Thread(target=self._try, args=(stop,), daemon=True).start()
             return
         for other in self.buttons.values():
             other.disabled = True
+        run = self.launcher
+        action = {"Start": run.start, "Continue": run.resume, "Start over": run.start_over}[name]
         asked, self.asked = self.asked, name  # a foreign folder's command is shown first, and run by a second press
-        self._guarded(functools.partial(action, confirm=asked == name))
+        self._try(functools.partial(action, confirm=asked == name))
 
-    def _guarded(self, action: Any) -> None:
+    def _try(self, action: Callable[[], object]) -> None:
         """Run a button's action and show its exception."""
         self.message = ""
         try:
@@ -68,52 +71,36 @@ class Panel:
             self.message = str(error) or type(error).__name__
         self.refresh()
 
-    def _stop(self) -> None:
-        """The first press asks and leaves time to save; a second one kills."""
-        job = self.launcher.job
-        action = (lambda: job.stop(0.0)) if self.stopping else job.stop
-        self.stopping = True
-        threading.Thread(target=self._guarded, args=(action,), daemon=True).start()
-
-    def watch(self) -> None:
-        """Follow the run in a daemon thread until it ends."""
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._follow, name="dfm-launcher", daemon=True)
-                self._thread.start()
-
     def _follow(self) -> None:
-        while True:
-            running = self.launcher.state == "running"
-            self.refresh()
-            if not running:
-                return
+        while self.launcher.state == "running":
+            self._show()
             time.sleep(LOOK_S)
+        self._show()
 
     def html(self) -> str:
         """State, fault and log, without the buttons."""
         return "".join(part.value for part in (self.status, self.alert, self.log))
 
     def refresh(self) -> None:
+        """Show how things are; while the run lives, a daemon thread goes on with that."""
+        self._show()
+        if self.launcher.state == "running" and not (self._follower and self._follower.is_alive()):
+            self._follower = threading.Thread(target=self._follow, name="dfm-launcher", daemon=True)
+            self._follower.start()
+
+    def _show(self) -> None:
         job, state = self.launcher.job, self.launcher.state
         running, offers = state == "running", self.launcher.offers()
         self.stopping = self.stopping and running
         for name, button in self.buttons.items():
-            wanted = "Stop now" if name == "Stop" and self.stopping else name
-            for trait, value in (
-                ("disabled", name not in offers),
-                ("tooltip", offers.get(name, "")),
-                ("description", wanted),
-            ):
-                if getattr(button, trait) != value:
-                    setattr(button, trait, value)
+            button.disabled, button.tooltip = name not in offers, offers.get(name, "")
+        self.buttons["Stop"].description = "Stop now" if self.stopping else "Stop"
         pid = f" · process {job.pid}" if running else ""
         pid += " · saving, then ending" if self.stopping else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
-        put(
-            self.status,
+        self.status.value = (
             f'<span role="status" aria-live="polite" style="padding-left:8px">'
-            f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>',
+            f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>'
         )
         notes = [f"<b>{name}</b> {html.escape(text)}." for name, text in offers.items()]
         difference = html.escape(self.launcher.difference())
@@ -121,17 +108,12 @@ class Panel:
         cause, now = job.cause(), self.launcher.followed
         if cause and not now:
             notes.append(f"The last run here {state} on {job.ended()}: {html.escape(cause)}")
-        put(self.says, "".join(f'<div style="font-size:12px;line-height:1.5">{note}</div>' for note in notes))
+        self.says.value = "".join(f'<div style="font-size:12px;line-height:1.5">{note}</div>' for note in notes)
         alert = self.message or (cause if now else "")
-        put(self.alert, _alert(alert) if alert else "")
+        self.alert.value = _alert(alert) if alert else ""
         tail = html.escape(job.tail(14)) if now or not cause else ""
-        put(self.log, _log_html(tail, bool(cause)) if tail else "")
+        self.log.value = _log_html(tail, bool(cause)) if tail else ""
         self.launcher.keep()
-
-
-def put(widget: Any, value: str) -> None:
-    if widget.value != value:
-        widget.value = value
 
 
 def _alert(text: str) -> str:

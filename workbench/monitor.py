@@ -8,15 +8,15 @@ picture and a line of text. A panel is there when a run has something for it.
 from __future__ import annotations
 
 import html
-import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import ipywidgets as widgets
 import yaml
 
 from dfm_nb import config as cfg
@@ -24,10 +24,14 @@ from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run, iteration_folders, media_in
+from dfm_nb.base.video import data_url
+from workbench.controls import table_html
+from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live
-from workbench.metrics import MetricsReader
+from workbench.metrics_reader import MetricsReader
 from workbench.plot import LinePlot, Series, draw_png
+from workbench.slider import Slider
 
 REPAINT_S = 0.25
 REST = 19
@@ -38,6 +42,13 @@ AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that are different in every run and explain nothing."""
 SETTINGS_SHOWN = 12
+FIGURES = {
+    "loss": "loss {:.4f}",
+    "val_loss": "validation {:.4f}",
+    "lr": "lr {:.2e}",
+    "tokens_per_s": "tokens/s {:,.0f}",
+}
+BAR_STYLES = {"finished": "success", "failed": "danger", "stopped": "warning"}
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
 """Phases in which the pace that is known is not that of what is done: a resumed run has the former one's."""
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
@@ -47,17 +58,27 @@ def finish(run_dir: str | Path) -> None:
     """Bring every monitor of a run to its end state now: the run is over."""
     for monitor in list(_LIVE):
         if any(watched.run.path == Path(run_dir) for watched in monitor.runs):
-            monitor.finish()
+            monitor.refresh()
+            monitor.keep()
 
 
 class Watched:
-    """One run that a monitor looks at: its folder, job, metrics and settings."""
+    """One run that a monitor looks at: its folder, job, metrics and settings, and a box to leave it out.
 
-    def __init__(self, folder: str | Path):
+    picked : called when the box is clicked.
+    """
+
+    def __init__(self, folder: str | Path, picked: Callable[[], None]):
         self.run = Run(Path(folder).expanduser().resolve())
         self.job, self.reader = Job(self.run.path), MetricsReader(self.run.path)
         self.settings: dict[str, Any] = {}
-        self.label, self.picked, self._config_mtime = self.run.name, True, 0.0
+        self._config_mtime = 0.0
+        self.box = widgets.Checkbox(True, description=self.run.name, indent=False, layout=widgets.Layout(width="auto"))
+        self.box.observe(lambda _change: picked(), names="value")
+
+    @property
+    def label(self) -> str:
+        return self.box.description
 
     def read(self) -> int:
         """Take in what the run wrote since the last call; returns the number of new records."""
@@ -85,12 +106,11 @@ class Watched:
     @property
     def eta_s(self) -> float | None:
         """Seconds to go at the pace of the last fifty iterations; None before there is a pace."""
-        timed = [r for r in self.reader.recent if "elapsed_s" in r][-50:]
-        if len(timed) < 2 or not self.train_iters:
+        x, elapsed_s = (column[-50:] for column in self.reader.points("elapsed_s"))
+        if not self.train_iters or len(x) < 2 or x[-1] == x[0] or elapsed_s[-1] <= elapsed_s[0]:
             return None
-        steps = timed[-1]["iteration"] - timed[0]["iteration"]
-        pace_s = (timed[-1]["elapsed_s"] - timed[0]["elapsed_s"]) / steps if steps > 0 else math.nan
-        return pace_s * (self.train_iters - self.reader.iteration) if pace_s > 0 else None
+        pace_s = (elapsed_s[-1] - elapsed_s[0]) / (x[-1] - x[0])
+        return float(pace_s * (self.train_iters - self.reader.iteration))
 
     @property
     def state(self) -> str:
@@ -115,14 +135,7 @@ class Watched:
         state, of = self.state, f"/{self.train_iters}" if self.train_iters else ""
         phase = [self.phase()] if state == "running" else []
         parts = [state, *phase, f"iteration {self.reader.iteration}{of}"]
-        for name, key, form in (
-            ("loss", "loss", "{:.4f}"),
-            ("validation", "val_loss", "{:.4f}"),
-            ("lr", "lr", "{:.2e}"),
-            ("tokens/s", "tokens_per_s", "{:,.0f}"),
-        ):
-            if key in self.reader.last:
-                parts.append(f"{name} {form.format(self.reader.last[key])}")
+        parts += [said.format(self.reader.last[key]) for key, said in FIGURES.items() if key in self.reader.last]
         if phase and not phase[0].startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
@@ -161,17 +174,25 @@ class Monitor(Live):
             raise ValueError("a monitor needs a run folder, a list of them, or a folder that holds runs")
         self._top = folders[0] if alone else None
         found = runs_below(folders[0]) if alone else folders
-        self.runs = [Watched(folder) for folder in found]
-        wide: dict[str, Any] = {"height": 250}
-        self.loss = LinePlot("Training loss", "iteration", "loss", **wide)
-        self.validation = LinePlot("Validation loss", "iteration", "loss", **wide)
+        self.runs = [Watched(folder, self.paint) for folder in found]
+        self.loss = LinePlot("Training loss", "iteration", "loss", height=250)
+        self.validation = LinePlot("Validation loss", "iteration", "loss", height=250)
         self.by_sigma = LinePlot("Validation by noise level", "sigma", "loss", log_x=True)
-        self.lr = LinePlot("Learning rate", "iteration", "lr")
-        self.grad_norm = LinePlot("Gradient norm", "iteration", "L2 norm")
-        self.speed = LinePlot("Speed", "iteration", "tokens/s")
-        self.compute = LinePlot("Arithmetic of the model", "iteration", "TFLOP/s")
-        self._over, self._smoothing = "iteration", SMOOTHING
-        self._samples: tuple[Any, ...] = ()
+        self.rates = {
+            "lr": LinePlot("Learning rate", "iteration", "lr"),
+            "grad_norm": LinePlot("Gradient norm", "iteration", "L2 norm"),
+            "tokens_per_s": LinePlot("Speed", "iteration", "tokens/s"),
+            "tflops_per_s": LinePlot("Arithmetic of the model", "iteration", "TFLOP/s"),
+        }
+        self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
+        self.axis = widgets.Dropdown(
+            options=list(AXES.items()), description="x axis", layout=widgets.Layout(width="14em")
+        )
+        self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
+        self.when = Slider(label="samples", min=1, max=1, step=1, value=1)
+        for control in (self.axis, self.smoothing, self.when):
+            control.observe(lambda _change: self.paint(), names="value")
+        self._samples: Any = None
         self._looked = time.monotonic()
         self._box: Any = None
         self._closed = threading.Event()
@@ -181,25 +202,15 @@ class Monitor(Live):
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
-    @property
-    def run(self) -> Run:
-        """The first run's folder."""
-        return self.runs[0].run
-
-    @property
-    def reader(self) -> MetricsReader:
-        return self.runs[0].reader
-
     def read(self) -> int:
         """Take in what the runs wrote since the last call; returns the number of new records."""
         with self._lock:
             if self._top is not None and time.monotonic() - self._looked > LOOK_FOR_RUNS_S:
                 self._looked = time.monotonic()
                 here = {watched.run.path for watched in self.runs}
-                found = [f.resolve() for f in runs_below(self._top)]
-                if found != [self.run.path]:
-                    self.runs = [w for w in self.runs if w.run.path in found]
-                    self.runs += [Watched(folder) for folder in found if folder not in here]
+                found = [folder.resolve() for folder in runs_below(self._top)]
+                self.runs = [watched for watched in self.runs if watched.run.path in found]
+                self.runs += [Watched(folder, self.paint) for folder in found if folder not in here]
             new = sum([watched.read() for watched in self.runs])
             self._label()
             return new
@@ -211,21 +222,16 @@ class Monitor(Live):
             labels = [", ".join(f"{k.rpartition('.')[2]} {w.settings.get(k)}" for k in keys) for w in self.runs]
             if len(set(labels)) == len(labels) and max(map(len, labels)) <= 40:
                 for watched, label in zip(self.runs, labels):
-                    watched.label = label
+                    watched.box.description = label
                 return
         top = os.path.commonpath([w.run.path.parent for w in self.runs])
         for watched in self.runs:
-            watched.label = watched.run.path.relative_to(top).as_posix()
+            watched.box.description = watched.run.path.relative_to(top).as_posix()
 
     @property
     def progress(self) -> float:
         """0 to 1, the mean of the runs; 0 while the length of a run is unknown."""
         return sum(watched.progress for watched in self.runs) / len(self.runs)
-
-    @property
-    def state(self) -> str:
-        """Of the first run."""
-        return self.runs[0].state
 
     def status(self) -> str:
         """A line for one run; for several, how many there are in which state."""
@@ -237,38 +243,28 @@ class Monitor(Live):
 
     # ---- painting -------------------------------------------------------------------------------------------------
 
-    @property
-    def plots(self) -> list[LinePlot]:
-        small = [self.by_sigma, self.lr, self.grad_norm, self.speed, self.compute]
-        return [self.loss, self.validation, *small]
-
     def paint(self) -> None:
         """Redraw everything from what was read."""
         with self._lock:
-            picked = [(i, w) for i, w in enumerate(self.runs) if w.picked]
+            picked = [(i, w) for i, w in enumerate(self.runs) if w.box.value]
             one = len(self.runs) == 1
-            self.loss.update(self._losses(self.runs[0]) if one else self._curves(picked, "loss"))
-            self.validation.update([] if one else self._curves(picked, "val_loss", smoothing=0.0))
+            self.loss.update(self._losses(self.runs[0]) if one else self._curves(picked, "loss", self.smoothing.value))
+            self.validation.update([] if one else self._curves(picked, "val_loss"))
             self.by_sigma.update(self._by_sigma(picked))
-            for plot, key in zip(self.plots[3:], ("lr", "grad_norm", "tokens_per_s", "tflops_per_s")):
-                curves = self._curves(picked, key, smoothing=0.0 if key == "lr" else self._smoothing)
-                if one and curves:
-                    curves[0].name, curves[0].colour = plot.y_label, 2
-                plot.update(curves)
+            for key, plot in self.rates.items():
+                plot.update(self._curves(picked, key, 0.0 if key == "lr" else self.smoothing.value))
             for plot in self.plots:
-                if plot is not self.by_sigma:
-                    plot.x_label = "s" if self._over == "elapsed_s" else self._over
-                there = "" if plot.data or plot is self.loss else "none"
-                if plot.layout.display != there:
-                    plot.layout.display = there
+                label = "s" if self.axis.value == "elapsed_s" else self.axis.value
+                if plot is not self.by_sigma and plot.x_label != label:
+                    plot.x_label, plot.zoom = label, []  # another axis has other ends
+                plot.layout.display = "" if plot.data or plot is self.loss else "none"
             if self._box is not None:
                 self._paint_box()
 
-    def _curves(self, picked: Sequence[tuple[int, Watched]], key: str, smoothing: float | None = None) -> list[Series]:
+    def _curves(self, picked: Sequence[tuple[int, Watched]], key: str, smoothing: float = 0.0) -> list[Series]:
         """A curve a run, of the runs that have that key."""
-        share = self._smoothing if smoothing is None else smoothing
         return [
-            Series(w.label, *w.reader.points(key, self._over), colour=i, smoothing=share)
+            Series(w.label, *w.reader.points(key, self.axis.value), colour=i, smoothing=smoothing)
             for i, w in picked
             if key in w.reader.last
         ]
@@ -276,13 +272,13 @@ class Monitor(Live):
     def _losses(self, watched: Watched) -> list[Series]:
         """Every loss faintly, a running mean, and validation points, also of averaged weights."""
         points, last = watched.reader.points, watched.reader.last
-        x, y = points("loss", self._over)
-        smoothing = self._smoothing if len(y) * self._smoothing >= 2 else 0.0
+        x, y = points("loss", self.axis.value)
+        smoothing = self.smoothing.value if len(y) * self.smoothing.value >= 2 else 0.0
         out = [Series("each step", x, y, "faint")] if smoothing else []
         out += [Series("training", x, y, smoothing=smoothing)] if len(y) else []
         names = {k: f"averaged weights ({k[13:]})" for k in watched.reader.keys() if k.startswith("val_loss_ema_")}
         for colour, (key, name) in enumerate({"val_loss": "validation", **names}.items(), 1):
-            out += [Series(name, *points(key, self._over), "points", colour)] if key in last else []
+            out += [Series(name, *points(key, self.axis.value), "points", colour)] if key in last else []
         return out
 
     def _by_sigma(self, picked: Sequence[tuple[int, Watched]]) -> list[Series]:
@@ -290,152 +286,90 @@ class Monitor(Live):
         if len(self.runs) > 1:
             rounds = [(w.label, w.reader.rounds[-1], i) for i, w in picked if w.reader.rounds]
         else:
-            found = self.reader.rounds
+            found = self.runs[0].reader.rounds
             rounds = [(f"iteration {r['iteration']}", r, 1 if r is found[-1] else 5) for r in found]
         return [Series(name, r["val_sigmas"], r["val_loss_by_sigma"], colour=c) for name, r, c in rounds]
 
     def _paint_box(self) -> None:
-        state = self.state if len(self.runs) == 1 else ""
-        _set(self._bar, "value", self.progress)
-        _set(self._bar, "bar_style", {"finished": "success", "failed": "danger", "stopped": "warning"}.get(state, ""))
+        self._bar.value = self.progress
+        self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
         text = f'<span role="status">{html.escape(self.status())}</span>'
-        for watched in self.runs:
-            if watched.reader.fault:
-                text += f'<div role="alert"><b>Fault:</b> {html.escape(watched.reader.fault)}</div>'
-        _set(self._text, "value", text + (self.table_html() if len(self.runs) > 1 else ""))
-        self._paint_picker()
+        for fault in filter(None, (watched.reader.fault for watched in self.runs)):
+            text += f'<div role="alert"><b>Fault:</b> {html.escape(fault)}</div>'
+        self._text.value = text + self.table_html()
+        self._picker.children = [w.box for w in self.runs] if len(self.runs) > 1 else []
         self._paint_samples()
 
     def table_html(self) -> str:
-        """A row a run: state, progress, losses, and the settings that differ."""
+        """Of several runs, a row each: state, progress, losses, and the settings that differ."""
+        if len(self.runs) == 1:
+            return ""
         keys = differing(self.runs)
         more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
-        keys, cell = keys[:SETTINGS_SHOWN], 'style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap"'
-        heads = ["run", "state", "iteration", "loss", "validation", *keys]
-        rows = ""
-        for i, w in enumerate(self.runs):
-            box = f"display:inline-block;width:10px;height:10px;margin-right:6px;background:{PALETTE[i % len(PALETTE)]}"
-            last = [f"{w.reader.last[k]:.4f}" if k in w.reader.last else "" for k in ("loss", "val_loss")]
-            of = f"{w.reader.iteration}/{w.train_iters}" if w.train_iters else str(w.reader.iteration)
+        keys, rows = keys[:SETTINGS_SHOWN], []
+        for w in self.runs:
             doing = w.phase() if w.state == "running" else w.state
-            texts = [doing, of, *last, *(str(w.settings.get(k, "")) for k in keys)]
-            name = f'<th scope="row" {cell}><span style="{box}"></span>{html.escape(w.label)}</th>'
-            rows += f"<tr>{name}{''.join(f'<td {cell}>{html.escape(t)}</td>' for t in texts)}</tr>"
-        head = "".join(f'<th scope="col" {cell}>{html.escape(h)}</th>' for h in heads)
-        table = f'<div style="overflow:auto"><table><tr>{head}</tr>{rows}</table></div>'
+            of = f"{w.reader.iteration}/{w.train_iters}" if w.train_iters else str(w.reader.iteration)
+            losses = [f"{w.reader.last[k]:.4f}" if k in w.reader.last else "" for k in ("loss", "val_loss")]
+            rows.append([w.label, doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
+        tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
+        table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
         return f'{table}<div style="font-size:12px">{more}</div>'
-
-    def _paint_picker(self) -> None:
-        """A check box a run, where there are several."""
-        import ipywidgets as w
-
-        labels = [watched.label for watched in self.runs] if len(self.runs) > 1 else []
-        if labels == [box.description for box in self._picker.children]:
-            return
-        boxes = []
-        for watched in self.runs if labels else ():
-            box = w.Checkbox(watched.picked, description=watched.label, indent=False, layout=w.Layout(width="auto"))
-
-            def pick(change: Any, watched: Watched = watched) -> None:
-                watched.picked = change["new"]
-                self.paint()
-
-            box.observe(pick, names="value")
-            boxes.append(box)
-        self._picker.children = boxes
 
     def _paint_samples(self) -> None:
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
         rounds: dict[str, dict[int, Path]] = {}
         for watched in self.runs:
-            if watched.picked and (newest := watched.run.newest_samples()):  # a later one is being written
+            if watched.box.value and (newest := watched.run.newest_samples()):  # a later one is being written
                 folders = iteration_folders(watched.run.samples)
                 rounds[watched.label] = {i: folder for i, folder in folders if i <= newest[0]}
         iterations = sorted({i for found in rounds.values() for i in found})
         if not iterations:
             return
-        last, at_end = len(iterations), self._when.value >= self._when.max
-        if self._when.max != last:
-            with self._when.hold_sync():
-                self._when.max = last
-                if at_end:
-                    self._when.value = last
-        _set(self._when.layout, "display", "" if last > 1 else "none")
-        asked = iterations[min(int(self._when.value), last) - 1]
-        shown = {}
+        last, at_end = len(iterations), self.when.value >= self.when.max
+        with self.when.hold_sync():
+            self.when.max = last
+            self.when.value = last if at_end else self.when.value
+        self.when.layout.display = "" if last > 1 else "none"
+        asked = iterations[min(int(self.when.value), last) - 1]
+        shown = {}  # of each run what it drew then, or last before
         for label, found in rounds.items():
-            i = max((i for i in found if i <= asked), default=None)
-            if i is not None and (files := media_in(found[i])):
-                shown[label] = (i, files)
-        key = tuple((label, i, *((str(p), p.stat().st_mtime) for p in files)) for label, (i, files) in shown.items())
-        if not key or key == self._samples:
+            if before := [i for i in found if i <= asked]:
+                shown[f"{label}, iteration {max(before)}"] = media_in(found[max(before)])[:8]
+        key = asked, [(label, path, path.stat().st_mtime) for label, files in shown.items() for path in files]
+        if key == self._samples:
             return
-        from workbench.gallery import Gallery
-
         self._samples = key
-        several = len(self.runs) > 1
-        columns = {f"{label}, iteration {i}": files[:8] for label, (i, files) in shown.items()}
-        place = f" ({iterations.index(asked) + 1} of {len(iterations)} rounds)" if len(iterations) > 1 else ""
-        head = f'<div style="font-weight:600">Samples at iteration {asked}{place}</div>'
-        items: Any = columns if several else next(iter(columns.values()))
-        self._media.value = head + Gallery(items, width_px=144, details=False).html()
+        head = f"Samples at iteration {asked} ({iterations.index(asked) + 1} of {last} rounds)"
+        clips: Any = shown if len(self.runs) > 1 else next(iter(shown.values()))
+        self._media.value = Gallery(clips, width_px=144, details=False, title=head).html()
 
     @property
     def widget(self) -> Any:
         """The live view; reading starts when it is first asked for."""
         if self._box is None:
-            import ipywidgets as w
-
-            from workbench.slider import Slider
-
-            self._bar = w.FloatProgress(min=0, max=1, layout=w.Layout(width="auto", margin="0"))
-            self._text, self._media = w.HTML(), w.HTML()
-            row = {"flex_flow": "row wrap", "overflow": "visible"}
-            self._picker = w.HBox(layout=w.Layout(**row))
-            over = w.Dropdown(options=list(AXES.items()), description="x axis", layout=w.Layout(width="14em"))
-            smoothing = Slider(label="smoothing", min=0, max=0.2, step=0.005, value=SMOOTHING)
-            smoothing.layout = w.Layout(flex="0 1 24em", overflow="visible")
-            self._when = Slider(label="samples", min=1, max=1, step=1, value=1)
-            self._when.layout = w.Layout(display="none", width="min(40em, 100%)")
-            for name, control in (("_over", over), ("_smoothing", smoothing)):
-                control.observe(lambda change, name=name: self._set(name, change["new"]), names="value")
-            self._when.observe(lambda _change: self.paint(), names="value")
-            for plot in (self.loss, self.validation):
-                plot.layout = w.Layout(flex="1 1 420px", min_width="260px", overflow="visible")
-            for plot in self.plots[2:]:
-                plot.layout = w.Layout(flex="1 1 300px", min_width="260px", overflow="visible")
-            self._box = w.VBox(
-                [
-                    self._bar,
-                    self._text,
-                    self._picker,
-                    w.HBox([over, smoothing], layout=w.Layout(**row)),
-                    w.HBox(self.plots[:2], layout=w.Layout(**row, width="100%")),
-                    w.HBox(self.plots[2:], layout=w.Layout(**row, width="100%")),
-                    self._when,
-                    self._media,
-                ],
-                layout=w.Layout(width="100%", overflow="visible"),
-            )
+            flow = widgets.Layout(flex_flow="row wrap", overflow="visible", width="100%")
+            self._bar = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="auto", margin="0"))
+            self._text, self._media, self._picker = widgets.HTML(), widgets.HTML(), widgets.HBox(layout=flow)
+            self.smoothing.layout = widgets.Layout(flex="0 1 24em", overflow="visible")
+            self.when.layout = widgets.Layout(display="none", width="min(40em, 100%)")
+            for i, plot in enumerate(self.plots):  # two wide ones, and below them as many as have room
+                basis = f"1 1 {420 if i < 2 else 300}px"
+                plot.layout = widgets.Layout(flex=basis, min_width="260px", overflow="visible")
+            rows = [[self.axis, self.smoothing], self.plots[:2], self.plots[2:]]
+            rows = [widgets.HBox(row, layout=flow) for row in rows]
+            self._box = widgets.VBox([self._bar, self._text, self._picker, *rows, self.when, self._media])
             self._box.add_class("dfm-monitor")
-            self.read()
-            self.paint()
+            self.refresh()
             self.watch()
         return self._box
-
-    def _set(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
-        for plot in self.plots:  # another axis has other ends
-            plot.zoom = [] if name == "_over" else plot.zoom
-        self.paint()
 
     def show(self) -> None:
         """Display the live view; when the run ends, a picture of it stays in the saved notebook."""
         for other in list(_LIVE):  # a cell that is run again would leave its former thread behind
             if other is not self and [w.run.path for w in other.runs] == [w.run.path for w in self.runs]:
                 other.close()
-        self.read()
-        self.paint()
+        self.refresh()
         super()._ipython_display_()
         self.watch()
 
@@ -453,32 +387,26 @@ class Monitor(Live):
                 self._thread.start()
 
     def _follow(self) -> None:
-        before: tuple[Any, ...] = ()
-        painted: list[int] = []
-        ran = False
+        before, ran = None, False
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
-            now = tuple((w.job.state, w.phase() if w.job.state == "running" else "") for w in self.runs)
-            running = any(state == "running" for state, _ in now)
+            doing = [(w.job.state, w.phase() if w.job.state == "running" else "") for w in self.runs]
+            running = any(state == "running" for state, _ in doing)
             self.read()
-            counts = [w.reader.count for w in self.runs]
-            if counts != painted:
+            now = doing, [w.reader.count for w in self.runs]
+            if now != before:
                 self.paint()
-            elif now != before and self._box is not None:
-                with self._lock:
-                    self._paint_box()
             if ran and not running:
                 self.keep()
-            before, painted, ran = now, counts, running
+            before, ran = now, running
             self._closed.wait(max(REPAINT_S, REST * (time.thread_time() - begun)))
 
-    def finish(self) -> None:
-        """Read to the end, paint, and leave the picture."""
+    def refresh(self) -> None:
+        """Read to the end, and paint."""
         with self._lock:
             self.read()
             self.paint()
-            self.keep()
 
     def close(self) -> None:
         """Stop following."""
@@ -486,25 +414,17 @@ class Monitor(Live):
 
     def png(self) -> bytes:
         """Loss, validation and learning rate as one PNG."""
-        self.read()
-        self.paint()
-        return draw_png([self.loss, self.validation, self.by_sigma, self.lr])
+        self.refresh()
+        return draw_png(self.plots[:4])
 
     def kept_html(self) -> str:
         """The picture, the status, and the table of several runs."""
         status = html.escape(self.status())
         if not any(watched.reader.count for watched in self.runs):
             return status
-        from dfm_nb.base.video import data_url  # with it come the codecs, which a run without samples never needs
-
         said = f'alt="{status}. {html.escape(self.loss.summary)}"'
         image = f'<img src="{data_url("image/png", self.png())}" {said} style="max-width:100%">'
-        return image + f"<p>{status}</p>" + (self.table_html() if len(self.runs) > 1 else "")
+        return f"{image}<p>{status}</p>{self.table_html()}"
 
     def __repr__(self) -> str:
         return f"Monitor: {self.status()}"
-
-
-def _set(widget: Any, name: str, value: Any) -> None:
-    if getattr(widget, name) != value:
-        setattr(widget, name, value)

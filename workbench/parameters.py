@@ -7,17 +7,29 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from dfm_nb import config as cfg
 from dfm_nb.config import notation
 
-WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "list": "a list",
-    "dict": "a mapping",
+WORDS: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list",
+    dict: "a mapping",
 }
+"""The types that a parameter may have."""
+
+
+def as_type(name: str, kind: Any, value: Any, strict: bool = False) -> Any:
+    """A parameter's value in its type; ValueError says what it must be. strict : a text is no number."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=strict)
+    except ValidationError:
+        word = WORDS[typing.get_origin(kind) or kind]
+        raise ValueError(f"parameter {name!r} must be {word}; got {value!r}") from None
 
 
 def check_parameters(
@@ -37,20 +49,16 @@ def check_parameters(
 
     Raises
     ------
-    ValueError : a sentence for each mistake, the first one first.
+    ValueError : the first mistake.
 
     >>> check_parameters({"train.train_iters": 300})      # doctest: +SKIP
     """
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
     space = frame.f_back.f_globals
-    wrong = [
-        f"{name} must be {WORDS.get(kind.__name__, kind.__name__)}; got {space[name]!r}"
-        for name, kind in ((n, typing.get_origin(a) or a) for n, a in space.get("__annotations__", {}).items())
-        if not _is(space[name], kind)
-    ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
+    for name, kind in space.get("__annotations__", {}).items():
+        if (typing.get_origin(kind) or kind) in WORDS:
+            as_type(name, kind, space[name], strict=True)
     if num_processes < 1:
         raise ValueError(f"num_processes must be at least 1; got {num_processes}")
     overrides = [f"{key}={notation.write_value(value)}" for key, value in (settings or {}).items()]
@@ -63,9 +71,3 @@ def check_parameters(
         from dfm_nb.generation.request import Request
 
         Request("", **generate).check()
-
-
-def _is(value: Any, kind: type) -> bool:
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)

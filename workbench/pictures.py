@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from einops import rearrange
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # no pyplot: no global state, no display
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
+from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from dfm_nb import config as cfg
 from dfm_nb.base import video
@@ -30,7 +30,7 @@ from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.generation.clip_files import Generated
@@ -43,7 +43,8 @@ from workbench.words import word_attention
 
 WIDTH_IN, PX_PER_IN, DPI = 9.2, 96, 128
 CELL_IN = 1.0
-INK, PADDING = "#333333", "#cccccc"
+INK = "#333333"
+PADDING: dict[str, Any] = {"facecolor": "#cccccc", "hatch": "////", "edgecolor": "white"}
 GLOW = np.array([1.0, 0.55, 0.15])
 _USUAL = cfg.Config().model
 
@@ -81,31 +82,19 @@ def _plain(axes: Axes) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
-def _number(value: float, _position: object = None) -> str:
-    return f"{value:g}"
-
-
-def _label(axes: Axes, text: str) -> None:
-    """A row's name, to the left of its first picture."""
-    axes.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=10, color=INK, labelpad=8)
-
-
 # ---- clips, and estimates of them ----------------------------------------------------------------------------------
 
 
-def _clean(pipe: Pipeline, clip: Clip | Generated) -> tuple[torch.Tensor, Request]:
-    """A clip's normalised latent, float64 [C, T, H, W], and the request that has its prompt and size."""
-    frames, prompt, fps = _pixels(clip)
-    size = {"num_video_frames": len(frames), "height": frames.shape[1], "width": frames.shape[2]}
-    latent = clip.latent.double() if isinstance(clip, Generated) else pipe.encode_pixels(frames)
-    return latent, Request(prompt, **size, fps=fps, guidance=1.0)
-
-
-def _pixels(clip: Clip | Generated) -> tuple[np.ndarray, str, float]:
-    """Frames, prompt and frames per second."""
+def _clean(pipe: Pipeline, clip: Clip | Generated) -> tuple[torch.Tensor, Request, np.ndarray]:
+    """A clip's normalised latent, float64 [C, T, H, W], the request that has its prompt and size, and its frames."""
     if isinstance(clip, Generated):
-        return clip.frames, clip.request.prompt, clip.request.fps
-    return clip.video, clip.caption, clip.fps
+        frames, latent = clip.frames, clip.latent.double()
+        prompt, fps = clip.request.prompt, clip.request.fps
+    else:
+        frames, latent = clip.video, pipe.encode_pixels(clip.video)
+        prompt, fps = clip.caption, clip.fps
+    size = {"num_video_frames": len(frames), "height": frames.shape[1], "width": frames.shape[2]}
+    return latent, Request(prompt, **size, fps=fps, guidance=1.0), frames
 
 
 def _two_estimates(pipe: Pipeline, request: Request, x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -128,14 +117,27 @@ def _mosaic(latent: torch.Tensor, rows: int) -> np.ndarray:
     return rearrange(apart, "(r c) h w -> (r h) (c w)", r=rows).numpy()
 
 
-def _show(axes: Axes, picture: np.ndarray, **settings: Any) -> None:
-    axes.imshow(picture, interpolation="nearest", **settings)
-    _bare(axes)
-
-
-def _bare(axes: Axes) -> None:
+def _show(axes: Axes, picture: np.ndarray | None = None, **settings: Any) -> None:
+    """A picture, or nothing, without ticks and frame."""
+    if picture is not None:
+        axes.imshow(picture, interpolation="nearest", **settings)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
+
+
+def _table(
+    rows: Sequence[str], columns: Mapping[str, Sequence[np.ndarray | None]], side_in: float = 1.45 * CELL_IN
+) -> tuple[Figure, np.ndarray]:
+    """Pictures by title of the column and name of the row, and their axes [row, column]."""
+    figure = _figure(len(rows) * side_in + 0.8, max(5.0, len(columns) * side_in + 1.2))
+    grid = figure.subplots(len(rows), len(columns), squeeze=False)
+    for axes, (title, pictures) in zip(grid.T, columns.items()):
+        axes[0].set_title(title, fontsize=10, color=INK)
+        for cell, picture in zip(axes, pictures):
+            _show(cell, picture)
+    for axes, name in zip(grid, rows):
+        axes[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=10, color=INK, labelpad=8)
+    return figure, grid
 
 
 # ---- data ---------------------------------------------------------------------------------------------------------
@@ -143,31 +145,24 @@ def _bare(axes: Axes) -> None:
 
 def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     """What the tokenizer makes of a clip: its frames, the latent frames with all channels, and the frames decoded."""
-    (latent, _), (frames, *_) = _clean(pipe, clip), _pixels(clip)
+    latent, _, frames = _clean(pipe, clip)
     decoded = pipe.decode(latent)
     (channels, t, h, w), n = latent.shape, len(frames)
-    figure = _figure(3 * CELL_IN + 0.8, max(5.0, n * CELL_IN + 0.7))
-    grid = figure.add_gridspec(3, n)
-    for row, pictures in ((0, frames), (2, decoded)):
-        for i, picture in enumerate(pictures):
-            _show(figure.add_subplot(grid[row, i]), picture)
-    for axes, i in zip(figure.axes, range(n)):
-        axes.set_title(f"frame {i}", fontsize=9, color=INK)
+    shown = {f"frame {i}": [frames[i], None, decoded[i]] for i in range(n)}
+    figure, grid = _table(("pixels", "latent", "decoded"), shown, CELL_IN)
+    places = grid[0, 0].get_gridspec()
     for i in range(t):  # the first frame is coded alone, then four together
         columns = slice(1 + FRAMES_PER_LATENT * (i - 1), 1 + FRAMES_PER_LATENT * i) if i else slice(0, 1)
         channels_shown = _mosaic(latent[:, i], 2 if i else 4)
-        _show(figure.add_subplot(grid[1, columns]), channels_shown, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
-    for axes, name in zip(figure.axes[::n], ("pixels", "decoded", "latent")):
-        _label(axes, name)
+        _show(figure.add_subplot(places[1, columns]), channels_shown, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
     error = np.square(frames.astype(float) - decoded).mean()
     psnr = 10 * math.log10(255**2 / max(error, 1e-9))
     before = f"{n} x {frames.shape[1]} x {frames.shape[2]} pixels of 3 colours are {frames.size:,} numbers"
     after = f"the latent's {channels} channels of {t} x {h} x {w} are {latent.numel():,}"
     fewer = f"{frames.size / latent.numel():.0f} times fewer"
     figure.suptitle(f"{before},\n{after}: {fewer}", fontsize=10, color=INK)
-    return Picture(
-        figure, f"A clip, its latent and the clip decoded. {before}, {after}, {fewer}. Decoded: {psnr:.1f} dB."
-    )
+    said = f"A clip, its latent and the clip decoded. {before}, {after}, {fewer}. Decoded: {psnr:.1f} dB."
+    return Picture(figure, said)
 
 
 def packs(
@@ -185,13 +180,12 @@ def packs(
     config = cfg.resolve(recipe).config
     store = EnergonStore(Path(data_dir), "train")
     settings = PackSettings.of(config)
-    volume = settings.patch_temporal * settings.patch_spatial**2
-    samples = [(t * h * w // volume, t) for t, h, w in map(store.grid, range(len(store)))]
+    samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
     if capacity is None:
         usual = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         capacity = max(usual, max(samples)[0])
-    plan = PackPlan(store, settings, capacity, config.dataset.packing_buffer_size)
-    lengths = [sorted(samples[i] for _, i in plan.next()) for _ in range(max(averaged, num_packs))]
+    order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
+    lengths = [sorted(samples[item.sample] for item in order.next()) for _ in range(max(averaged, num_packs))]
     used = [sum(n for n, _ in pack) for pack in lengths]
     packed = sum(used) / (len(used) * capacity)
     padded = sum(used) / sum(len(pack) * pack[-1][0] for pack in lengths)
@@ -201,50 +195,43 @@ def packs(
     figure = _figure(5.6)
     grid = figure.add_gridspec(2, 2, height_ratios=(num_packs + 2, 9), width_ratios=(3, 1.6))
     axes = figure.add_subplot(grid[0, :])
-    for row, pack in enumerate(lengths[:num_packs]):
-        _row(axes, row, pack, capacity, colours)
-    labels = [f"pack {i + 1}" for i in range(num_packs)]
-    axes.set(xlim=(0, capacity), ylim=(num_packs - 0.4, -0.6), yticks=range(num_packs), yticklabels=labels)
+    _bars(axes, lengths[:num_packs], capacity, colours)
+    axes.set(yticks=range(num_packs), yticklabels=[f"pack {i + 1}" for i in range(num_packs)])
     axes.xaxis.set_major_locator(MultipleLocator(capacity / 6))
-    axes.set_xlabel("tokens")
     axes.set_title(f"Packed: {packed:.1%} of the tokens are samples", fontsize=11)
     names = {t: "stills" if t == 1 else f"clips of {1 + FRAMES_PER_LATENT * (t - 1)} frames" for t in kinds}
     keys = [Rectangle((0, 0), 1, 1, color=colours[t], label=names[t]) for t in kinds]
-    keys.append(Rectangle((0, 0), 1, 1, facecolor=PADDING, hatch="////", edgecolor="white", label="padding"))
+    keys.append(Rectangle((0, 0), 1, 1, **PADDING, label="padding"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9)
 
     first = lengths[0]
     axes = figure.add_subplot(grid[1, 0])
-    for row, sample in enumerate(first):
-        _row(axes, row, [sample], first[-1][0], colours)
-    axes.set(xlim=(0, first[-1][0]), ylim=(len(first) - 0.4, -0.6), xlabel="tokens", yticks=[])
-    axes.set_ylabel(f"samples of pack 1 ({len(first)})")
+    _bars(axes, [[sample] for sample in first], first[-1][0], colours)
+    axes.set(yticks=[], ylabel=f"samples of pack 1 ({len(first)})")
     axes.set_title(f"Padded to the longest: {padded:.1%} would be samples", fontsize=11)
 
     axes = figure.add_subplot(grid[1, 1])
-    start = 0
     axes.add_patch(Rectangle((0, 0), capacity, capacity, color="#f2f2f2"))
+    start = 0
     for n, t in first:
         axes.add_patch(Rectangle((start, start), n, n, color=colours[t]))
         start += n
-    axes.set(
-        xlim=(0, capacity), ylim=(capacity, 0), aspect="equal", xlabel="attends to token", ylabel="token of pack 1"
-    )
+    axes.set(xlim=(0, capacity), ylim=(capacity, 0), aspect="equal")
+    axes.set(xlabel="attends to token", ylabel="token of pack 1")
     axes.set_title("Each sample sees only itself", fontsize=11)
     said = f"Of packs of {capacity} tokens {packed:.1%} are samples, of the same padded to the longest {padded:.1%}."
     return Picture(figure, said)
 
 
-def _row(axes: Axes, row: int, samples: Sequence[tuple[int, int]], length: int, colours: dict[int, str]) -> None:
-    """Samples (tokens, latent frames) after one another, and padding up to `length`."""
-    start = 0
-    for n, t in samples:
-        axes.barh(row, n, left=start, height=0.8, color=colours[t], edgecolor="white", linewidth=0.7)
-        start += n
-    if start < length:
-        axes.barh(
-            row, length - start, left=start, height=0.8, color=PADDING, hatch="////", edgecolor="white", linewidth=0
-        )
+def _bars(axes: Axes, packs: Sequence[Sequence[tuple[int, int]]], length: int, colours: dict[int, str]) -> None:
+    """A row a pack: its samples (tokens, latent frames) after one another, and padding up to `length`."""
+    for row, pack in enumerate(packs):
+        start = 0
+        for n, t in pack:
+            axes.barh(row, n, left=start, color=colours[t], edgecolor="white", linewidth=0.7)
+            start += n
+        axes.barh(row, length - start, left=start, linewidth=0, **PADDING)
+    axes.set(xlim=(0, length), ylim=(len(packs) - 0.4, -0.6), xlabel="tokens")
     axes.spines[:].set_visible(False)
     axes.tick_params(left=False)
 
@@ -259,48 +246,36 @@ def noising(
 
     The losses are those of EDM, over the whole clip.
     """
-    y, request = _clean(pipe, clip)
-    middle, eps = request.num_video_frames // 2, _noise(y, seed)
-    names = ("noisy latent\n(3 channels)", "decoded", "estimate,\nwith caption", "estimate,\nno caption")
-    columns, losses = 1 + len(sigmas), []
-    figure = _figure(4 * CELL_IN + 0.9, columns * CELL_IN + 1.2)
-    grid = figure.subplots(4, columns)
-    for axes, sigma in zip(grid.T, (0.0, *sigmas)):
-        x = y + sigma * eps
+    y, request, _ = _clean(pipe, clip)
+    middle, eps, losses = request.num_video_frames // 2, _noise(y, seed), []
+
+    def seen(x: torch.Tensor, sigma: float) -> np.ndarray:
+        """Three channels of the middle latent frame as colours, five standard deviations from black to white."""
         spread = 5 * math.hypot(sigma, pipe.sigma_data)
-        colours = 0.5 + x[:3, y.shape[1] // 2].permute(1, 2, 0).numpy() / spread
-        _show(axes[0], colours.clip(0, 1))
-        axes[0].set_title(f"sigma {sigma:g}" if sigma else "clean", fontsize=10, color=INK)
-        _show(axes[1], pipe.decode(x)[middle])
-        if not sigma:
-            _bare(axes[2])
-            _bare(axes[3])
-            continue
+        return (0.5 + x[:3, y.shape[1] // 2].permute(1, 2, 0).numpy() / spread).clip(0, 1)
+
+    columns: dict[str, list[np.ndarray | None]] = {"clean": [seen(y, 0.0), pipe.decode(y)[middle], None, None]}
+    for sigma in sigmas:
+        x = y + sigma * eps
         estimates = _two_estimates(pipe, request, x, sigma)
         losses.append([_edm_loss(D, y, sigma, pipe.sigma_data) for D in estimates])
-        for cell, D, loss in zip(axes[2:], estimates, losses[-1]):
-            _show(cell, pipe.decode(D)[middle])
-            cell.set_xlabel(f"loss {loss:.2f}", fontsize=9, color=INK)
-    for axes, name in zip(grid, names):
-        _label(axes[0], name)
+        columns[f"sigma {sigma:g}"] = [seen(x, sigma), *(pipe.decode(z)[middle] for z in (x, *estimates))]
+    names = ("noisy latent\n(3 channels)", "decoded", "estimate,\nwith caption", "estimate,\nno caption")
+    figure, grid = _table(names, columns, CELL_IN)
+    for cell, loss in zip(grid[2:, 1:].T.flat, np.ravel(losses)):
+        cell.set_xlabel(f"loss {loss:.2f}", fontsize=9, color=INK)
     told = ", ".join(f"{a:.2f} and {b:.2f} at {sigma:g}" for sigma, (a, b) in zip(sigmas, losses))
     return Picture(figure, f"{request.prompt} EDM loss with and without the caption by sigma: {told}.")
 
 
-def schedules(
-    num_steps: int = 18,
-    P_mean: float = _USUAL.P_mean,
-    P_std: float = _USUAL.P_std,
-    sigma_data: float = _USUAL.sigma_data,
-) -> Picture:
+def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float = _USUAL.P_std) -> Picture:
     """The noise levels of every schedule, step by step, beside the noise levels that training draws."""
     figure = _figure(4.0)
     axes, side = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
     told = []
     for i, (name, schedule) in enumerate(samplers.SCHEDULES.items()):
-        own = {"sigma_data": sigma_data} if "sigma_data" in schedule.settings else {}
-        levels = schedule(num_steps, **own)[:-1]
-        usual = name == Request("").schedule
+        levels = schedule(num_steps)[:-1]
+        usual = name == Request.model_fields["schedule"].default
         label = f"{name} (what every sampler uses unless told)" if usual else name
         (line,) = axes.semilogy(levels, "o-", color=PALETTE[i], label=label)
         line.set(linewidth=2.2 if usual else 1.2, markersize=4.5 if usual else 3, zorder=3 if usual else 2)
@@ -308,7 +283,7 @@ def schedules(
         told.append(f"{name} {int(inside.sum())}")
     axes.set(xlabel="step", ylabel="sigma", title=f"{num_steps} steps from noise to clip")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, fontsize=9)
     _plain(axes)
     low, high = axes.get_ylim()
@@ -317,9 +292,9 @@ def schedules(
     side.set(title="Training noise", xticks=[], xlim=(0, None))
     side.tick_params(axis="y", which="both", left=False)
     side.spines[["top", "right", "bottom"]].set_visible(False)
-    for panel in (axes, side):
-        panel.axhspan(*np.exp([P_mean - 2 * P_std, P_mean + 2 * P_std]), color=PALETTE[5], alpha=0.14, linewidth=0)
     low, high = np.exp([P_mean - 2 * P_std, P_mean + 2 * P_std])
+    for panel in (axes, side):
+        panel.axhspan(low, high, color=PALETTE[5], alpha=0.14, linewidth=0)
     said = f"Of {num_steps} steps these lie where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
     return Picture(figure, f"{said}: {', '.join(told)}.")
 
@@ -336,7 +311,7 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Seq
     """EDM loss of clips by noise level, with their captions and with the empty one, over the noise of training."""
     losses = np.zeros((2, len(sigmas)))
     for i, clip in enumerate(clips):
-        y, request = _clean(pipe, clip)
+        y, request, _ = _clean(pipe, clip)
         for j, sigma in enumerate(sigmas):
             estimates = _two_estimates(pipe, request, y + sigma * _noise(y, i, j), sigma)
             losses[:, j] += [_edm_loss(D, y, sigma, pipe.sigma_data) / len(clips) for D in estimates]
@@ -362,25 +337,19 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], P_mean: float, P_std
     ends = [s for sigmas, _ in curves.values() for s in sigmas] + [math.exp(P_mean + n * P_std) for n in (-3, 3)]
     low, high = 0.9 * min(ends), max(ends) / 0.9
     grid = np.geomspace(low, high, 300)
-    axes.fill_between(
-        grid,
-        _density(grid, P_mean, P_std),
-        color=PALETTE[5],
-        alpha=0.3,
-        linewidth=0,
-        label="how often training draws it",
-    )
+    drawn = _density(grid, P_mean, P_std)
+    axes.fill_between(grid, drawn, color=PALETTE[5], alpha=0.3, linewidth=0, label="how often training draws it")
     axes.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="a network that answers 0")
     for i, (name, (sigmas, losses)) in enumerate(curves.items()):
         axes.semilogx(sigmas, losses, "o-", color=PALETTE[(1, 0, 2, 3, 4)[i % 5]], markersize=4.5, label=name)
     axes.set(xlabel="sigma", ylabel="EDM loss", ylim=(0, None), xlim=(low, high))
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    axes.xaxis.set_major_formatter("{x:g}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     _plain(axes)
-    told = "; ".join(
-        f"{name} {', '.join(f'{b:.2f} at {a:.2g}' for a, b in zip(*points))}" for name, points in curves.items()
+    told = [f"{name} {', '.join(f'{b:.2f} at {a:.2g}' for a, b in zip(*points))}" for name, points in curves.items()]
+    return Picture(
+        figure, f"EDM loss by sigma: {'; '.join(told)}. Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
     )
-    return Picture(figure, f"EDM loss by sigma: {told}. Training draws ln(sigma) from N({P_mean:g}, {P_std:g}).")
 
 
 # ---- the network --------------------------------------------------------------------------------------------------
@@ -443,27 +412,17 @@ def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int 
         raise ValueError(f"the words must be of the prompt {clip.request.prompt!r}; got {', '.join(missing)}")
     t = len(next(iter(places.values())))
     instants = [0 if i == 0 else FRAMES_PER_LATENT * i - 1 for i in range(t)]  # amid the frames of a latent frame
-    frames = [clip.frames[i] for i in instants]
-    side = 1.45 * CELL_IN
-    figure = _figure(t * side + 0.7, (len(words) + 1) * side + 0.9)
-    grid = figure.subplots(t, 1 + len(words), squeeze=False)
-    told = []
-    for j, word in enumerate(["", *words]):
-        shares = places[word.lower()] if word else None
-        for i, cell in enumerate(grid[:, j]):
-            if shares is None:
-                _show(cell, frames[i])
-                _label(cell, f"frame {instants[i]}")
-                continue
-            grey = frames[i].mean(-1, keepdims=True) / 255 * np.full(3, 0.6)
-            size = frames[i].shape[0] // shares.shape[1], frames[i].shape[1] // shares.shape[2]
-            weight = np.kron(shares[i] / shares.max(), np.ones(size))[..., None]
-            _show(cell, grey * (1 - weight) + GLOW * weight)
-        if shares is None:
-            grid[0, j].set_title("the clip", fontsize=11, color=INK)
-        else:
-            grid[0, j].set_title(f"{word}\n{shares.mean():.1%}, up to {shares.max():.0%}", fontsize=11, color=INK)
-            told.append(f"{word} {shares.max():.1%} at most, {shares.mean():.1%} on average")
+    frames = clip.frames[instants]
+    greys = 0.6 / 255 * frames.mean(-1, keepdims=True).repeat(3, -1)
+    columns, told = {"the clip\n": list(frames)}, []
+    for word in words:
+        shares_THW = places[word.lower()]
+        size = [1, frames.shape[1] // shares_THW.shape[1], frames.shape[2] // shares_THW.shape[2]]
+        weights = np.kron(shares_THW / shares_THW.max(), np.ones(size))[..., None]
+        title = f"{word}\n{shares_THW.mean():.1%}, up to {shares_THW.max():.0%}"
+        columns[title] = list(greys * (1 - weights) + GLOW * weights)
+        told.append(f"{word} {shares_THW.max():.1%} at most, {shares_THW.mean():.1%} on average")
+    figure, _ = _table([f"frame {i}" for i in instants], columns)
     which = "the mean of all layers" if layer is None else f"layer {layer}"
     return Picture(figure, f"Shares of the cross attention, {which}: {'; '.join(told)}.")
 
@@ -480,21 +439,15 @@ def guidance(
 
     settings : as for `pipe(...)`, `num_steps` and such.
     """
-    stills = [[pipe(prompt, guidance=float(g), seed=s, **settings)[0] for g in weights] for s in seeds]
-    y, request = _clean(pipe, pipe(prompt, guidance=1.0, seed=seeds[0], **settings)[0])
+    y, request, _ = _clean(pipe, pipe(prompt, guidance=1.0, seed=seeds[0], **settings)[0])
     D_cond, D_uncond = _two_estimates(pipe, request, y + sigma * _noise(y, 0), sigma)
-    guided = [pipe.decode(samplers.classifier_free(D_cond, D_uncond, g)) for g in weights]
-    rows = {f"estimate\nat sigma {sigma:g}": guided}
-    rows |= {f"finished,\nseed {s}": [still.frames for still in row] for s, row in zip(seeds, stills)}
-    side = 1.45 * CELL_IN
-    figure = _figure(len(rows) * side + 0.5, len(weights) * side + 1.2)
-    for axes, (name, clips) in zip(figure.subplots(len(rows), len(weights), squeeze=False), rows.items()):
-        _label(axes[0], name)
-        for cell, frames in zip(axes, clips):
-            _show(cell, frames[0])
-    for cell, g in zip(figure.axes, weights):
-        what = {0.0: "\n(caption unused)", 1.0: "\n(none)"}.get(float(g), "\n")
-        cell.set_title(f"guidance {g:g}{what}", fontsize=10, color=INK)
-    contrast = [np.mean([row[i].frames.std() for row in stills]) for i in range(len(weights))]
+    columns, contrast = {}, []
+    for g in map(float, weights):
+        estimate = pipe.decode(samplers.classifier_free(D_cond, D_uncond, g))
+        stills = [pipe(prompt, guidance=g, seed=s, **settings)[0].frames for s in seeds]
+        what = {0.0: "(caption unused)", 1.0: "(none)"}.get(g, "")
+        columns[f"guidance {g:g}\n{what}"] = [frames[0] for frames in (estimate, *stills)]
+        contrast.append(np.mean([frames.std() for frames in stills]))
+    figure, _ = _table([f"estimate\nat sigma {sigma:g}", *(f"finished,\nseed {s}" for s in seeds)], columns)
     told = ", ".join(f"{g:g}: {c:.0f}" for g, c in zip(weights, contrast))
     return Picture(figure, f"{prompt} Standard deviation of the finished pixels by guidance: {told}.")

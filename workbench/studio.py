@@ -29,22 +29,11 @@ from dfm_nb.base.log import duration
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords
-from workbench.controls import copied, fault_html
+from workbench import studio_html as pieces
+from workbench.controls import copied, fault_html, faults_of
 from workbench.gallery import Gallery, load
 from workbench.live import Live
 from workbench.slider import Slider
-from workbench.studio_html import (
-    BORDER,
-    SIDE_PX,
-    THUMB_PX,
-    caption,
-    data_url,
-    framed,
-    strip_html,
-    strip_steps,
-    thumb_style,
-    words_html,
-)
 from workbench.words import word_effects
 
 PROMPT = "A spotted blue swallowtail over a meadow."
@@ -100,7 +89,6 @@ class Studio(Live):
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
         self._rough: Request | None = None  # the request of the rough picture that is shown
-        self._picked: list[w.Checkbox] = []
         self._build(start)
         self._fill(start)
 
@@ -187,7 +175,7 @@ class Studio(Live):
             self._wake.wait_for(lambda: self._job is not job, refine_at - time.monotonic())
         check()
         self._finish(request, check)
-        self._words.value = words_html(self.words(check))
+        self._words.value = pieces.words_html(self.words(check))
 
     def _finish(self, request: Request, check: Callable[[], bool]) -> Generated:
         """The clip of a request, shown and in the history; one that is there already is the same clip."""
@@ -209,14 +197,14 @@ class Studio(Live):
         def on_step(step: int, num_steps: int, clips: Any) -> None:
             nonlocal shown_s
             due = check() and time.monotonic() - shown_s > SHOW_S
-            in_strip = not rough and step in strip_steps(num_steps)
+            in_strip = not rough and step in pieces.strip_steps(num_steps)
             if not in_strip and not due:
                 return
             frames, sigma = clips[0].frames, float(sigmas[step])  # decoded here
             frame = frames[len(frames) // 2]
             if in_strip:
                 estimates.append((step, sigma, frame))
-                self._strip.value = strip_html(estimates, request)
+                self._strip.value = pieces.strip_html(estimates, request)
             if due:
                 shown_s = time.monotonic()
                 self._say(f"step {step} of {num_steps}, sigma {sigma:.3g}")
@@ -262,30 +250,23 @@ class Studio(Live):
 
     def request(self) -> Request | None:
         """What the controls ask for. None when something must be corrected: `faults` stand beside their controls."""
-        values, faults = dict(self._fixed), {}
-        for name, control in self.controls.items():
-            value = control.value
-            if name in WHOLE and not (value.strip().isascii() and value.strip().isdigit()):
-                faults[name] = f"{WHOLE[name]} must be a whole number, 0 or more; got {value!r}"
-                continue
-            values[name] = int(value) if name in (*WHOLE, "num_steps") else value
-            if name == "num_video_frames" and not geometry.is_frame_count(values[name]):
-                faults[name] = f"frames must be 1 + 4k; got {value}; use {geometry.nearest_frames(values[name])}"
-        request = None
+        values = self._fixed | {name: control.value for name, control in self.controls.items()}
+        faults, request, frames = dict[str, str](), None, values["num_video_frames"]
+        if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # which a request would round
+            values["num_video_frames"] = 1
+            faults["num_video_frames"] = (
+                f"frames must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
+            )
         try:
-            request = Request(**{name: v for name, v in values.items() if name not in faults})
+            request = Request(**values)
             request.check()
         except (ValueError, FileNotFoundError) as error:
-            for name, said in getattr(error, "faults", {"": str(error)}).items():
-                named = re.match("--([a-z-]+)", said)  # a rule of several stands beside the control it names first
-                name = name or (named[1].replace("-", "_") if named else "")
-                faults.setdefault(name if name in self.controls else "prompt", said.removeprefix("--"))
-        request = None if faults else request
+            faults |= faults_of(error, self.controls, "prompt")
         self.faults = faults
         for name, place in self._fault_places.items():
             place.value = fault_html(faults[name]) if name in faults else ""
             place.layout.display = "" if name in faults else "none"
-        return request
+        return None if faults else request
 
     def _fill(self, request: Request) -> None:
         """Set the controls without drawing."""
@@ -302,9 +283,9 @@ class Studio(Live):
 
     def _on_draw(self) -> None:
         seed, step = self.controls["seed"].value, self._next_seed.value
-        if step == NEXT_SEED[2] or (step == NEXT_SEED[1] and seed.isdigit()):
+        if step != NEXT_SEED[0] and seed.isdecimal():
             self._filling = True
-            self.controls["seed"].value = str(secrets.randbelow(2**31) if step == NEXT_SEED[2] else int(seed) + 1)
+            self.controls["seed"].value = str(int(seed) + 1 if step == NEXT_SEED[1] else secrets.randbelow(2**31))
             self._filling = False
         self.redraw(sure=True)
 
@@ -354,43 +335,48 @@ class Studio(Live):
         self.history = [*self.history, clip][-HISTORY:]
         self._ways = {c.request: self._ways[c.request] for c in self.history}
         self._count += 1
-        place, url = f"dfm-{self._id}-{self._count}", data_url(clip.frames[len(clip.frames) // 2])
-        side = w.Layout(width=f"{THUMB_PX}px", height=f"{THUMB_PX}px", padding="0")
-        button = w.Button(description=f"back to {self._count}", tooltip=caption(clip.request), layout=side)
+        place, url = f"dfm-{self._id}-{self._count}", pieces.data_url(clip.frames[len(clip.frames) // 2])
+        side = w.Layout(width=f"{pieces.THUMB_PX}px", height=f"{pieces.THUMB_PX}px", padding="0")
+        button = w.Button(description=f"back to {self._count}", tooltip=pieces.caption(clip.request), layout=side)
         button.add_class(place)
         button.on_click(lambda _b: self.go_back(clip))
-        style = w.HTML(thumb_style(place, url), layout=w.Layout(display="none"))
+        style = w.HTML(pieces.thumb_style(place, url), layout=w.Layout(display="none"))
         pick = w.Checkbox(description=f"compare {self._count}", indent=False, layout=w.Layout(width="100px"))
         pick.clip = clip
-        pick.observe(lambda change: self._pick(pick, change["new"]), names="value")
+        pick.observe(lambda _change: self._compare(), names="value")
         column = w.VBox([button, pick, style], layout=w.Layout(overflow="visible"))
         self._past.children = (*self._past.children, column)[-HISTORY:]
 
-    def _pick(self, pick: w.Checkbox, on: bool) -> None:
-        self._picked = [p for p in self._picked if p is not pick] + [pick] * on
-        if len(self._picked) > 2:
-            self._picked[0].value = False  # which comes back here
-            return
-        requests, shown = [p.clip.request for p in self._picked], []
-        differ = [n for n in FLAGS if len({getattr(r, n) for r in requests}) > 1]
-        for p, r in zip(self._picked, requests):
-            said = [p.description.removeprefix("compare "), *(f"{n.replace('_', ' ')} {getattr(r, n)}" for n in differ)]
-            page = Gallery([p.clip], width_px=SIDE_PX * 3 // 4, title=", ".join(said)).html()
-            shown.append(f"<div>{page}</div>")
-        self._compared.value = video.row_html(shown) if len(shown) == 2 else ""
+    def _compare(self) -> None:
+        """The clips of the history that are marked, side by side, each named by what differs."""
+        picked = [column.children[1] for column in self._past.children if column.children[1].value]
+        differ = [n for n in FLAGS if len({getattr(pick.clip.request, n) for pick in picked}) > 1]
+        columns = {}
+        for pick in picked:
+            said = [f"{name.replace('_', ' ')} {getattr(pick.clip.request, name)}" for name in differ]
+            columns[", ".join([pick.description.removeprefix("compare "), *said])] = [pick.clip]
+        width_px = pieces.SIDE_PX * 3 // 4
+        self._compared.value = Gallery(columns, width_px=width_px).html() if len(columns) > 1 else ""
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
     def _build(self, start: Request) -> None:
         wide, label = w.Layout(width="auto"), {"description_width": "6em"}
+        flow = w.Layout(flex_flow="row wrap", overflow="visible")
 
-        def text(name: str, shown: str, **more: Any) -> w.Text:
-            help = Request.model_fields[name].description
-            return w.Text(description=shown, tooltip=help, continuous_update=False, layout=wide, style=label, **more)
+        def text(name: str, shown: str, placeholder: str = "") -> w.Text:
+            box = w.Text(description=shown, placeholder=placeholder, continuous_update=False, layout=wide, style=label)
+            box.tooltip = Request.model_fields[name].description
+            return box
+
+        def button(name: str, icon: str, does: Callable[[], None]) -> w.Button:
+            made = w.Button(description=name, icon=icon, button_style="primary" if name == "Draw" else "")
+            made.on_click(lambda _button: does())
+            return made
 
         self.controls: dict[str, Any] = {
-            "prompt": text("prompt", "prompt", placeholder="what the clip shows; Enter draws"),
-            "negative_prompt": text("negative_prompt", "negative", placeholder="what to move away from"),
+            "prompt": text("prompt", "prompt", "what the clip shows; Enter draws"),
+            "negative_prompt": text("negative_prompt", "negative", "what to move away from"),
             "guidance": Slider(label="guidance", max=max(10.0, start.guidance), step=0.05),
             "num_steps": Slider(label="steps", min=1, max=max(60, start.num_steps), step=1),
             "sampler": w.Dropdown(options=list(samplers.SAMPLERS), description="sampler", layout=wide, style=label),
@@ -400,29 +386,23 @@ class Studio(Live):
         for control in self.controls.values():
             control.observe(lambda _change, control=control: self._changed(control), names="value")
         self._next_seed = w.Dropdown(options=NEXT_SEED, description="each Draw", layout=wide, style=label)
-        draw = w.Button(description="Draw", icon="play", button_style="primary", tooltip="Generate with these settings")
-        halt = w.Button(description="Stop", icon="stop", tooltip="Stop drawing")
-        draw.on_click(lambda _b: self._on_draw())
-        halt.on_click(lambda _b: self._on_stop())
+        drawing = [button("Draw", "play", self._on_draw), button("Stop", "stop", self._on_stop)]
         self._words, self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML(), w.HTML()
         self._compared, self._code, self._count, self._id = w.HTML(), w.HTML(), 0, secrets.token_hex(3)
         folder = w.Text(value="runs/studio", description="folder", layout=w.Layout(width="18em"), style=label)
-        save = w.Button(description="Save", icon="save", tooltip="Write the clip and its settings into the folder")
-        save.on_click(lambda _b: self._on_save(folder.value))
+        save = button("Save", "save", lambda: self._on_save(folder.value))
         rows: list[Any] = []
         for name, control in self.controls.items():
             rows += [control, self._fault_places[name], *([self._words] if name == "prompt" else [])]
-        flow: dict[str, Any] = {"flex_flow": "row wrap", "overflow": "visible"}
         half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
-        controls = w.VBox([*rows, self._next_seed, w.HBox([draw, halt], layout=w.Layout(**flow))], layout=half)
+        controls = w.VBox([*rows, self._next_seed, w.HBox(drawing, layout=flow)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
-        self._past = w.HBox(layout=w.Layout(**flow))
-        saving = w.HBox([folder, save], layout=w.Layout(**flow))
+        self._past = w.HBox(layout=flow)
         folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)
-        top = w.HBox([controls, pictures], layout=w.Layout(**flow))
+        top, saving = w.HBox([controls, pictures], layout=flow), w.HBox([folder, save], layout=flow)
         self.widget = w.VBox([top, self._past, self._compared, saving, folded], layout=w.Layout(overflow="visible"))
         self.widget.add_class("dfm-studio")
-        self._image.value = f'<div style="{BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
+        self._image.value = pieces.EMPTY
         self._say("press Draw, or move a control")
 
     def _on_save(self, folder: str) -> None:
@@ -437,15 +417,15 @@ class Studio(Live):
 
     def _picture(self, frame: np.ndarray, request: Request) -> None:
         """A still of what is on its way."""
-        media = video.media_html(*video.compressed(frame[None], 1), caption(request), SIDE_PX)
-        self._image.value = framed(media, frame)
+        media = video.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
+        self._image.value = pieces.framed(media, frame)
 
     def _show(self, clip: Generated) -> None:
         item = load(clip)
-        media = video.media_html(item.media_type, item.data, caption(clip.request), SIDE_PX, item.poster)
-        self.clip, self._image.value = clip, framed(media, clip.frames[0])
-        self._strip.value = strip_html(self.estimates, clip.request)
-        self._words.value = words_html(self._effects.get(clip.request.prompt, []))
+        media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
+        self.clip, self._image.value = clip, pieces.framed(media, clip.frames[0])
+        self._strip.value = pieces.strip_html(self.estimates, clip.request)
+        self._words.value = pieces.words_html(self._effects.get(clip.request.prompt, []))
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
 
@@ -453,8 +433,8 @@ class Studio(Live):
         """The shown clip and the estimates on the way to it, as a page that needs no kernel."""
         if self.clip is None:
             return "<i>nothing was generated yet</i>"
-        shown = Gallery([self.clip], width_px=SIDE_PX * 3 // 4).html()
-        return shown + strip_html(self.estimates, self.clip.request)
+        shown = Gallery([self.clip], width_px=pieces.SIDE_PX * 3 // 4).html()
+        return shown + pieces.strip_html(self.estimates, self.clip.request)
 
     def _ipython_display_(self) -> None:
         if self.clip is None and not is_headless():

@@ -15,7 +15,8 @@ SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
 UNUSED = 0.2
 """A word is marked when leaving it out moves the estimate less than this share of what the whole prompt does."""
 _SMALL = "font-size:12px;line-height:1.4;color:var(--jp-content-font-color1, inherit)"
-BORDER = "border:1px solid var(--jp-border-color2, #8888)"
+_BORDER = "border:1px solid var(--jp-border-color2, #8888)"
+EMPTY = f'<div style="{_BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
 
 
 def strip_steps(num_steps: int, count: int = STRIP) -> Sequence[int]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import pandas as pd
 
 from dfm_nb.base import video
 from dfm_nb.base.run import Run
 from workbench.gallery import Gallery
-from workbench.metrics import MetricsReader
+from workbench.metrics_reader import MetricsReader
 from workbench.monitor import SMOOTHING
 from workbench.plot import LinePlot, Series, draw_png
 
@@ -26,17 +27,18 @@ def run_of(values: Mapping[str, str]) -> Path | None:
     return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
 
 
-def page(title: str, header: Sequence[str], cells: Sequence[Sequence[Any]], runs: Mapping[str, Path]) -> str:
+def page(title: str, table: pd.DataFrame, runs: Mapping[str, Path]) -> str:
     """Self-contained HTML.
 
     Parameters
     ----------
-    header, cells : the table; the first cell of a row is its name, which links to the page of its run.
-    runs : label of a run -> its folder.
+    table : a row a run; its name in the column `run` links to its page. runs : label of a run -> its folder.
     """
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
-    body = "".join(f"<tr>{_link(row[0])}{''.join(map(_cell, row[1:]))}</tr>" for row in cells)
-    parts = [f"<h1>{html.escape(title)}</h1>", f'<table class="runs"><tr>{head}</tr>{body}</table>']
+    cells = table.map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
+    cells["run"] = [f'<a href="{name}.html">{name}</a>' for name in cells["run"]]
+    with pd.option_context("display.max_colwidth", None):  # 50 would cut the links
+        rows = cells.rename(columns=html.escape).to_html(index=False, escape=False, border=0, classes="runs")
+    parts = [f"<h1>{html.escape(title)}</h1>", rows]
     for key, name in (("loss", "Training loss"), ("val_loss", "Validation loss")):
         plot = LinePlot(name, "iteration", "loss", height=300)
         plot.update([_curve(label, run, key, at) for at, (label, run) in enumerate(runs.items())])
@@ -57,11 +59,3 @@ def _curve(label: str, run: Path, key: str, colour: int) -> Series:
     reader = MetricsReader(run)
     reader.read()
     return Series(label, *reader.points(key), colour=colour, smoothing=SMOOTHING if key == "loss" else 0.0)
-
-
-def _link(name: str) -> str:
-    return f'<td><a href="{html.escape(name)}.html">{html.escape(name)}</a></td>'
-
-
-def _cell(value: Any) -> str:
-    return f"<td>{html.escape(f'{value:.5g}' if isinstance(value, float) else str(value))}</td>"

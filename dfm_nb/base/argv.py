@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import errno
 import json
 import os
 import re
-import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL, local
 from dfm_nb.base.log import legible
 from dfm_nb.base.nearest import nearest
+from dfm_nb.base.process import end_with_parent
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -170,25 +167,6 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 130
-
-
-def end_with_parent() -> None:
-    """When the process that started this one is gone, this one goes too instead of working on unseen.
-
-    Linux kills it at once; elsewhere, and where the signal gets lost, a look at the parent does within a second.
-    """
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if parent == 1 and b"python" not in Path("/proc/1/cmdline").read_bytes():
-            os._exit(1)  # it was killed before: we now belong to init
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()
 
 
 def world_size_from_env() -> int:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -101,6 +101,51 @@ def sync(path: Path) -> None:
 def sha256(path: Path) -> str:
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+# ---- integrity: one listing of files with their checksums, and one of itself --------------------------------------
+
+
+def listed_as(path: Path) -> dict[str, Any]:
+    """What a listing says of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+
+
+def seal(path: Path, files: Mapping[str, dict[str, Any]]) -> None:
+    """Write a listing: of each file by its name in the folder what `listed_as` gives, and the same of the listing.
+
+    {"a.tar": {"bytes": 10240, "sha256": "5f..."}, "checksums.json": {"bytes": 97, "sha256": "0c..."}}
+    """
+    write_atomically(path, _listing(path.name, files))
+
+
+def _listing(name: str, files: Mapping[str, dict[str, Any]]) -> bytes:
+    listed = json.dumps(files, indent=1).encode()
+    own = {"bytes": len(listed), "sha256": hashlib.sha256(listed).hexdigest()}
+    return json.dumps({**files, name: own}, indent=1).encode()
+
+
+def read_listing(path: Path) -> dict[str, dict[str, Any]]:
+    """What `seal` was given; ValueError when the listing is damaged or names files outside its folder."""
+    files = read_json(path) or {}
+    files.pop(path.name, None)
+    # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
+    if path.read_bytes() != _listing(path.name, files):
+        raise ValueError(f"{path} is damaged: its content does not match its own checksum; restore it")
+    for name, entry in files.items():
+        if not lies_inside(name) or not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
+            raise ValueError(f"{path} must list files inside its folder; it lists {name!r:.80}; do not use this folder")
+    return files
+
+
+def check(folder: Path, listing: Mapping[str, dict[str, Any]], names: Iterable[str], fix: str) -> None:
+    """ValueError for the first of the names that is not in the folder as it is listed, and how to `fix` it."""
+    for name in names:
+        path, listed = folder / name, listing.get(name)
+        # the size first: a sparse file would be hashed for minutes
+        same = listed and path.is_file() and path.stat().st_size == listed["bytes"] and sha256(path) == listed["sha256"]
+        if not same:
+            raise ValueError(f"{path} is missing or has changed since its checksum was taken; {fix}")
 
 
 PIECES, PIECE_BYTES = 64, 1 << 16  # of each file of weights that go into the hash: T5-11B's are 45 GB

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import math
 import os
 from pathlib import Path
@@ -25,12 +27,8 @@ class Metrics:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if self.path.exists():
-            data = self.path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole != len(data):
-                os.truncate(self.path, whole)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file = self.path.open("ab", buffering=0)
+        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record as one line; floats are written so that they read back bit for bit, NaN and Inf as null.
@@ -41,25 +39,23 @@ class Metrics:
         """
         assert isinstance(record.get("iteration"), int), f"a metrics record needs an integer iteration: {record}"
         line = orjson.dumps(dict(record), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
-        written = os.write(self._fd, line)
+        written = os.write(self._file.fileno(), line)
         if written != len(line):  # a full disk: leave no half line behind
-            os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
-            raise OSError(28, "No space left on device", str(self.path))
+            self._file.truncate(self.path.stat().st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def truncate(self, iteration: int) -> int:
         """Keep the records up to and including `iteration`; returns how many later ones were dropped."""
-        records = list(read_metrics(self.path))
+        records = read_metrics(self.path)
         kept = [r for r in records if r["iteration"] <= iteration]
         if len(kept) < len(records):
-            os.close(self._fd)
+            self.close()
             write_atomically(self.path, b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in kept))
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._file = self.path.open("ab", buffering=0)
         return len(records) - len(kept)
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def __enter__(self) -> Metrics:
         return self
@@ -91,7 +87,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
 
 
 def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int]:
-    """Records after `offset` bytes, and the offset for the next call; a file that shrank is read from its start.
+    """Records after `offset` bytes, and the offset for the next call.
 
     limit : bytes that are read at most; -1 for all.
 
@@ -104,7 +100,6 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     if not path.exists():
         return [], 0
     with path.open("rb") as file:
-        offset = 0 if offset > os.fstat(file.fileno()).st_size else offset
         file.seek(offset)
         data = file.read(limit)
     data = data[: data.rfind(b"\n") + 1]
@@ -115,32 +110,30 @@ def _records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(data.splitlines(), 1):
         try:
             record = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not a JSON object ({error}); remove the line") from None
-        if not isinstance(record, dict) or type(record.get("iteration")) is not int or not _is_plottable(record):
+        except orjson.JSONDecodeError:
+            record = None
+        if not _is_record(record):
             raise ValueError(
-                f"{path}, line {number} must be an object with a whole iteration, a number as elapsed_s, and lists of "
-                f"numbers by noise level; got {line[:60]!r}; remove the line"
+                f"{path}, line {number} must be a JSON object with a whole iteration, a number as elapsed_s, and lists "
+                f"of numbers by noise level; got {line[:60]!r}; remove the line"
             )
         yield record
 
 
-def _is_plottable(record: dict[str, Any]) -> bool:
-    numbers, lists = (
-        [record.get("elapsed_s")],
-        [v for k, v in record.items() if k.endswith("sigmas") or "by_sigma" in k],
-    )
-    if not all(isinstance(v, list) for v in lists):
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or type(record.get("iteration")) is not int:
         return False
-    return all(v is None or isinstance(v, (int, float)) for v in [*numbers, *(v for values in lists for v in values)])
+    lists = [value for key, value in record.items() if key.endswith("sigmas") or "by_sigma" in key]
+    if not all(isinstance(values, list) for values in lists):
+        return False
+    numbers = [record.get("elapsed_s"), *itertools.chain(*lists)]
+    return all(value is None or isinstance(value, (int, float)) for value in numbers)
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Iterations and values of the records that have a number under `key` (null, NaN and Inf are left out)."""
-    points = [
-        (r["iteration"], r[key]) for r in records if isinstance(r.get(key), (int, float)) and math.isfinite(r[key])
-    ]
-    return [i for i, _ in points], [v for _, v in points]
+    numbers = [(r["iteration"], v) for r in records if isinstance(v := r.get(key), (int, float)) and math.isfinite(v)]
+    return [i for i, _ in numbers], [v for _, v in numbers]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

@@ -1,17 +1,40 @@
-"""The loss curve as a PNG."""
+"""Static plots as PNG files, by matplotlib."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dfm_nb.base.files import replacing
 from dfm_nb.base.metrics import series, smooth
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, which people with colour-blindness can tell apart."""
+
+
+@contextlib.contextmanager
+def figure(path: str | Path, width_in: float, height_in: float) -> Iterator[Figure]:
+    """An empty figure to draw on, which becomes the PNG `path`."""
+    from matplotlib.figure import Figure  # no pyplot: no global state, no display
+
+    drawn = Figure(figsize=(width_in, height_in), dpi=120, layout="constrained")
+    yield drawn
+    with replacing(path) as temporary:
+        drawn.savefig(temporary, format="png")
+
+
+def plain(axes: Axes) -> None:
+    """Without a frame, and with faint lines to read values by."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
 def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: str = "") -> None:
@@ -21,23 +44,42 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     ----------
     records : of one run; without a finite `loss` nothing is drawn. output : the PNG's path.
     """
-    from matplotlib.figure import Figure  # no pyplot: no global state, no display
-
     x, y = series(records, "loss")
     if not y:
         return
-    figure = Figure(figsize=(7.2, 4.2), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(x, y, color=PALETTE[0], alpha=0.22, linewidth=0.8)
-    axes.plot(x, smooth(y, max(1, len(y) // 40)), color=PALETTE[0], linewidth=1.8, label="training loss")
-    x_val, y_val = series(records, "val_loss")
-    if x_val:
-        axes.plot(x_val, y_val, "o", color=PALETTE[1], markersize=4.5, label="validation loss", zorder=3)
-    axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
-    top = float(np.quantile(y, 0.995))  # a few early spikes are cut off, so that the curve fills the plot
-    axes.set_ylim(0 if min(y) < top / 2 else None, 1.05 * top)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.legend(frameon=False)
-    with replacing(output) as temporary:
-        figure.savefig(temporary, format="png")
+    with figure(output, 7.2, 4.2) as drawn:
+        axes = drawn.add_subplot()
+        axes.plot(x, y, color=PALETTE[0], alpha=0.22, linewidth=0.8)
+        axes.plot(x, smooth(y, max(1, len(y) // 40)), color=PALETTE[0], linewidth=1.8, label="training loss")
+        x_val, y_val = series(records, "val_loss")
+        if x_val:
+            axes.plot(x_val, y_val, "o", color=PALETTE[1], markersize=4.5, label="validation loss", zorder=3)
+        axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
+        top = float(np.quantile(y, 0.995))  # a few early spikes are cut off, so that the curve fills the plot
+        axes.set_ylim(0 if min(y) < top / 2 else None, 1.05 * top)
+        plain(axes)
+        axes.legend(frameon=False)
+
+
+def plot_pictures(
+    output: str | Path, rows: Sequence[Sequence[np.ndarray]], names: Sequence[str], titles: Sequence[Sequence[str]]
+) -> None:
+    """Draw rows of pictures of equal number as a PNG.
+
+    Parameters
+    ----------
+    rows : pictures [H, W, 3], uint8 or floats in [0, 1].
+    names : of each row, to its left. titles : of pictures, row by row, as far as there are any.
+    """
+    columns = max(map(len, rows))
+    with figure(output, 1.2 * columns, 1.4 * len(rows)) as drawn:
+        grid = drawn.subplots(len(rows), columns, squeeze=False)
+        for axes in grid.flat:
+            axes.set(xticks=[], yticks=[])
+        for line, row, name in zip(grid, rows, names):
+            line[0].set_ylabel(name)
+            for axes, picture in zip(line, row):
+                axes.imshow(picture, interpolation="nearest")
+        for line, row_titles in zip(grid, titles):
+            for axes, text in zip(line, row_titles):
+                axes.set_title(text, fontsize=9)

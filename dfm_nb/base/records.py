@@ -43,6 +43,7 @@ class Clip:
     caption : text that UTF-8 can encode; otherwise a SampleError, as encoders and shards refuse it.
     fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
     attributes : what is known to be true of the picture (used to measure models on synthetic data).
+    original_size : height and width before it was resized, if it was.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Clip:
     fps: float
     source: str
     attributes: dict[str, str] = field(default_factory=dict)
+    original_size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not KEY_PATTERN.fullmatch(self.key):

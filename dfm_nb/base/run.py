@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
-import tempfile
 import threading
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
+from filelock import FileLock, Timeout
 
+from dfm_nb.base import process
 from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
 
 IDENTITY, OWNER = ".run.json", "owner.json"
@@ -42,11 +42,15 @@ def written_path(path: str | Path) -> Path:
     return padded if os.path.exists(padded) and not os.path.exists(path) else path
 
 
-@dataclass(frozen=True)
 class Run:
     """Paths of a run folder; making one touches nothing, `create` looks at the disk."""
 
-    path: Path
+    def __init__(self, path: Path):
+        self.path, self.name = path, path.name
+        self.config_file = path / "config.yaml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.pid_file = path / "run.pid"
+        self.checkpoints, self.samples = path / "checkpoints", path / "samples"
 
     @classmethod
     def create(cls, path: str | Path) -> Run:
@@ -65,30 +69,6 @@ class Run:
         run = cls(folder.resolve())
         run.samples.mkdir(parents=True, exist_ok=True)
         return run
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def pid_file(self) -> Path:
-        return self.path / "run.pid"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
 
     def sample_folder(self, iteration: int) -> Path:
         """`samples/iter_0000100`, made if need be."""
@@ -112,8 +92,8 @@ class Run:
     def claim(self) -> None:
         """Make this process the folder's one writer, until `release` or its end; `run.pid` says who it is.
 
-        A lock of the kernel decides on this host, so two processes cannot both get it, and none outlives its owner.
-        Processes of other hosts are told by `run.pid`, which its owner touches every few seconds.
+        A lock of the kernel decides, so two processes cannot both get it, and none outlives its owner. Some network
+        file systems know it on one host only: there the owner also touches `run.pid` every few seconds.
 
         Raises
         ------
@@ -121,23 +101,22 @@ class Run:
         """
         if self._key in _HELD:
             return
-        lock = os.open(self.path / ".run.lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                taken = False
-            except BlockingIOError:
-                taken = True
-            except OSError:  # a file system without locks: `run.pid` must do
-                taken = self.owner() is not None
-            self._refuse(read_json(self.pid_file), taken)
-            remove_temporaries(self.path)  # of an owner that was killed
-            here = {"host": socket.gethostname(), "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
-            write_atomically(self.path / IDENTITY, orjson.dumps(here))
-            write_atomically(self.pid_file, orjson.dumps(_this_process()))
-        except BaseException:
-            os.close(lock)
-            raise
+        lock, here = FileLock(self.path / ".run.lock", blocking=False, thread_local=False), socket.gethostname()
+        with contextlib.suppress(Timeout):
+            lock.acquire()
+        owner = read_json(self.pid_file) or {}
+        elsewhere = owner.get("host", here) != here and time.time() - self.pid_file.stat().st_mtime < STALE_S
+        if elsewhere or not lock.is_locked:
+            lock.release()
+            who = f"process {owner['pid']} of {owner['host']}" if {"pid", "host"} <= owner.keys() else "another process"
+            raise FileExistsError(
+                f"{who} is writing to {self.path}; wait for it, stop it, or choose another --run-dir (one that was "
+                f"killed on another host counts for {STALE_S} s)"
+            )
+        remove_temporaries(self.path)  # of an owner that was killed
+        identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
+        write_atomically(self.path / IDENTITY, orjson.dumps(identity))
+        write_atomically(self.pid_file, orjson.dumps(process.identity()))
         _HELD[self._key] = lock
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
@@ -171,47 +150,23 @@ class Run:
     def tell(self, phase: str) -> None:
         """Write into `run.pid` what its owner does now, and since when; other processes write nothing."""
         if self._key in _HELD:
-            told = {"phase": phase, "since_s": time.time()}
+            told = {**process.identity(), "phase": phase, "since_s": time.time()}
             with contextlib.suppress(OSError):  # the folder may have been moved, and a checkpoint is still to be saved
-                write_atomically(self.pid_file, orjson.dumps({**_this_process(), **told}))
+                write_atomically(self.pid_file, orjson.dumps(told))
 
     def release(self) -> None:
         """Give the folder up, if it is ours."""
-        lock = _HELD.pop(self._key, None)
-        if lock is not None:
+        if lock := _HELD.pop(self._key, None):
             self.pid_file.unlink(missing_ok=True)
-            os.close(lock)
+            lock.release()
 
-    def owner(self) -> dict[str, Any] | None:
-        """The live process of this host that has claimed the folder (`pid`, `host`, `started_s`), or None.
-
-        A reused pid is told apart by its start time.
-        """
-        record = read_json(self.pid_file)
-        if not record or record.get("host") != socket.gethostname():
-            return None
-        try:
-            started = _started_s(int(record["pid"]))
-            return record if started is not None and abs(started - float(record["started_s"])) < 1 else None
-        except (KeyError, TypeError, ValueError):
-            return None
+    def owner(self) -> psutil.Process | None:
+        """The live process of this host that has claimed the folder, or None."""
+        return process.find(read_json(self.pid_file) or {})
 
     @property
     def _key(self) -> tuple[Path, int]:
         return self.path, os.getpid()  # a fork inherits _HELD, but is not the owner
-
-    def _refuse(self, record: dict[str, Any] | None, taken: bool) -> None:
-        """Raise when the lock is `taken`, or when the owner in `record` is of another host and was alive lately."""
-        who = f"process {record.get('pid')}" if record else "another process"
-        if record and record.get("host") != socket.gethostname():
-            age = _age_s(self.pid_file)
-            if taken or age < STALE_S:
-                raise FileExistsError(
-                    f"{who} of {record.get('host')} was writing to {self.path} {age:.0f} s ago; if it is gone, try "
-                    f"again after {STALE_S} s, or choose another --run-dir"
-                )
-        elif taken:
-            raise FileExistsError(f"{who} is writing to {self.path}; wait for it, stop it, or choose another --run-dir")
 
     def _beat(self) -> None:
         while self._key in _HELD:
@@ -221,17 +176,8 @@ class Run:
 
 
 BEAT_S, STALE_S = 10, 60
-_HELD: dict[tuple[Path, int], int] = {}  # (folder, process): descriptor of the lock
-
-
-def _this_process() -> dict[str, Any]:
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started_s": _started_s(os.getpid())}
-
-
-def _age_s(path: Path) -> float:
-    """Seconds since a file was touched, by the clock of its file system: hosts may disagree on the time."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
-        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+"""Seconds: several beats may be late on a busy machine before its run counts as gone."""
+_HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
 
 
 def media_in(folder: Path) -> list[Path]:
@@ -245,13 +191,3 @@ def iteration_folders(parent: Path) -> list[tuple[int, Path]]:
         return []
     found = [(_ITERATION.fullmatch(p.name), p) for p in parent.iterdir() if p.is_dir()]
     return sorted((int(m[1]), p) for m, p in found if m)
-
-
-def _started_s(pid: int) -> float | None:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None

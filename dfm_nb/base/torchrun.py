@@ -13,13 +13,16 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from dfm_nb.base import process
 
 HUNG = 3
 """Exit code of a process that ends a run that hangs (`training.watchdog`)."""
@@ -91,21 +94,13 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
     if STORE not in os.environ:  # a torchrun of the user's own
         return {}
     shared = dist.FileStore(os.environ[STORE], world)
-    host, port, listener = "127.0.0.1", 0, None
+    host, listener = "127.0.0.1", None
     if rank == 0:
-        server = socket.create_server((host, 0))
-        port, listener = server.getsockname()[1], server.detach()
-    store = dist.TCPStore(
-        host,
-        port or int(shared.get("port")),
-        world,
-        is_master=rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-    )
-    if rank == 0:
-        shared.set("port", str(port))
+        server = socket.create_server((host, 0))  # whoever connects early waits in its backlog
+        shared.set("port", str(server.getsockname()[1]))
+        listener = server.detach()
+    port = int(shared.get("port"))
+    store = dist.TCPStore(host, port, world, rank == 0, timeout, wait_for_workers=False, master_listen_fd=listener)
     return {"store": store, "rank": rank, "world_size": world}
 
 
@@ -116,17 +111,15 @@ def launch(verb: str, argv: list[str], num_processes: int) -> None:
     ------
     RuntimeError : it failed, after it has said why.
     """
-    command = [sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv]
-    process = subprocess.Popen(command)
+    started = psutil.Popen([sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv])
     try:
-        code = process.wait()
+        code = started.wait()
     finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+        process.end(started, process.GRACE_S)
     if code:
         raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; it says why above")
 
 
 if __name__ == "__main__":
+    process.end_with_parent(signal.SIGTERM)  # the notebooks' supervisor
     raise SystemExit(run_under_torchrun(sys.argv[1:]))

@@ -1,38 +1,40 @@
-"""Pixels in and out of files: images, animations and videos to uint8 [T, H, W, 3], and back to MP4, PNG and HTML.
+"""Pixels in and out of files: pictures, animations and videos to uint8 [T, H, W, 3], and back to MP4, PNG and HTML.
 
-Anything that Pillow or FFmpeg reads comes in as RGB: upright (EXIF and display rotation applied), opaque (transparency
-composited on `background`), with frames per second when it moves. What cannot be read raises `SampleError` with one
-sentence, and nothing decodes to more than `MAX_BYTES`. Threads that decode at the same time share that bound too.
+What comes in is RGB: upright (EXIF and display rotation applied), opaque (transparency composited on `background`),
+with frames per second when it moves. What cannot be read raises `SampleError` with one sentence, and nothing decodes
+to more than `MAX_BYTES`.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
+import contextlib
 import html
 import io
 import itertools
 import math
+import tempfile
 import textwrap
 import threading
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any
 
 import av
 import numpy as np
-from PIL import ExifTags, Image, ImageColor, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
+from einops import rearrange
+from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
 from dfm_nb.base.records import Clip, SampleError
 
 MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
 """Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
-BAND_PIXELS = 1 << 22
+LARGE_PX, _LARGE = 1 << 24, threading.Lock()
+"""Threads decode pictures of more pixels one at a time: Pillow and numpy take up to 20 bytes a pixel for a moment."""
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "BMP", "TIFF")  # Pillow's JPEG opens MPO
 """The content decides among these, whatever a file is called: Pillow would start Ghostscript for PostScript."""
@@ -45,32 +47,10 @@ BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
 
 RGB = tuple[int, int, int]
-Media = str | Path | bytes | Image.Image
+Media = str | Path | bytes | Image.Image | np.ndarray
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
-
-
-def parse_colour(text: str) -> RGB:
-    """`white`, `#rrggbb` or any CSS colour name to (r, g, b)."""
-    try:
-        return ImageColor.getrgb(text)[:3]
-    except ValueError:
-        raise ValueError(f"a colour must be a CSS name or #rrggbb, such as white or #102030; got {text!r}") from None
-
-
-def _named(source: Media) -> str:
-    if isinstance(source, Image.Image):
-        return f"a picture of {source.height}x{source.width} px"
-    return f"a file of {len(source)} bytes" if isinstance(source, (bytes, bytearray)) else str(source)
-
-
-def picture(value: Any) -> Image.Image:
-    """A PIL image as it is, of a uint8 array [H, W], [H, W, 3] or [H, W, 4] one; SampleError for another array."""
-    try:
-        return value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise SampleError("unreadable_image", f"an array is not a picture ({error}); give uint8 [H, W, 3]") from None
 
 
 def check_regular(path: str | Path) -> None:
@@ -81,83 +61,46 @@ def check_regular(path: str | Path) -> None:
         raise SampleError("not_a_file", f"{path} must be a regular file; it is a folder, a device, a pipe or a socket")
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(source: Media) -> Iterator[Image.Image]:
     """A Pillow image; every way in which opening or decoding can fail becomes a SampleError."""
     try:
-        if isinstance(source, Image.Image):
-            yield source
-            return
         if isinstance(source, (str, Path)):
             check_regular(source)
-        file = io.BytesIO(source) if isinstance(source, (bytes, bytearray)) else source
-        with Image.open(file, formats=PICTURE_FORMATS) as image:
+        if isinstance(source, (Image.Image, np.ndarray)):
+            yield source if isinstance(source, Image.Image) else Image.fromarray(source)
+            return
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=PICTURE_FORMATS) as image:
             yield image
     except SampleError:
         raise
-    except Image.DecompressionBombError as error:
-        raise SampleError("too_large", f"{_named(source)} is too large to decode; make it smaller ({error})") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
+        name = source if isinstance(source, (str, Path)) else "a picture in memory"
         unknown = isinstance(error, UnidentifiedImageError)  # whose text shows an object's address
         said = "no known format" if unknown else " ".join(str(error).split())
-        raise SampleError("unreadable_image", f"{_named(source)} is not a readable image ({said})") from None
-
-
-_decoding, _turn = 0, threading.Condition()  # bytes that all threads now use to decode and resize
-
-
-@contextmanager
-def _share(nbytes: int) -> Iterator[None]:
-    """Wait until all threads together need at most `MAX_BYTES`; who needs more goes alone."""
-    global _decoding
-    with _turn:
-        _turn.wait_for(lambda: not _decoding or _decoding + nbytes <= MAX_BYTES)
-        _decoding += nbytes
-    try:
-        yield
-    finally:
-        with _turn:
-            _decoding -= nbytes
-            _turn.notify_all()
+        reason = "too_large" if isinstance(error, Image.DecompressionBombError) else "unreadable_image"
+        raise SampleError(reason, f"{name} is not a readable image ({said})") from None
 
 
 def _rgb(image: Image.Image, background: RGB) -> np.ndarray:
-    """Any Pillow mode -> upright uint8 [H, W, 3], transparency composited on `background`.
-
-    Converted in bands of rows, as each step of Pillow copies the picture: the peak is 4 bytes a pixel in Pillow and 3
-    in the result, twice the 4 where EXIF turns the picture.
-    """
-    with _share(7 * image.width * image.height):
-        image.load()
+    """A picture of 8 bits a channel -> upright uint8 [H, W, 3], transparency composited on `background`."""
+    if image.mode.startswith(("I", "F")):  # Pillow would clip them to 255
+        raise ValueError(f"it has {image.mode} pixels; save it with 8 bits a channel")
+    with _LARGE if image.width * image.height > LARGE_PX else contextlib.nullcontext():
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
-        # floats up to 1 are in [0, 1]: one rule for the whole picture
-        scale = 255 if image.mode == "F" and np.nanmax(np.asarray(image), initial=0) <= 1 else 1
-        rgb, rows = np.empty((image.height, image.width, 3), np.uint8), max(1, BAND_PIXELS // max(1, image.width))
-        for top in range(0, image.height, rows):
-            band = image.crop((0, top, image.width, min(image.height, top + rows)))
-            if image.mode.startswith("I") or image.mode == "F":  # wide greys: Pillow would clip them
-                band = Image.fromarray(_grey8(band, scale))
-            if band.has_transparency_data:
-                band = band.convert("RGBA")
-                band = Image.alpha_composite(Image.new("RGBA", band.size, (*background, 255)), band)
-            rgb[top : top + rows] = np.asarray(band.convert("RGB"))
-        return rgb
+        if image.has_transparency_data:
+            ground = Image.new("RGBA", image.size, (*background, 255))
+            image = Image.alpha_composite(ground, image.convert("RGBA"))
+        return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
-def _grey8(image: Image.Image, scale: int) -> np.ndarray:
-    """Wide greys to uint8: 16-bit integers by 257, floats times `scale`."""
-    values = np.asarray(image).astype(np.float64)
-    values = values * scale if image.mode == "F" else values / 257
-    return np.nan_to_num(values).round().clip(0, 255).astype(np.uint8)
-
-
-def read_image(path_or_bytes: Media, background: RGB = WHITE) -> np.ndarray:
-    """Read one image (the first frame of an animation).
+def read_image(source: Media, background: RGB = WHITE) -> np.ndarray:
+    """Read one picture (the first frame of an animation).
 
     Parameters
     ----------
-    path_or_bytes : a file, or the file's content.
+    source : a file, its content, a PIL image or a uint8 array [H, W, 3].
     background : RGB under transparent pixels.
 
     Returns
@@ -166,39 +109,41 @@ def read_image(path_or_bytes: Media, background: RGB = WHITE) -> np.ndarray:
 
     Raises
     ------
-    SampleError : `missing_file`, `not_a_file` or `unreadable_image`.
+    SampleError : `missing_file`, `not_a_file`, `too_large` or `unreadable_image`.
     """
-    with _opened(path_or_bytes) as image:
+    with _opened(source) as image:
         return _rgb(image, background)[None]
 
 
-def _animation(path: Media, image: Image.Image, background: RGB) -> tuple[np.ndarray, float]:
-    """(uint8 [T, H, W, 3], frames per second); frames of unequal duration are laid on an even grid of as many.
+def read_still_or_animation(source: Media, background: RGB = WHITE) -> tuple[np.ndarray, float]:
+    """The frames and mean rate of what holds an animation, whatever it is called; otherwise `read_image` at 1 fps."""
+    durations_ms: list[float] = []
 
-    A duration of 0 counts as 100 ms, as in browsers.
-    """
-    frames, seconds = [], []
-    for frame in ImageSequence.Iterator(image):
-        frames.append(_rgb(frame, background))
-        seconds.append((frame.info.get("duration") or 100) / 1000)
-        if len(frames) * frames[0].nbytes > MAX_BYTES:
-            raise SampleError("too_long", f"{_named(path)} decodes to more than {MAX_BYTES >> 20} MiB; shorten it")
-    t, total = len(frames), sum(seconds)
-    middles = (np.arange(t) + 0.5) * total / t
-    order = np.searchsorted(np.cumsum(seconds), middles).clip(0, t - 1)
-    return np.stack([frames[i] for i in order]), t / total
+    def frames_of(image: Image.Image) -> Iterator[np.ndarray]:
+        for frame in ImageSequence.Iterator(image):
+            yield _rgb(frame, background)  # decoding finds the duration
+            durations_ms.append(frame.info.get("duration") or 100)  # 0 counts as 100 ms, as in browsers
 
-
-def read_still_or_animation(path_or_bytes: Media, background: RGB = WHITE) -> tuple[np.ndarray, float]:
-    """The frames and rate of a file that holds an animation, whatever it is called; otherwise `read_image` at 1 fps."""
-    with _opened(path_or_bytes) as image:
+    with _opened(source) as image:
         if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
-            return _animation(path_or_bytes, image, background)
+            frames = stacked(frames_of(image), source if isinstance(source, (str, Path)) else "an animation")
+            return frames, 1000 * len(frames) / sum(durations_ms)
         return _rgb(image, background)[None], 1.0
 
 
-@contextmanager
-def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Iterator[np.ndarray], float]]:
+def stacked(frames: Iterable[np.ndarray], name: object) -> np.ndarray:
+    """Frames [H, W, 3] as [T, H, W, 3]; SampleError `too_long` over `MAX_BYTES`."""
+    kept: list[np.ndarray] = []
+    for frame in frames:
+        kept.append(frame)
+        if len(kept) * frame.nbytes > MAX_BYTES:
+            limit = MAX_BYTES >> 20
+            raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it (--clip-frames for videos)")
+    return np.stack(kept)
+
+
+@contextlib.contextmanager
+def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator[tuple[Iterator[np.ndarray], float]]:
     """Stream a video's first video stream: `with open_video(path) as (frames, rate):`.
 
     Parameters
@@ -207,66 +152,55 @@ def open_video(path: str | Path, fps: float | None = None) -> Iterator[tuple[Ite
 
     Yields
     ------
-    frames : iterator of uint8 [H, W, 3], all of one size, rotated as players show them, pixels made square.
+    frames : iterator of uint8 [H, W, 3], all of the first one's size, rotated as players show them, pixels made square.
     rate : frames per second of `frames`.
 
     Raises
     ------
     SampleError : `missing_file`, `not_a_file` or `unreadable_video`, when opening and when going through `frames`.
     """
-    if fps is not None and not (fps > 0 and math.isfinite(fps)):
-        raise ValueError(f"fps must be a positive number; got {fps}")
-    check_regular(path)
+    name = "a video in memory" if isinstance(source, bytes) else source
+    if not isinstance(source, bytes):
+        check_regular(source)
     try:
-        with av.open(str(path), options=VIDEO_FORMATS) as container:
+        file = io.BytesIO(source) if isinstance(source, bytes) else str(source)
+        with av.open(file, options=VIDEO_FORMATS) as container:
             if not container.streams.video:
-                raise SampleError("unreadable_video", f"{path} has no video stream")
+                raise SampleError("unreadable_video", f"{name} has no video stream")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             rate = float(stream.average_rate or stream.guessed_rate or 25)
-            yield _even(path, _decoded(container, stream, rate), rate, fps), float(fps or rate)
+            timed = _decoded(name, container, stream, rate)
+            yield held(timed, rate, fps, name) if fps else (frame for _, frame in timed), fps or rate
     except (av.error.FFmpegError, OSError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
-        raise SampleError("unreadable_video", f"{path} is not a readable video ({reason})") from None
+        raise SampleError("unreadable_video", f"{name} is not a readable video ({reason})") from None
 
 
 def read_video(path: str | Path, fps: float | None = None) -> tuple[np.ndarray, float]:
     """All frames of a video, uint8 [T, H, W, 3], and their rate; as `open_video`, and `too_long` over `MAX_BYTES`."""
     with open_video(path, fps) as (frames, rate):
-        kept: list[np.ndarray] = []
-        for frame in frames:
-            kept.append(frame)
-            if len(kept) * frame.nbytes > MAX_BYTES:
-                raise SampleError("too_long", f"{path} decodes to more than {MAX_BYTES >> 20} MiB; cut it into clips")
-        return np.stack(kept), rate
+        return stacked(frames, path), rate
 
 
-def _decoded(container: Any, stream: Any, rate: float) -> Iterator[tuple[float, np.ndarray]]:
+def _decoded(name: object, container: Any, stream: Any, rate: float) -> Iterator[tuple[float, np.ndarray]]:
     """(seconds since the first frame, uint8 [H, W, 3]) of each frame."""
-    start = None
+    first, start = None, 0.0
     for i, frame in enumerate(container.decode(stream)):
         time = i / rate if frame.time is None else frame.time
-        start = time if start is None else start
-        aspect = stream.sample_aspect_ratio or 1
-        width = max(1, round(frame.width * aspect))
-        rgb = frame.reformat(width=width, format="rgb24").to_ndarray()
+        if first is None:
+            first, start = frame, time
+            size = {"width": max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), "height": frame.height}
+        rgb = frame.reformat(**size, format="rgb24").to_ndarray()
         yield time - start, np.rot90(rgb, k=round(frame.rotation / 90) % 4)
-
-
-def _even(path: str | Path, timed: Iterator, rate: float, fps: float | None) -> Iterator[np.ndarray]:
-    """The frames of `timed` (at `fps` when given), checked to be of one size and at least one."""
-    shape = None
-    for frame in held(timed, rate, fps, path) if fps else (f for _, f in timed):
-        if shape not in (None, frame.shape):
-            raise SampleError("unreadable_video", f"{path} changes its frame size midway")
-        shape = frame.shape
-        yield frame
-    if shape is None:
-        raise SampleError("unreadable_video", f"{path} has no frames that can be decoded")
+    if first is None:
+        raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
 
 
 def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.ndarray]:
     """The frame on screen at 0, 1/fps, 2/fps, ... of (seconds, frame); the last one stays for 1 / `rate`.
+
+    Of frames at 0, 0.1 and 0.2 s with rate 10, 20 fps show each twice, and 5 fps the first and the third.
 
     Raises
     ------
@@ -275,7 +209,7 @@ def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.
     shown, given, end = None, 0, 0.0
     for stored, (time, frame) in enumerate(itertools.chain(timed, [(math.inf, None)])):
         until = end + 1 / rate if frame is None else time
-        while shown is not None and given / fps < until - 1e-4:
+        while shown is not None and given / fps < until - 1e-4:  # times are rounded to a container's ticks
             if given >= FRAMES_PER_STORED * stored:
                 said = f"a frame of {name} stays for {until - end:.1f} s, so that {fps:g} fps need more than"
                 raise SampleError("too_long", f"{said} {FRAMES_PER_STORED} for each stored one; lower --fps or cut it")
@@ -316,12 +250,8 @@ def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
     crop_h, crop_w = height * scale, width * scale
     top, left = (h - crop_h) / 2, (w - crop_w) / 2
     box = (max(0.0, left), max(0.0, top), min(float(w), left + crop_w), min(float(h), top + crop_h))
-    resized = np.empty((len(video), height, width, 3), np.uint8)
-    for i, frame in enumerate(video):
-        with _share(4 * h * w):  # Pillow's copy of the frame
-            small = Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS, box=box)
-            resized[i] = np.asarray(small)
-    return resized
+    small = (Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS, box=box) for frame in video)
+    return np.stack([np.asarray(frame) for frame in small])
 
 
 def _check(video: np.ndarray) -> None:
@@ -344,9 +274,8 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
     crf : x264's constant rate factor, 0 (lossless luma) to 51.
     """
     _check(video)
-    if not (fps > 0 and math.isfinite(fps)):
-        raise ValueError(f"fps must be a positive number; got {fps}")
-    video = _even_sides(video)
+    _, h, w, _ = video.shape
+    video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")  # halved colour planes: no odd sides
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as container:
@@ -363,18 +292,17 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
             container.mux(stream.encode(None))
 
 
-def _even_sides(video: np.ndarray) -> np.ndarray:
-    """H.264 with halved colour planes has no odd sides."""
-    _, h, w, _ = video.shape
-    return np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")
-
-
 def write_png(path: str | Path, image: np.ndarray) -> None:
     """Write uint8 [H, W, 3]."""
-    _check(image[None] if isinstance(image, np.ndarray) and image.ndim == 3 else image)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        Image.fromarray(image).save(temporary, format="PNG")
+    write_atomically(path, _png(image))
+
+
+def _png(image: np.ndarray) -> bytes:
+    _check(image[None])
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, format="PNG")
+    return out.getvalue()
 
 
 # ---- showing ------------------------------------------------------------------------------------------------------
@@ -395,16 +323,13 @@ def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns
     -------
     uint8 [H, W, 3].
     """
-    for video in videos:
-        _check(video)
     cell = min(256, max(128, *(max(v.shape[1:3]) for v in videos)))  # px, the longest side of a picture on the page
     font = ImageFont.load_default(size=12)
     letters = int(cell / font.getlength("n"))
     texts = [textwrap.wrap(c, letters, max_lines=CAPTION_LINES, placeholder="…") for c in captions]
     height, columns = cell + LINE_PX * (1 + max(map(len, texts))), min(columns, len(videos))
     rows = math.ceil(len(videos) / columns)
-    size = GAP_PX + columns * (cell + GAP_PX), GAP_PX + rows * (height + GAP_PX)
-    sheet = Image.new("RGB", size, PAPER)
+    sheet = Image.new("RGB", (GAP_PX + columns * (cell + GAP_PX), GAP_PX + rows * (height + GAP_PX)), PAPER)
     for i, (video, lines) in enumerate(zip(videos, texts, strict=True)):
         page, picture = Image.new("RGB", (cell, height), PAPER), _thumbnail(video, cell)
         page.paste(picture, ((cell - picture.width) // 2, cell - picture.height))
@@ -415,53 +340,35 @@ def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns
 
 
 def _thumbnail(video: np.ndarray, cell: int) -> Image.Image:
-    """A picture; or a 2 x 2 filmstrip, evenly over a clip."""
-    if len(video) == 1:
-        return ImageOps.contain(Image.fromarray(video[0]), (cell, cell))
-    half = cell // 2 - 1
-    instants = np.linspace(0, len(video) - 1, 4).round().astype(int)
-    frames = [ImageOps.contain(Image.fromarray(video[i]), (half, half)) for i in instants]
-    w, h = frames[0].size
-    page = Image.new("RGB", (2 * w + 2, 2 * h + 2), PAPER)
-    for i, frame in enumerate(frames):
-        page.paste(frame, (i % 2 * (w + 2), i // 2 * (h + 2)))
-    return page
-
-
-@functools.cache
-def mediapy() -> ModuleType:
-    """The package `mediapy`, with the ffmpeg of `imageio_ffmpeg`: what it reads and compresses needs one."""
-    try:
-        import imageio_ffmpeg
-        import mediapy
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"showing clips needs {error.name}; pip install 'dfm_nb[notebook]'") from None
-    mediapy.set_ffmpeg(imageio_ffmpeg.get_ffmpeg_exe())
-    return mediapy
+    """A picture; or 2 x 2 frames, evenly over a clip."""
+    _check(video)
+    if len(video) > 1:
+        frames = video[np.linspace(0, len(video) - 1, 4).round().astype(int)]
+        video = rearrange(frames, "(row column) h w c -> 1 (row h) (column w) c", row=2)
+    return ImageOps.contain(Image.fromarray(video[0]), (cell, cell))
 
 
 def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
-    """(media type, bytes) of uint8 [T, H, W, 3]: H.264 as `write_mp4` makes it, a PNG for one frame."""
-    _check(frames)
+    """(media type, bytes) of uint8 [T, H, W, 3]: as `write_mp4` makes it, a PNG for one frame."""
     if len(frames) == 1:
-        return "image/png", mediapy().compress_image(frames[0])
-    args = (
-        f"-vf scale=out_color_matrix=bt709:out_range=tv -colorspace {BT709} -color_primaries {BT709} -color_trc {BT709}"
-    )
-    return "video/mp4", mediapy().compress_video(_even_sides(frames), fps=fps, crf=18, ffmpeg_args=args)
+        return "image/png", _png(frames[0])
+    with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+        path = Path(folder, "clip.mp4")
+        write_mp4(path, frames, fps)
+        return "video/mp4", path.read_bytes()
 
 
 def poster(frames: np.ndarray) -> bytes:
     """A PNG of a clip's first frame, for `media_html`; of a still, which is its own, nothing."""
-    return mediapy().compress_image(frames[0]) if len(frames) > 1 else b""
+    return _png(frames[0]) if len(frames) > 1 else b""
 
 
 def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"", playing: str = "") -> str:
     """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
 
     A video's controls come under the pointer, and browsers rest a muted autoplaying video while it is off the screen.
-    JupyterLab removes the `<source>` that mediapy writes, and the two event handlers, from notebooks that are not
-    trusted, as those of papermill; what is left still plays.
+    JupyterLab removes a `<source>` inside, and the two event handlers, from notebooks that are not trusted, as those of
+    papermill; what is left still plays.
 
     Parameters
     ----------

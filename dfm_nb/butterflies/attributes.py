@@ -25,8 +25,6 @@ MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")
 TOGETHER = {"all three": CORE, "all five": MEASURED}
 """Attributes that must be right at once."""
-UNSURE_SHARE = 0.02
-"""Of the real renders through the tokenizer, those that fall below a threshold."""
 MOST_RENDERS = {"images": 250, "clips": 150}
 """Real renders of each half: distances are from one half to the other."""
 THRESHOLDS = Path(__file__).with_name("thresholds.json")
@@ -70,16 +68,6 @@ def is_pair(attributes: Mapping[str, str]) -> bool:
     """Whether training never showed this colour with this pattern."""
     wanted = (attributes["colour"], attributes["pattern"])
     return wanted not in {(a["colour"], a["pattern"]) for a in synthetic.seen_combinations()}
-
-
-def thresholds(classifier: AttributeClassifier, videos: Videos, wanted: Attributes) -> Sure:
-    """The probability of the right value that 98 % of these reach, and the order statistics that bound it."""
-    said = classifier.probabilities(videos)
-    of_right = {name: np.sort([p[HEADS[name].index(w[name])] for p, w in zip(said[name], wanted)]) for name in MEASURED}
-    below, n = UNSURE_SHARE * len(videos), len(videos)
-    spread = 1.96 * math.sqrt(below * (1 - UNSURE_SHARE))
-    ranks = {"low": below - spread, "value": below, "high": below + spread}
-    return {k: {m: float(p[min(n - 1, max(0, round(r)))]) for m, p in of_right.items()} for k, r in ranks.items()}
 
 
 def stored_thresholds(kind: str) -> Sure:

@@ -237,16 +237,9 @@ def _body(canvas: skia.Canvas, bend: float) -> None:
 
 
 def draw(
-    attributes: dict[str, str],
-    rng: np.random.Generator,
-    height_px: int,
-    width_px: int,
-    num_frames: int,
-    only: int | None = None,
+    attributes: dict[str, str], rng: np.random.Generator, height_px: int, width_px: int, num_frames: int
 ) -> np.ndarray:
     """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a wing beat that begins open.
-
-    only : draw this frame alone.
 
     Raises
     ------
@@ -270,9 +263,8 @@ def draw(
     shadow = _fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]])
     shadow.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, 0.05))
     beat_frames, droop = rng.uniform(7.0, 10.0), rng.uniform(0, 0.05)
-    wanted = range(num_frames) if only is None else (only,)
-    frames = np.empty((len(wanted), height_px, width_px, 3), np.uint8)
-    for row, t in enumerate(wanted):
+    frames = np.empty((num_frames, height_px, width_px, 3), np.uint8)
+    for t in range(num_frames):
         angle = 2 * math.pi * t / beat_frames
         spread = 1.0 - droop if num_frames == 1 else pose.middle + (1 - pose.middle) * math.cos(angle)
         lift = 0.0 if num_frames == 1 else 0.02 * math.sin(angle)
@@ -280,7 +272,7 @@ def draw(
         canvas = skia.Surface(pixels, skia.kRGBA_8888_ColorType).getCanvas()
         canvas.scale(short, short)
         pose.draw(canvas, fore, hind, shadow, spread, lift)
-        frames[row] = pixels[..., :3]
+        frames[t] = pixels[..., :3]
     return frames
 
 

@@ -121,14 +121,6 @@ class AttributeClassifier:
         best = {name: p.argmax(1) for name, p in self.probabilities(videos).items()}
         return [{name: HEADS[name][best[name][i]] for name in HEADS} for i in range(len(videos))]
 
-    def accuracy(self, videos: Sequence[np.ndarray], attributes: Sequence[dict[str, str]]) -> dict[str, float]:
-        """Share of pictures whose likeliest name is the one given, per attribute that is given, and `all` at once."""
-        if not len(videos) or len(videos) != len(attributes):
-            raise ValueError(f"give one attribute dict per video; got {len(attributes)} and {len(videos)} videos")
-        names = [n for n in HEADS if n in attributes[0]]
-        right = np.array([[p[n] == a[n] for n in names] for p, a in zip(self.predict(videos), attributes)])
-        return {n: float(right[:, i].mean()) for i, n in enumerate(names)} | {"all": float(right.all(1).mean())}
-
     def save(self, path: str | Path) -> None:
         """Write the weights as safetensors, with the names they stand for."""
         meta = {"heads": json.dumps(HEADS), "identity": json.dumps(self.identity)}

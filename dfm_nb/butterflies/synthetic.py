@@ -103,6 +103,15 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
     return {name: values[0] for name, values in ATTRIBUTES.items()} | attributes
 
 
+def words_of(attributes: dict[str, str]) -> dict[str, str]:
+    """The words that templates have fields for."""
+    a = _checked(attributes)
+    wings, adjective = WINGS_WORDS[a["pattern"]]
+    place, posture = PLACE_WORDS[a["background"]], POSTURE_WORDS[a["motion"]][a["posture"]]
+    own = {"colour": a["colour"], "species": a["species"], "pattern": adjective, "wings": wings, "posture": posture}
+    return own | {"place": place, "Place": place[0].upper() + place[1:]}
+
+
 def caption_for(attributes: dict[str, str], template: int = 0) -> str:
     """The caption of a picture with these attributes.
 
@@ -112,20 +121,8 @@ def caption_for(attributes: dict[str, str], template: int = 0) -> str:
         and position go unsaid.
     template : which wording, modulo `NUM_TEMPLATES`.
     """
-    a = _checked(attributes)
-    wings, adjective = WINGS_WORDS[a["pattern"]]
-    place = PLACE_WORDS[a["background"]]
-    templates = TEMPLATES[a["motion"]]
-    text = templates[template % len(templates)].format(
-        colour=a["colour"],
-        species=a["species"],
-        pattern=adjective,
-        wings=wings,
-        place=place,
-        Place=place[0].upper() + place[1:],
-        posture=POSTURE_WORDS[a["motion"]][a["posture"]],
-    )
-    return with_articles(text)
+    templates = TEMPLATES[_checked(attributes)["motion"]]
+    return with_articles(templates[template % len(templates)].format(**words_of(attributes)))
 
 
 def with_articles(text: str) -> str:
@@ -136,26 +133,21 @@ def with_articles(text: str) -> str:
     return text
 
 
-def render(
-    attributes: dict[str, str], seed: int, height_px: int, width_px: int, num_frames: int = 1, only: int | None = None
-) -> np.ndarray:
+def render(attributes: dict[str, str], seed: int, height_px: int, width_px: int, num_frames: int = 1) -> np.ndarray:
     """Draw one picture (`num_frames=1`) or a wing beat; it begins with open wings, where a still is.
 
     Parameters
     ----------
     attributes : as for `caption_for`, and `size` and `position`; `motion` is ignored, `num_frames` decides.
     seed : of what the attributes leave open; the same at every size.
-    only : draw this frame of the clip alone.
 
     Returns
     -------
-    uint8 [num_frames, height_px, width_px, 3]; one frame with `only`.
+    uint8 [num_frames, height_px, width_px, 3].
     """
     if min(height_px, width_px, num_frames) < 1:
         raise ValueError(f"sizes and frames must be positive; got {height_px}x{width_px} px, {num_frames} frames")
-    if only is not None and not 0 <= only < num_frames:
-        raise ValueError(f"only must be one of the {num_frames} frames, from 0 on; got {only}")
-    return drawing.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames, only)
+    return drawing.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames)
 
 
 def _pick(rng: np.random.Generator, weighted):

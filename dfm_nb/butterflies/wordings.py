@@ -27,30 +27,18 @@ def prompt(form: str, part: str, attributes: Mapping[str, str], i: int) -> str:
     part : `development` or `test`; they share no sentence and no synonym.
     attributes : all that `synthetic.caption_for` names.
     """
-    sentences = forms()[form][part]
-    wings, pattern = synthetic.WINGS_WORDS[attributes["pattern"]]
+    form_words, sentences = forms()[form].get("words", {}), forms()[form][part]
+    chosen = synthetic.PARTS.index(part) * 2 + i % 2  # of four synonyms, each part has two
+    synonyms = {
+        f"{name}_synonym": form_words[attributes[value]][chosen]
+        for name, value in (("colour", "colour"), ("pattern", "pattern"), ("place", "background"))
+        if attributes[value] in form_words
+    }
     other = {
         name: values[(values.index(attributes[name]) + 1 + i % (len(values) - 1)) % len(values)]
         for name, values in (("colour", synthetic.COLOURS), ("pattern", synthetic.PATTERNS))
     }
-    other_wings, other_pattern = synthetic.WINGS_WORDS[other["pattern"]]
-    words = forms()[form].get("words", {})
-    chosen = synthetic.PARTS.index(part) * 2 + i % 2
-    synonyms = {
-        f"{name}_synonym": words[attributes[value]][chosen]
-        for name, value in (("colour", "colour"), ("pattern", "pattern"), ("place", "background"))
-        if attributes[value] in words
-    }
-    text = sentences[i % len(sentences)].format(
-        colour=attributes["colour"],
-        species=attributes["species"],
-        pattern=pattern,
-        wings=wings,
-        place=synthetic.PLACE_WORDS[attributes["background"]],
-        posture=synthetic.POSTURE_WORDS["still"][attributes["posture"]],
-        other_colour=other["colour"],
-        other_pattern=other_pattern,
-        other_wings=other_wings,
-        **synonyms,
-    )
+    others = {f"other_{name}": word for name, word in synthetic.words_of({**attributes, **other}).items()}
+    words = synthetic.words_of({**attributes, "motion": "still"})
+    text = sentences[i % len(sentences)].format(**words, **others, **synonyms)
     return synthetic.with_articles(text[0].upper() + text[1:])

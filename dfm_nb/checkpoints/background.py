@@ -45,7 +45,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageWriterTransforms, _write_item
 from torch.distributed.checkpoint.planner import WriteItemType
 
-from dfm_nb.base.argv import end_with_parent
+from dfm_nb.base.process import end_with_parent
 
 THREADS = 2
 """Files of a rank, written at the same time."""
@@ -61,7 +61,11 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 def boxes(start: int, end: int, shape: Sequence[int]) -> Iterator[Box]:
     """The boxes that elements start .. end of a flattened tensor of this shape make, in order.
 
-    At most 2 n - 1 in n dims. In two: the end of a row, whole rows, the beginning of a row.
+    At most 2 n - 1 in n dims. In two: the end of a row, whole rows, the beginning of a row. Elements 2 .. 11 of [3, 4]:
+
+        . . x x    (0, 2) of size (1, 2)
+        x x x x    (1, 0) of size (1, 4)
+        x x x .    (2, 0) of size (1, 3)
     """
     if start >= end:
         return
@@ -91,7 +95,12 @@ def optimizer_shards(
     """What all ranks share of a distributed optimizer's state, and this rank's part of weights and moments.
 
     The optimizer splits one flat buffer of all parameters over the ranks, so a rank's part of a parameter is a range of
-    its flattened elements. A checkpoint wants boxes of whole tensors: each range becomes a few of them.
+    its flattened elements. A checkpoint wants boxes of whole tensors: each range becomes a few of them. Say layer 5's
+    weight is [6, 4], tp gives this rank its rows 3 to 5, and of these 12 elements the optimizer gives it 6 .. 12:
+
+        range of the local part    6 .. 12 of [3, 4]
+        boxes of the local part    (1, 2) of size (1, 2);        (2, 0) of size (1, 4)
+        boxes of the whole         (5, 4, 2) of size (1, 1, 2);  (5, 5, 0) of size (1, 1, 4), of [layers, 6, 4]
 
     Parameters
     ----------
@@ -99,6 +108,7 @@ def optimizer_shards(
     """
     of = {sharded.data: sharded for sharded in model}
     shards = []
+    # Private: `gbuf_ranges` and `_get_main_param_and_optimizer_states` of 0.16 to 0.19; the public call gathers first.
     for gbuf_ranges in optimizer.gbuf_ranges:
         for buckets in gbuf_ranges.values():
             for bucket in buckets:
@@ -126,7 +136,7 @@ def _as_boxes(kind: str, values: torch.Tensor, start: int, whole: ShardedTensor)
                 local_shape=(1,) * lead + size,
                 global_offset=(*whole.global_offset[:lead], *place),
                 axis_fragmentations=None,
-                prepend_axis_num=0,
+                prepend_axis_num=0,  # the layers' axis is one of those above now
                 replica_id=(*whole.replica_id[:-1], 0),  # other data-parallel ranks have other elements, not copies
             )
         )

@@ -13,9 +13,9 @@ from torch import Tensor
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import exported, saving
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.exported import Lazy
-from dfm_nb.checkpoints.index import PartReader
+from dfm_nb.checkpoints.exported import Lazy, as_dtype
 from dfm_nb.checkpoints.state import model_state
+from dfm_nb.checkpoints.torch_dist import PartReader
 from dfm_nb.model import ema
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import is_lora, merged
@@ -82,6 +82,7 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
     def combined(name: str) -> Tensor:
         if is_lora(name) != lora:  # frozen: it has no average
             return averages[0][name]
+        # float64, as the weights of a combination can be large and of both signs
         total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
         assert isinstance(total, Tensor)
         return total.float()
@@ -102,17 +103,15 @@ def write_weights(
     tensors : floating point; stored as `dtype` (None: as they are), rounded after updates were merged.
     resolved : the settings, whose model is changed to describe the result. assets : small files of the checkpoint.
     """
-
-    def write(file: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
-        exported.write(file, Lazy(weights, lambda name: weights[name].to(dtype or weights[name].dtype)), files)
-
     model = resolved.config.model
     if model.lora.rank and lora == "apart":
-        write(checkpoint.lora_file(output), Lazy(filter(is_lora, tensors), tensors.__getitem__), {})
+        updates = Lazy(filter(is_lora, tensors), tensors.__getitem__)
+        exported.write(checkpoint.lora_file(output), as_dtype(updates, dtype), {})
         tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
-    elif model.lora.rank:
+    else:
         tensors = without_updates(tensors, model)
-    write(output, tensors, {**assets, "config.yaml": cfg.to_yaml(resolved).encode()})
+    files = {**assets, "config.yaml": cfg.to_yaml(resolved).encode()}
+    exported.write(output, as_dtype(tensors, dtype), files)
 
 
 def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:

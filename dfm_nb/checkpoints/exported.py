@@ -22,13 +22,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, StringConstraints, ValidationError
 from torch import Tensor
 
 from dfm_nb.base.files import older, replacing
-from dfm_nb.checkpoints.index import CheckpointError, reason
+from dfm_nb.checkpoints.torch_dist import CheckpointError, reason
 
 SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 """What that format calls the types that weights have."""
@@ -37,22 +38,31 @@ Kind = tuple[torch.dtype, list[int]]
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
 
-FORMAT = "dfm_nb.weights.1"
 KEY, BYTES = "dfm_nb", "file."
-TEXT, BINARY = re.compile(r"\w+\.(json|yaml)"), re.compile(r"\w+\.safetensors")
+TEXT, BINARY = r"^\w+\.(json|yaml)$", r"^\w+\.safetensors$"
 """Names of the small files: plain, so that none leaves the folder that it is unpacked to."""
+
+
+class About(BaseModel, strict=True, extra="forbid"):
+    """The text `dfm_nb`."""
+
+    format: Literal["dfm_nb.weights.1"] = "dfm_nb.weights.1"
+    files: dict[Annotated[str, StringConstraints(pattern=TEXT)], str]
+    sha256: str = ""
+
+    def json_text(self) -> str:
+        """One way to write it, as a checksum covers it."""
+        return json.dumps(dict(self), sort_keys=True)
 
 
 class Lazy(Mapping[str, Tensor]):
     """Tensors by name, each made when it is asked for: weights that are larger than memory."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]):
-        self._names, self._make = dict.fromkeys(names), make
+        self._names, self._make = {name: name for name in names}, make
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._make(name)
+        return self._make(self._names[name])
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -64,16 +74,21 @@ class Lazy(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def _text(files: Mapping[str, str], checksum: str) -> str:
-    return json.dumps({"format": FORMAT, "files": files, "sha256": checksum}, sort_keys=True)
+def as_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+    """Rounded to `dtype`, one at a time; None leaves each as it is."""
+    return Lazy(tensors, lambda name: tensors[name].to(dtype or tensors[name].dtype))
 
 
-def _checksum(files: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(_text(files, "").encode())
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
+
+
+def _checksum(files: dict[str, str], tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(About(files=files).json_text().encode())
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
-        digest.update(t.contiguous().flatten().view(torch.uint8).numpy().data)
+        digest.update(_bytes(t))
     return digest.hexdigest()
 
 
@@ -82,13 +97,12 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
 
     A `.safetensors` is written one tensor at a time, each of which is asked for three times.
     """
-    texts = {name: content.decode() for name, content in files.items() if TEXT.fullmatch(name)}
-    packed = {BYTES + name: files[name] for name in files if BINARY.fullmatch(name)}
-    assert len(texts) + len(packed) == len(files), list(files)
+    texts = {name: content.decode() for name, content in files.items() if re.fullmatch(TEXT, name)}
+    packed = {BYTES + name: files[name] for name in files.keys() - texts.keys()}
     small = {k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}
     tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
     kinds = kinds_of(tensors)
-    about = {KEY: _text(texts, _checksum(texts, tensors))}
+    about = {KEY: About(files=texts, sha256=_checksum(texts, tensors)).json_text()}
     with replacing(output) as temporary:
         if output.suffix == ".safetensors":
             save(temporary, tensors, about, kinds)
@@ -119,11 +133,11 @@ def save(
         header[name] = {"dtype": SAFETENSORS[dtype], "shape": shape, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8, as in all such files
     with file.open("wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for name in list(header)[1:]:
-            f.write(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
+            f.write(_bytes(tensors[name]))
 
 
 def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, list], note: str = "") -> None:
@@ -156,14 +170,19 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     if text is None:
         what = f"{file} holds weights without settings: unless they are another program's (dfm import), it"
         raise CheckpointError(older(what, "export it again"))
-    texts, checksum = _parse(file, text)
-    if _checksum(texts, content) != checksum:
+    try:
+        about = About.model_validate_json(text)
+    except ValidationError:
+        raise CheckpointError(
+            f"{file} has no text {KEY!r} of a format that is known; it is damaged, or newer"
+        ) from None
+    if _checksum(about.files, content) != about.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
     packed = [name for name in content if name.startswith(BYTES)]
     files = {name.removeprefix(BYTES): content.pop(name).numpy().tobytes() for name in packed}
-    if odd := [name for name in files if not BINARY.fullmatch(name)]:
+    if odd := [name for name in files if not re.fullmatch(BINARY, name)]:
         raise CheckpointError(f"{file} must hold files of plain names only; it holds {odd[0]!r:.80}")
-    return content, files | {name: value.encode() for name, value in texts.items()}
+    return content, files | {name: value.encode() for name, value in about.files.items()}
 
 
 def _open(file: Path) -> tuple[Any, str | None]:
@@ -187,6 +206,7 @@ def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         if file.exists() and not file.is_file():
             raise OSError("it is no regular file")
         with safe_open(file, "np"), file.open("rb") as f:  # checks the header
+            # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
             whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({error}); fetch or export it again") from None
@@ -204,21 +224,6 @@ def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return torch.frombuffer(whole[begin:end], dtype=kinds[dtype]).view(shape)
 
     return {name: part(**entry) for name, entry in header.items()}, about
-
-
-def _parse(file: Path, text: Any) -> tuple[dict[str, str], str]:
-    """The text files and the checksum, from JSON that is exactly of the format."""
-    try:
-        about = json.loads(text)
-    except (TypeError, ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise CheckpointError(f"{file} has no text {KEY!r} of the format {FORMAT}; it is damaged, or newer")
-    files, checksum = about.get("files"), about.get("sha256")
-    plain = isinstance(files, dict) and all(TEXT.fullmatch(k) and isinstance(v, str) for k, v in files.items())
-    if not isinstance(files, dict) or not plain or len(about) != 3 or not isinstance(checksum, str):
-        raise CheckpointError(f"{file} is damaged: its text {KEY!r} must hold text files and a checksum; copy it anew")
-    return files, checksum
 
 
 def unpacked(files: Mapping[str, bytes]) -> Path:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.checkpoints.exported import check_shapes
-from dfm_nb.checkpoints.index import CheckpointError, load_foreign, reason
+from dfm_nb.checkpoints.torch_dist import CheckpointError, load_foreign, reason
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.model.build import on_meta

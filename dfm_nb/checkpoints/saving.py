@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dfm_nb.base.files import sha256, sync, write_atomically
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints.background import checksum_file, optimizer_shards, request_of
-from dfm_nb.checkpoints.index import COMMON, data_files, load_tensors
 from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
+from dfm_nb.checkpoints.torch_dist import COMMON, data_files, load_tensors
 from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, listing_text, read_object, whole_checkpoints
 from dfm_nb.model.ema import PowerEMA
 
@@ -258,7 +258,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def _make_optimizer_state(optimizer: Any) -> None:
-    """AdamW makes its state at the first step, but a distributed optimizer loads into state that is there."""
+    """AdamW makes its state at the first step, but a distributed optimizer (0.16) loads into state that is there."""
     for part in optimizer.chained_optimizers:
         inner = part.optimizer
         for p in (p for group in inner.param_groups for p in group["params"]):

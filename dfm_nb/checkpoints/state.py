@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-from dfm_nb.checkpoints.index import without_objects
+from dfm_nb.checkpoints.torch_dist import without_objects
 from dfm_nb.model.ema import PowerEMA
 
 LAYOUT_FREE = {

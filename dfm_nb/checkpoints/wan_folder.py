@@ -10,7 +10,6 @@ import functools
 import json
 import math
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,10 @@ from torch import Tensor
 from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.exported import Lazy, check_shapes
-from dfm_nb.checkpoints.index import CheckpointError
+from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
+from dfm_nb.data.prepared_folder import STATISTICS, lacking
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import A, B
 from dfm_nb.model.wan_names import Place, places
@@ -31,8 +31,14 @@ from dfm_nb.model.wan_names import Place, places
 CLASS, SCHEDULER = "WanTransformer3DModel", "UniPCMultistepScheduler"
 STEM = "diffusion_pytorch_model"
 SHARD_BYTES = 5 * 10**9
-PARTS = ("vae", "text_encoder", "tokenizer")
-"""Folders of a pipeline that a training here does not change."""
+PARTS = {
+    "vae": ["diffusers", "AutoencoderKLWan"],
+    "text_encoder": ["transformers", "UMT5EncoderModel"],
+    "tokenizer": ["transformers", "T5TokenizerFast"],
+    "transformer": ["diffusers", CLASS],
+    "scheduler": ["diffusers", SCHEDULER],
+}
+"""Folders of a pipeline, and what loads them. The first three no training here changes."""
 
 SIZES = {
     "num_layers": "num_layers",
@@ -90,6 +96,7 @@ def settings_of(folder: Path) -> list[str]:
     shift = scheduler.get("flow_shift", scheduler.get("shift", 3.0))
     if not isinstance(shift, int | float) or not shift > 0:
         raise CheckpointError(f"{folder / 'scheduler'} must have a positive number as flow_shift; it has {shift!r}")
+    # steps and guidance are those of Wan's own script for text to video; the scheduler's file has neither
     recommended = {"num_steps": 50, "guidance": 5.0, "sampler": "unipc_2", "schedule": "flow"}
     recommended |= {"shift": shift, "sigma_max": FIRST_SIGMA}
     model = {ours: given[theirs] for theirs, ours in SIZES.items()}
@@ -106,12 +113,11 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     """What latents and texts mean to it: Wan's encoders, and the statistics in vae/config.json."""
     path = folder / "vae" / "config.json"
     about = _object(path)
-    mean, std = statistics = [about.get(f"latents_{k}") or [] for k in ("mean", "std")]
-    fits = all(isinstance(v, list) and len(v) == LATENT_CHANNELS for v in statistics)
-    if not fits or not all(type(x) in (int, float) and abs(x) < 1e9 for v in statistics for x in v) or min(std) <= 0:
+    statistics: dict[str, Any] = {f"latent_{k}": about.get(f"latents_{k}") for k in ("mean", "std")}
+    std = [] if lacking(statistics, STATISTICS) else statistics["latent_std"]
+    if len(std) != LATENT_CHANNELS or min(std) <= 0:
         raise CheckpointError(f"{path} must have {LATENT_CHANNELS} latents_mean and positive ones as latents_std")
-    encoders = {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}}
-    return {**encoders, "latent_mean": mean, "latent_std": std}
+    return {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}, **statistics}
 
 
 # ---- weights --------------------------------------------------------------------------------------------------------
@@ -148,29 +154,17 @@ def _shapes(model: ModelConfig) -> dict[str, list[int]]:
 
 
 def write_folder(
-    folder: Path,
-    ours: Mapping[str, Tensor],
-    model: ModelConfig,
-    shift: float,
-    manifest: Mapping[str, Any],
-    parts: Path | None = None,
-    shard_bytes: int = SHARD_BYTES,
+    folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, shift: float, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """What `WanPipeline.from_pretrained` opens, with the other parts of the folder `parts`; without, it is given them.
+    """What `WanPipeline.from_pretrained` opens once vae, text_encoder and tokenizer lie there too.
 
-    ours : weights by our names. shift : of the scheduler. manifest : the checkpoint's, for the latents' statistics.
+    ours : weights by our names. shift : of the scheduler.
     """
     import diffusers
     from huggingface_hub import split_torch_state_dict_into_shards
 
     if (folder / "transformer").exists():
         raise ValueError(f"{folder} holds a transformer already; remove it, or name another folder")
-    encoders = [manifest.get(kind, {}).get("name") for kind in ("tokenizer", "text_encoder")]
-    if parts and encoders != ["wan_vae", "umt5"]:
-        raise ValueError("--parts is for a model of wan_vae and umt5, and this one has others; leave it out")
-    known = _object(parts / "model_index.json") if parts else {}
-    if parts and (lacking := [p for p in PARTS if p not in known or not (parts / p / "").is_dir()]):
-        raise ValueError(f"--parts {parts} must hold {', '.join(PARTS)}; it lacks {lacking[0]}")
     found = list(places(model))
     made_of = {s: (p, i) for p in found for i, s in enumerate(p.sources)}
 
@@ -193,34 +187,21 @@ def write_folder(
     )
     for file, names in shards.filename_to_tensors.items():
         exported.save(to / file, Lazy(names, one), {"format": "pt"}, kinds)
-    if shards.is_sharded:
-        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        _write(to / f"{STEM}.safetensors.index.json", index)
-    version = {"_diffusers_version": diffusers.__version__}
     own = {theirs: getattr(model, mine) for theirs, mine in SIZES.items()}
     own |= {"attention_head_dim": model.hidden_size // model.num_attention_heads, "out_channels": model.in_channels}
-    _write(to / "config.json", {"_class_name": CLASS, **version, **FIXED, **own, "rope_max_seq_len": 1024})
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
-    (folder / "scheduler").mkdir(exist_ok=True)
-    about = {"_class_name": SCHEDULER, **version, "num_train_timesteps": 1000, **flow}
-    _write(folder / "scheduler" / "scheduler_config.json", about)
-    classes = {
-        "vae": ["diffusers", "AutoencoderKLWan"],
-        "text_encoder": ["transformers", "UMT5EncoderModel"],
-        "tokenizer": ["transformers", "T5TokenizerFast"],
+    files: dict[str, dict[str, Any]] = {
+        "transformer/config.json": {"_class_name": CLASS, **FIXED, **own, "rope_max_seq_len": 1024},
+        "scheduler/scheduler_config.json": {"_class_name": SCHEDULER, "num_train_timesteps": 1000, **flow},
+        "model_index.json": {"_class_name": "WanPipeline", **PARTS},
     }
-    if parts:
-        classes = {part: known[part] for part in PARTS}
-        for part in PARTS:
-            shutil.copytree(parts / part, folder / part, dirs_exist_ok=True)
-        statistics = {f"latents_{k}": list(manifest[f"latent_{k}"]) for k in ("mean", "std")}
-        _write(folder / "vae" / "config.json", _object(parts / "vae" / "config.json") | statistics)
-    classes |= {"transformer": ["diffusers", CLASS], "scheduler": ["diffusers", SCHEDULER]}
-    _write(folder / "model_index.json", {"_class_name": "WanPipeline", **version, **classes})
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    write_atomically(path, json.dumps(value, indent=2).encode())
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        files[f"transformer/{STEM}.safetensors.index.json"] = index
+    (folder / "scheduler").mkdir(exist_ok=True)
+    for name, value in files.items():
+        version = {"_diffusers_version": diffusers.__version__} if "_class_name" in value else {}
+        write_atomically(folder / name, json.dumps(value | version, indent=2).encode())
 
 
 # ---- low-rank updates -----------------------------------------------------------------------------------------------
@@ -278,6 +259,8 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor
                 )
             downs.append(a)
             ups.append(b)
+        # q, k and v with an A of 4 rows each, B_q, B_k, B_v of 4 columns: A [12, in], and B with the three on its
+        # diagonal [3 out, 12]. B A is then the three products below one another, which is what one weight holds.
         if all(a.equal(downs[0]) for a in downs):
             down = downs[0]
         else:
@@ -328,6 +311,7 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
         if not {"A", "B"} <= part.keys():
             raise ValueError(f"{file} lacks half of the update of {name}")
         rank = len(part["A"])
+        # kohya's files have an alpha for each module, diffusers' one for all in the metadata, others alpha = rank
         alpha = float(part.get("alpha", alpha_of_all or rank))
         if not all(t.isfinite().all() for t in (*part.values(), torch.tensor(alpha))):
             raise ValueError(f"{file}: the update of {name} must be finite; it holds NaN or infinity")

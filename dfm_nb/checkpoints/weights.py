@@ -31,14 +31,14 @@ from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints.index import CheckpointError, data_files, load_tensors
 from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
-from dfm_nb.config.schema import TRAINED_SIZE
+from dfm_nb.checkpoints.torch_dist import CheckpointError, data_files, load_tensors
+from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
-from dfm_nb.parallel.groups import global_name, mpu, shard_dim
+from dfm_nb.parallel.groups import global_name, own_part
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
@@ -81,43 +81,30 @@ def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, A
     return value
 
 
-def _listed(folder: Path) -> dict[str, dict]:
-    """`checksums.json` without its own entry."""
-    path = folder / CHECKSUMS
-    files = read_object(path)
-    if files.pop(CHECKSUMS, None) is None:
-        raise CheckpointError(f"{path} is damaged, as it has no checksum of itself, or {older('it', 'train again')}")
-    for name, entry in files.items():
-        plain = Path(name).name == name and name not in ("", "..")
-        if not plain or type(entry) is not dict or set(entry) != {"bytes", "sha256"}:
-            raise CheckpointError(f"{path} is damaged: its entry {name!r:.80} is no size and checksum of a file")
-    # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
-    if path.read_bytes() != listing_text(files).encode():
-        raise CheckpointError(f"{path} is damaged: its content does not match its own checksum")
-    return files
-
-
 def verify(folder: Path) -> None:
-    """Raise `CheckpointError` when a file is missing, short, changed, not listed, or holds more than tensors."""
-    if not (folder / CHECKSUMS).is_file():
+    """Raise `CheckpointError` when a file is missing, changed, not listed, or holds more than tensors."""
+    listing = folder / CHECKSUMS
+    if not listing.is_file():
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
     try:
-        files = _listed(folder)
+        files = read_object(listing)
+        files.pop(CHECKSUMS, None)
+        # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
+        if listing.read_bytes() != listing_text(files).encode():
+            what = f"{listing} is damaged: its content does not match its own checksum. If it has none, it"
+            raise CheckpointError(older(what, "train again"))
         for name, expected in files.items():
             path = folder / name
-            if not path.is_file():
-                raise CheckpointError(f"{folder} is damaged: {name} is missing")
-            if path.stat().st_size != expected["bytes"]:
-                raise CheckpointError(
-                    f"{folder} is damaged: {name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-                )
-            if sha256(path) != expected["sha256"]:
-                raise CheckpointError(f"{folder} is damaged: the content of {name} does not match its checksum")
+            if Path(name).name != name or not path.is_file():
+                raise CheckpointError(f"{folder} is damaged: {name!r:.80} is missing")
+            found = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            if found != expected:
+                raise CheckpointError(f"{folder} is damaged: {name} must have {expected!r:.120}; it has {found}")
         needed = {*NEEDED, *data_files(folder)}
         if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
-            raise CheckpointError(f"{folder / CHECKSUMS} is damaged: it does not list {', '.join(lacking)}")
+            raise CheckpointError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be read: {error}") from None
     for name in ("state.json", "metadata.json"):
@@ -140,12 +127,12 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
         if len(path.parts) == 1:
             hint += f", and no packaged model of that name; packaged: {', '.join(names()) or 'none'}"
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
-    if path.resolve().name.startswith("iter_"):  # also when it is given as "."
+    if path.resolve().name.startswith("iter_"):  # also when it is given as "."; then no other will do
         verify(path)
         return path
     for root in _roots(path):
-        if whole_checkpoints(root):
-            return _newest_good(root, say)
+        if whole_checkpoints(root) and (newest := usable(root, say)):
+            return newest
     raise FileNotFoundError(
         f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
         "weights of others come in by dfm import"
@@ -160,18 +147,6 @@ def _roots(path: Path) -> list[Path]:
     return [*([Path(named)] if named else []), path, path / "checkpoints"]
 
 
-def _newest_good(root: Path, say: Callable[[str], object]) -> Path:
-    """The newest checkpoint under `root` that passes `verify`; `CheckpointError` when none does."""
-    folders = [p for _, p in iteration_folders(root)]
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-            return folder
-        except CheckpointError as error:
-            say(f"{error}; trying the one before it")
-    raise CheckpointError(f"none of the {len(folders)} checkpoints under {root} can be used; remove them to start over")
-
-
 def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`.
 
@@ -179,7 +154,16 @@ def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """
     for folder in sorted(root.glob("iter_*.tmp")):
         say(f"{folder.name} was not finished and is not used")
-    return _newest_good(root, say) if iteration_folders(root) else None
+    folders = [p for _, p in iteration_folders(root)]
+    for folder in reversed(folders):
+        try:
+            verify(folder)
+            return folder
+        except CheckpointError as error:
+            say(f"{error}; trying the one before it")
+    if folders:
+        raise CheckpointError(f"none of the {len(folders)} checkpoints under {root} can be used; remove them all")
+    return None
 
 
 def read_assets(dataset: str | Path) -> dict[str, bytes]:
@@ -289,9 +273,12 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     folder = weights_path(path)
     whole = next(filter(None, map(whole_checkpoints, _roots(folder))), None)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
-    taken = NETWORK | {f"model.{k}" for k in _LORA if config.model.lora.rank}
-    taken |= {k for k in cfg.fields() if k.startswith("generation.") and k not in TRAINED_SIZE}
-    return {k: attrgetter(k)(config) for k in cfg.fields() if k in taken}
+    left = () if config.model.lora.rank else _lora_keys()
+    return {k: attrgetter(k)(config) for k in marked("network") if k not in left}
+
+
+def _lora_keys() -> list[str]:
+    return [k for k in cfg.fields() if k.startswith("model.lora.")]
 
 
 def lora_file(file: Path) -> Path:
@@ -313,15 +300,14 @@ def read_lora(file: Path) -> dict[str, Tensor]:
 @torch.no_grad()
 def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tensor], lora: bool = False) -> None:
     """`whole`, a file's weights, into this rank's shards; with `lora`, low-rank updates too."""
-    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for chunk in chunks:
         for local, p in chunk.named_parameters():
             if is_lora(local) and not lora:
                 continue
-            name, dim = global_name(local, chunk), shard_dim(p)
+            name = global_name(local, chunk)
             if name not in whole:
                 raise ValueError(f"{file} lacks the weight {name}: it is not an export of this model")
-            value = whole[name] if dim is None else whole[name].chunk(size, dim)[rank]
+            value = own_part(whole[name], p)
             if value.shape != p.shape:
                 raise ValueError(
                     f"{file}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
@@ -340,17 +326,16 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     What latents must be normalised by for these weights; None when they are of another tokenizer than the data.
     """
     source = find_weights(path)
+    lora = bool(source.config.model.lora.rank)
     fix = "leave these settings out, and they are the checkpoint's (in_channels and text_dim are those of the data)"
-    check_same_model(source, trainer.config, keys=SHAPES, fix=fix)
-    if source.config.model.lora.rank:
-        check_same_model(
-            source, trainer.config, keys=_LORA, fix="dfm export --lora merged makes one set of weights of it"
-        )
+    if lora:
+        fix += "; dfm export --lora merged makes one set of weights of low-rank updates and their base"
+    check_same_model(source, trainer.config, lora, fix)
     different = _different_encoders(source.folder, dataset)
     for kind in different:
         log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
     source.load(trainer.chunks)
-    trainer.optimizer.reload_model_params()
+    trainer.optimizer.reload_model_params()  # its float32 copies, which the first step would write back
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
     return None if "tokenizer" in different else read_statistics(source.folder)
 
@@ -367,45 +352,17 @@ def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
     ]
 
 
-SHAPES = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "ffn_hidden_size",
-    "in_channels",
-    "text_dim",
-    "patch_spatial",
-    "patch_temporal",
-    "adaln_lora_dim",
-    "pooled_text",
-    "rope",
-    "variant",
-    "objective",
-    "text_padding",
-)
-_LORA = ("lora.rank", "lora.alpha")
-NETWORK = {
-    *(f"model.{k}" for k in SHAPES if k not in ("in_channels", "text_dim")),  # those are the data's
-    *(f"model.{k}" for k in ("size", "qk_layernorm", "layernorm_epsilon", "sigma_data", "P_mean", "P_std")),
-    *(f"model.{k}" for k in ("times", "shift_tokens")),
-}
-"""Keys that a training takes from the weights that it starts from."""
-SHAPE_KEYS = (*SHAPES, *_LORA)
-"""Settings of config.model that fix the weights' shapes and use, and the scale of low-rank updates."""
-
-
 def check_same_model(
-    source: Weights,
-    config: cfg.Config,
-    keys: Sequence[str] = SHAPE_KEYS,
-    fix: str = "use its settings or another --run-dir",
+    source: Weights, config: cfg.Config, lora: bool = True, fix: str = "use its settings or another --run-dir"
 ) -> None:
-    """ValueError naming every setting of `keys` in which a checkpoint or export differs from `config`."""
-    pairs = [(k, attrgetter(k)(source.config.model), attrgetter(k)(config.model)) for k in keys]
+    """ValueError naming every setting that decides what weights mean, and in which `source` differs from `config`.
+
+    lora : those of low-rank updates too.
+    """
+    keys = [*marked("shape"), *(_lora_keys() if lora else ())]
+    pairs = [(k, attrgetter(k)(source.config), attrgetter(k)(config)) for k in keys]
     shown = [
-        f"model.{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})"
-        for k, theirs, ours in pairs
-        if theirs != ours
+        f"{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})" for k, theirs, ours in pairs if theirs != ours
     ]
     if shown:
         raise ValueError(f"{source.file or source.folder} holds another model: {', '.join(shown)}; {fix}")

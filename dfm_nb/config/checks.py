@@ -11,6 +11,8 @@ import os
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +76,8 @@ def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapp
         key = ".".join(part for part in where if isinstance(part, str))
         # "Input should be ...", "List should have ..."; the number is an entry's place in a list
         entry = "" if isinstance(last, str) else f"entry {last + 1} "
-        given = shown(values[key])
-        faults.setdefault(
-            key, Fault(key, entry + must(details["msg"]), given, _fix(FIELDS[key], values[key]), (), origin[key])
-        )
+        given, fix = shown(values[key]), _fix(FIELDS[key], values[key])
+        faults.setdefault(key, Fault(key, entry + must(details["msg"]), given, fix, origin=origin[key]))
     return list(faults.values())
 
 
@@ -106,16 +106,9 @@ def _nearest_divisors(n: int, value: int, count: int = 3) -> str:
 
 
 def _nearest_path(path: Path) -> str:
-    """The part of a path that exists, and the entry there that looks most like the next part."""
-    there = path
-    missing = path.name
-    while not os.path.exists(there) and there != there.parent:
-        missing, there = there.name, there.parent
-    try:
-        near = nearest(missing, os.listdir(there))
-    except OSError:
-        near = None
-    return f"did you mean {there / near}?" if near else f"{there} has no {shown(missing)}"
+    """The entry of its folder that looks most like it."""
+    near = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else None
+    return f"did you mean {path.parent / near}?" if near else f"{path.parent} has no {shown(path.name)}"
 
 
 # ---- rules that hold for every configuration ----------------------------------------------------------------------
@@ -124,124 +117,117 @@ TP = "model.tensor_model_parallel_size"
 PP = "model.pipeline_model_parallel_size"
 VPP = "model.virtual_pipeline_model_parallel_size"
 CP = "model.context_parallel_size"
+MICRO = "train.micro_batch_size"
+
+
+def _fault(config: Config, key: str, must: str, fix: str, *also: str) -> Fault:
+    """A broken rule about the value of `key`, and of the keys `also`."""
+    return Fault(key, must, shown(attrgetter(key)(config)), fix, also)
 
 
 def _network(config: Config) -> Iterator[Fault]:
-    model = config.model
-    width, heads = model.hidden_size, model.num_attention_heads
+    model, fault = config.model, partial(_fault, config)
+    width, heads, variant = model.hidden_size, model.num_attention_heads, model.variant
     if width % (2 * heads):  # RoPE and the sine-cosine embedding turn channels in pairs
         must = f"must divide model.hidden_size = {width} into an even number of channels per head"
         fix = f"hidden_size {_nearest_multiples(width, 2 * heads)}"
         if width % 2 == 0:
             fix = f"heads {_nearest_divisors(width // 2, heads)}, or {fix}"
-        yield Fault("model.num_attention_heads", must, str(heads), fix, ("model.hidden_size",))
-    for key, value in VARIANTS.get(model.variant, {}).items():
+        yield fault("model.num_attention_heads", must, fix, "model.hidden_size")
+    fixed: dict[str, Any] = {k: v for k, v in VARIANTS.get(variant, {}).items() if k not in SUGGESTED}
+    if variant == "wan":  # its modulation is a table
+        fixed["adaln_lora_dim"] = None
+    for key, value in fixed.items():
         given = getattr(model, key)
-        fits = given == value or key in SUGGESTED or (key == "adaln_lora_dim" and given is not None)
-        if not fits:
-            must = f"must be {notation.write_value(value)} with model.variant={model.variant}"
-            yield Fault(f"model.{key}", must, shown(given), "leave it out", ("model.variant",))
-    if model.variant == "wan" and model.adaln_lora_dim is not None:
-        given = str(model.adaln_lora_dim)
-        yield Fault("model.adaln_lora_dim", "must be null with model.variant=wan", given, "leave it out")
-    if model.variant == "dfm" and (width % 16 or width < 256):
+        if given != value and not (variant == "dfm" and key == "adaln_lora_dim" and given):  # any rank will do
+            must = f"must be {notation.write_value(value)} with model.variant={variant}"
+            yield fault(f"model.{key}", must, "leave it out", "model.variant")
+    if variant == "dfm" and (width % 16 or width < 256):
         must = "must be a multiple of 16, 256 or more, with model.variant=dfm"
-        yield Fault("model.hidden_size", must, str(width), "for example 384", ("model.variant",))
+        yield fault("model.hidden_size", must, "for example 384", "model.variant")
     if model.lora.alpha is not None and model.lora.rank is None:
-        fix = "set model.lora.rank=16, for example, or leave it out"
-        yield Fault("model.lora.alpha", "needs model.lora.rank", str(model.lora.alpha), fix, ("model.lora.rank",))
+        yield fault("model.lora.alpha", "needs model.lora.rank", "set that to 16, for example", "model.lora.rank")
 
 
 def _optimization(config: Config) -> Iterator[Fault]:
-    optimizer = config.optimizer
+    optimizer, scheduler, fault = config.optimizer, config.scheduler, partial(_fault, config)
     if optimizer.min_lr > optimizer.lr:
-        must, fix = f"must be at most optimizer.lr = {optimizer.lr:g}", "lower it, or raise optimizer.lr"
-        yield Fault("optimizer.min_lr", must, f"{optimizer.min_lr:g}", fix, ("optimizer.lr",))
+        must = f"must be at most optimizer.lr = {optimizer.lr:g}"
+        yield fault("optimizer.min_lr", must, "lower it, or raise optimizer.lr", "optimizer.lr")
     if optimizer.optimizer == "muon" and optimizer.use_distributed_optimizer:
         must = "must be false with optimizer.optimizer=muon, which needs whole matrices"
         fix = "set it to false, or optimizer.optimizer to adam"
-        yield Fault("optimizer.use_distributed_optimizer", must, "true", fix, ("optimizer.optimizer",))
-    warmup = config.scheduler.lr_warmup_iters or 0
-    end = config.scheduler.lr_decay_iters or config.train.train_iters
-    if warmup >= end:
-        must = f"must be less than the {end} iterations of the schedule"
-        fix = f"for example {end // 20}, or raise train.train_iters"
-        also = ("train.train_iters", "scheduler.lr_decay_iters")
-        yield Fault("scheduler.lr_warmup_iters", must, str(warmup), fix, also)
-    widths = config.ema.sigma_rels
-    if len(set(widths)) < len(widths):
-        yield Fault("ema.sigma_rels", "entries must differ", shown(widths), "remove the repeated one")
+        yield fault("optimizer.use_distributed_optimizer", must, fix, "optimizer.optimizer")
+    end = scheduler.lr_decay_iters or config.train.train_iters
+    if (scheduler.lr_warmup_iters or 0) >= end:
+        must, fix = f"must be less than the {end} iterations of the schedule", f"for example {end // 20}"
+        yield fault("scheduler.lr_warmup_iters", must, fix, "train.train_iters", "scheduler.lr_decay_iters")
+    if len(set(config.ema.sigma_rels)) < len(config.ema.sigma_rels):
+        yield fault("ema.sigma_rels", "entries must differ", "remove the repeated one")
 
 
 def _data_and_start(config: Config) -> Iterator[Fault]:
     data, start, frames = config.dataset, config.checkpoint, config.validation.frames
+    fault, patch = partial(_fault, config), config.model.patch_temporal
     if data.mock and data.path:
-        given = f"true with {shown(data.path)}"
-        yield Fault("dataset.mock", "excludes dataset.path", given, "drop one of the two", ("dataset.path",))
-    patch = config.model.patch_temporal
+        yield fault("dataset.path", "excludes dataset.mock", "drop one of the two", "dataset.mock")
     if data.condition_frames_prob and patch > 1:
         must = f"must be 0 with model.patch_temporal = {patch}: a token holds the first latent frame and the next"
-        fix, given = "set it to 0, or model.patch_temporal to 1", f"{data.condition_frames_prob:g}"
-        yield Fault("dataset.condition_frames_prob", must, given, fix, ("model.patch_temporal",))
+        fix = "set it to 0, or model.patch_temporal to 1"
+        yield fault("dataset.condition_frames_prob", must, fix, "model.patch_temporal")
     if start.pretrained and start.load_checkpoint:
         fix = "load_checkpoint goes on with a run; pretrained starts a new one"
-        also = ("checkpoint.load_checkpoint",)
-        yield Fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", "both", fix, also)
+        yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")
     if start.load and start.load_checkpoint:
         fix = "load_checkpoint names what must exist, load a folder that may be empty; drop one of the two"
-        yield Fault("checkpoint.load_checkpoint", "excludes checkpoint.load", "both", fix, ("checkpoint.load",))
+        yield fault("checkpoint.load_checkpoint", "excludes checkpoint.load", fix, "checkpoint.load")
     if frames is not None and not geometry.is_frame_count(frames):
-        yield Fault("validation.frames", "must be 1 + 4 k", str(frames), f"nearest: {geometry.nearest_frames(frames)}")
+        yield fault("validation.frames", "must be 1 + 4 k", f"nearest: {geometry.nearest_frames(frames)}")
 
 
 def _degrees(config: Config) -> Iterator[Fault]:
     """Of a layout, whatever the number of processes."""
-    model, train = config.model, config.train
-    stages = model.virtual_pipeline_model_parallel_size or 1
-    if stages > 1 and model.pipeline_model_parallel_size == 1:
-        fix = "set it to null, or set pipeline_model_parallel_size to 2"
-        yield Fault(VPP, f"needs {PP} > 1", str(stages), fix, (PP,))
+    model, train, fault = config.model, config.train, partial(_fault, config)
+    if (model.virtual_pipeline_model_parallel_size or 1) > 1 and model.pipeline_model_parallel_size == 1:
+        yield fault(VPP, f"needs {PP} > 1", "set it to null, or pipeline_model_parallel_size to 2", PP)
     if model.sequence_parallel and model.tensor_model_parallel_size == 1:
         fix = "set it to false, or tensor_model_parallel_size to 2"
-        yield Fault("model.sequence_parallel", f"needs {TP} > 1", "true with 1", fix, (TP,))
+        yield fault("model.sequence_parallel", f"needs {TP} > 1", fix, TP)
     whole, micro = train.global_batch_size, train.micro_batch_size
     if whole % micro:
-        must = f"must be a multiple of train.micro_batch_size = {micro}"
-        fix = f"nearest: {_nearest_multiples(whole, micro)}"
-        yield Fault("train.global_batch_size", must, str(whole), fix, ("train.micro_batch_size",))
+        must, fix = f"must be a multiple of {MICRO} = {micro}", f"nearest: {_nearest_multiples(whole, micro)}"
+        yield fault("train.global_batch_size", must, fix, MICRO)
 
 
 # ---- what a training run needs from outside the configuration -----------------------------------------------------
 
 
 def _start_of_training(config: Config) -> Iterator[Fault]:
-    rank, start = config.model.lora.rank, config.checkpoint
-    if not config.dataset.mock and config.dataset.path is None:
+    data, start, fault = config.dataset, config.checkpoint, partial(_fault, config)
+    if not data.mock and data.path is None:
         fix = "give --dataset-path DIR (written by dfm prepare), or --mock"
-        yield Fault("dataset.path", "must name a folder of shards", "nothing", fix)
-    if rank and not (start.pretrained or start.load_checkpoint):
+        yield fault("dataset.path", "must name a folder of shards", fix)
+    if config.model.lora.rank and not (start.pretrained or start.load_checkpoint):
         fix = "give checkpoint.pretrained=PATH, or set it to null to train all weights"
-        yield Fault("model.lora.rank", "needs weights to adapt", str(rank), fix)
+        yield fault("model.lora.rank", "needs weights to adapt", fix)
     paths = {
-        "dataset.path": config.dataset.path,
+        "dataset.path": None if is_url(data.path) else data.path,
         "checkpoint.load_checkpoint": start.load_checkpoint,
         "checkpoint.pretrained": None if packaged(start.pretrained) else start.pretrained,
         # A folder may be empty or absent, but who names one checkpoint means it.
         "checkpoint.load": start.load if start.load and is_iteration(start.load) else None,
     }
     for key, path in paths.items():
-        elsewhere = key == "dataset.path" and is_url(path)
-        if path is not None and not elsewhere and not os.path.exists(written_path(path)):
+        if path is not None and not os.path.exists(written_path(path)):
             near = nearest(path, names()) if key == "checkpoint.pretrained" else None
             fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))
-            yield Fault(key, "must exist", shown(path), fix)
-    outputs = {"checkpoint.checkpoint_dir": start.checkpoint_dir, "checkpoint.load": start.load}
-    for key, path in {**outputs, "dataset.cache_dir": config.dataset.cache_dir}.items():
-        if is_url(path):
-            yield Fault(key, "must be a local folder", shown(path), "copy what lies there, or is written there")
+            yield fault(key, "must exist", fix)
+    for key in ("checkpoint.checkpoint_dir", "checkpoint.load", "dataset.cache_dir"):
+        if is_url(attrgetter(key)(config)):
+            yield fault(key, "must be a local folder", "copy what lies there, or is written there")
     if start.load and os.path.isfile(start.load):
         fix = "checkpoint.pretrained=FILE starts from exported weights"
-        yield Fault("checkpoint.load", "must be a folder of checkpoints", shown(start.load), fix)
+        yield fault("checkpoint.load", "must be a folder of checkpoints", fix)
 
 
 # ---- parallel layouts ---------------------------------------------------------------------------------------------
@@ -249,37 +235,31 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
 
 def _splits(config: Config) -> Iterator[Fault]:
     """What each axis divides."""
-    m = config.model
+    m, fault = config.model, partial(_fault, config)
     tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
-    assert m.ffn_hidden_size is not None, "resolve fills it in"
-    sizes = {
-        "model.num_attention_heads": m.num_attention_heads,
-        "model.hidden_size": m.hidden_size,
-        "model.ffn_hidden_size": m.ffn_hidden_size,
-    }
+    split = ("num_attention_heads", "hidden_size", "ffn_hidden_size")
+    sizes = {f"model.{name}": getattr(m, name) for name in split}
     undivided = [f"{key} = {size}" for key, size in sizes.items() if size % tp]
     if undivided:
         fix = f"nearest: {_nearest_divisors(math.gcd(*sizes.values()), tp)}"
-        yield Fault(TP, f"must divide {' and '.join(undivided)}", str(tp), fix, tuple(sizes))
+        yield fault(TP, f"must divide {' and '.join(undivided)}", fix, *sizes)
     layers, stages = m.num_layers, m.virtual_pipeline_model_parallel_size or 1
     if layers % pp:
         fix = f"nearest: {_nearest_divisors(layers, pp)}"
-        yield Fault(PP, f"must divide model.num_layers = {layers}", str(pp), fix, ("model.num_layers",))
+        yield fault(PP, f"must divide model.num_layers = {layers}", fix, "model.num_layers")
     elif pp > 1 and layers // pp % stages:
         must = f"must divide the {layers // pp} layers of each pipeline process"
-        fix = f"nearest: {_nearest_divisors(layers // pp, stages)}"
-        yield Fault(VPP, must, str(stages), fix, (PP, "model.num_layers"))
+        yield fault(VPP, must, f"nearest: {_nearest_divisors(layers // pp, stages)}", PP, "model.num_layers")
     micro, length = config.train.micro_batch_size, config.dataset.task_encoder_seq_length
     step, words = (cp * tp, "CP * TP") if m.sequence_parallel else (cp, "CP")
     if micro * length % step:
-        must = f"times train.micro_batch_size must be a multiple of {words} = {step}"
-        also = ("train.micro_batch_size", CP, TP)
+        must = f"times {MICRO} = {micro} must be a multiple of {words} = {step}"
         fix = f"nearest: {_nearest_multiples(length, step)}"
-        yield Fault("dataset.task_encoder_seq_length", must, f"{micro} * {length} = {micro * length}", fix, also)
+        yield fault("dataset.task_encoder_seq_length", must, fix, MICRO, CP, TP)
 
 
 def _processes(config: Config, world_size: int) -> Iterator[Fault]:
-    m, t = config.model, config.train
+    m, t, fault = config.model, config.train, partial(_fault, config)
     tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
     model = tp * pp * cp
     if world_size % model:
@@ -288,18 +268,15 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
         fix = f"start {counts} processes, or make TP * PP * CP one of {_nearest_divisors(world_size, model)}"
         yield Fault("", must, f"{tp} * {pp} * {cp} = {model}", fix, (TP, PP, CP))
         return
-    dp = world_size // model
+    key, batch, dp = "train.global_batch_size", t.global_batch_size, world_size // model
     step = t.micro_batch_size * dp
-    also = ("train.micro_batch_size", TP, PP, CP)
-    if t.global_batch_size % step:
-        if t.global_batch_size % t.micro_batch_size == 0:  # else `_degrees` says it
-            must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
-            fix = f"nearest: {_nearest_multiples(t.global_batch_size, step)}"
-            yield Fault("train.global_batch_size", must, str(t.global_batch_size), fix, also)
-    elif (m.virtual_pipeline_model_parallel_size or 1) > 1 and t.global_batch_size // step % pp:
+    if batch % step and batch % t.micro_batch_size == 0:  # else `_degrees` says it
+        must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
+        yield fault(key, must, f"nearest: {_nearest_multiples(batch, step)}", MICRO, TP, PP, CP)
+    # megatron-core's interleaved schedule runs the micro-batches in groups of PP
+    if batch % step == 0 and (m.virtual_pipeline_model_parallel_size or 1) > 1 and batch // step % pp:
         must = f"must give a number of micro-batches that is a multiple of PP = {pp} with interleaved stages"
-        fix = f"nearest: {_nearest_multiples(t.global_batch_size, step * pp)}"
-        yield Fault("train.global_batch_size", must, str(t.global_batch_size // step), fix, (*also, VPP))
+        yield fault(key, must, f"nearest: {_nearest_multiples(batch, step * pp)}", MICRO, TP, PP, CP, VPP)
 
 
 def layout_faults(config: Config, world_size: int) -> list[Fault]:

@@ -58,13 +58,10 @@ def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
     bias = model.variant != "dfm"  # NeMo DFM's has none here, and takes its keys and values from the text itself
     text = h if bias else model.text_dim
     assert text is not None
-    adaln = [Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample", bias=bias)]
-    if rank is not None:
-        adaln.insert(0, Linear("adaln.down", h, rank, "sample", bias=False))
-    if model.variant == "wan":
-        adaln = []  # a table, and a projection that all layers share
+    down = [Linear("adaln.down", h, rank, "sample", bias=False)] if rank else []
+    adaln = [*down, Linear("adaln.up", rank or h, VECTORS_PER_LAYER * h, "sample", bias=bias)]
     return (
-        *adaln,
+        *(adaln if model.variant != "wan" else ()),  # Wan's are a table, and a projection that all layers share
         Linear("self_attention.linear_qkv", h, 3 * h, "video", "column", bias),
         Linear("self_attention.linear_proj", h, h, "video", "row", bias),
         Linear("cross_attention.linear_q", h, h, "video", "column", bias),
@@ -77,34 +74,24 @@ def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
 
 def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
     """What is there once: `x_embedder` on the first pipeline stage, `final*` on the last, the others on every one."""
-    h, p = model.hidden_size, patch_dim(model)
+    h, p, text = model.hidden_size, patch_dim(model), model.text_dim
+    assert text is not None
+    ends = (Linear("x_embedder", p, h, "video"), Linear("final", h, p, "video"))
     if model.variant == "dfm":
-        return (
-            *(Linear(f"sigma_embedder.fc{i}", h, h, "sample") for i in (1, 2)),
-            *(Linear(f"fps_embedder.fc{i}", SINUSOID_DIM, SINUSOID_DIM, "sample") for i in (1, 2)),
-            Linear("x_embedder", p, h, "video"),
-            Linear("final", h, p, "video"),
-        )
-    assert model.text_dim is not None
+        fps = _two_layers("fps_embedder", SINUSOID_DIM, SINUSOID_DIM, "sample")
+        return (*_two_layers("sigma_embedder", h, h, "sample"), *fps, *ends)
+    sigma = _two_layers("sigma_embedder", SINUSOID_DIM, h, "sample")
     if model.variant == "wan":
-        return (
-            Linear("sigma_embedder.fc1", SINUSOID_DIM, h, "sample"),
-            Linear("sigma_embedder.fc2", h, h, "sample"),
-            Linear("sigma_embedder.proj", h, 6 * h, "sample"),
-            Linear("text_embedder.fc1", model.text_dim, h, "text"),
-            Linear("text_embedder.fc2", h, h, "text"),
-            Linear("x_embedder", p, h, "video"),
-            Linear("final", h, p, "video"),
-        )
-    return (
-        *(Linear(f"{scalar}_embedder.fc1", SINUSOID_DIM, h, "sample") for scalar in ("sigma", "fps")),
-        *(Linear(f"{scalar}_embedder.fc2", h, h, "sample") for scalar in ("sigma", "fps")),
-        Linear("text_embedder", model.text_dim, h, "text"),
-        *([Linear("text_pool", h, h, "sample")] if model.pooled_text else []),
-        Linear("x_embedder", p, h, "video"),
-        Linear("final_adaln.up", h, 2 * h, "sample"),
-        Linear("final", h, p, "video"),
-    )
+        modulations = Linear("sigma_embedder.proj", h, 6 * h, "sample")
+        return (*sigma, modulations, *_two_layers("text_embedder", text, h, "text"), *ends)
+    pool = [Linear("text_pool", h, h, "sample")] if model.pooled_text else []
+    final = Linear("final_adaln.up", h, 2 * h, "sample")  # shift and scale
+    fps = _two_layers("fps_embedder", SINUSOID_DIM, h, "sample")
+    return (*sigma, *fps, Linear("text_embedder", text, h, "text"), *pool, final, *ends)
+
+
+def _two_layers(name: str, fan_in: int, width: int, applied_to: str) -> tuple[Linear, Linear]:
+    return Linear(f"{name}.fc1", fan_in, width, applied_to), Linear(f"{name}.fc2", width, width, applied_to)
 
 
 # ---- parameters ---------------------------------------------------------------------------------------------------
@@ -126,13 +113,12 @@ def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0
     ----------
     tp, pp : tensor- and pipeline-parallel degrees. stage : the process's pipeline stage, from 0.
     """
-    vectors = {"dit": 1, "dfm": 0, "wan": 2 if stage == pp - 1 else 0}[model.variant]  # norm of the text, last table
-    count = model.num_layers // pp * layer_parameter_count(model, tp) + vectors * model.hidden_size
-    for x in outer_linears(model):
-        first_only, last_only = x.name == "x_embedder", x.name.startswith("final")
-        if not ((first_only and stage > 0) or (last_only and stage < pp - 1)):
-            count += x.parameters()
-    return count
+    first, last = stage == 0, stage == pp - 1
+    vectors = {"dit": 1, "dfm": 0, "wan": 2 * last}[model.variant]  # the text's norm; the last table of modulations
+    layers = model.num_layers // pp * layer_parameter_count(model, tp)
+    outer = [x for x in outer_linears(model) if first or x.name != "x_embedder"]
+    outer = [x for x in outer if last or not x.name.startswith("final")]
+    return layers + vectors * model.hidden_size + sum(x.parameters() for x in outer)
 
 
 def lora_parameter_count(model: ModelConfig, rank: int, tp: int = 1, pp: int = 1) -> int:

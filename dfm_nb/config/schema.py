@@ -1,6 +1,7 @@
 """The typed settings: one pydantic model per group, one `option(...)` per key with its default, help text and limits.
 
-Add a setting by adding one line here and reading it where it is used: forms, `--print-config` and the checks follow.
+Add a setting by adding one line here and reading it where it is used: forms, `--print-config`, the checks and what
+fine-tuning takes from weights follow.
 Limits on one key stand here; rules that join several keys stand in `checks`.
 """
 
@@ -41,6 +42,7 @@ def _precision(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, BeforeValidator(_text)]
+# Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
 Precision = Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_precision)]
@@ -53,10 +55,8 @@ class Group(BaseModel):
 
 
 class LoraConfig(Group):
-    rank: Int | None = option(
-        None, "train only low-rank updates of this rank on the attention and MLP layers; null trains all weights", ge=1
-    )
-    alpha: float | None = option(None, "the updates are scaled by alpha / rank; null means alpha = rank", gt=0)
+    rank: Int | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights", ge=1)
+    alpha: float | None = option(None, "LoRA is scaled by alpha / rank; null means alpha = rank", gt=0)
 
     @property
     def scale(self) -> float:
@@ -66,25 +66,33 @@ class LoraConfig(Group):
 
 
 class ModelConfig(Group):
+    """The network. A training from weights takes these settings from them, but for those with `network=False`, which
+    are of the data or of this run. Those with `shape=True` decide what the weights mean: they cannot differ.
+    """
+
     size: Text | None = option(
         None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
     )
     variant: Literal["dit", "dfm", "wan"] = option(
-        "dit", "the network: ours, NeMo DFM's or Wan 2.1's, for weights of theirs (sets the keys in which it differs)"
+        "dit", "the network: ours, NeMo DFM's or Wan 2.1's (sets the keys in which it differs)", shape=True
     )
-    num_layers: Int = option(12, "transformer layers", ge=1)
-    hidden_size: Int = option(384, "width of the residual stream", ge=8)
-    num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1)
-    ffn_hidden_size: Int | None = option(None, "width of the MLP; null means 4 * hidden_size", ge=1)
-    in_channels: Int | None = option(None, "latent channels; null means those of the data set", ge=1)
-    text_dim: Int | None = option(None, "width of the text embedding; null means that of the data set", ge=1)
-    patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1)
-    patch_temporal: Int = option(1, "latent frames per token", ge=1)
-    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1)
+    num_layers: Int = option(12, "transformer layers", ge=1, shape=True)
+    hidden_size: Int = option(384, "width of the residual stream", ge=8, shape=True)
+    num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1, shape=True)
+    ffn_hidden_size: Int | None = option(None, "width of the MLP; null means 4 * hidden_size", ge=1, shape=True)
+    in_channels: Int | None = option(
+        None, "latent channels; null means those of the data set", ge=1, shape=True, network=False
+    )
+    text_dim: Int | None = option(
+        None, "width of the text; null means that of the data set", ge=1, shape=True, network=False
+    )
+    patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
+    patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
+    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1, shape=True)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
-    rope: bool = option(False, "RoPE in self attention, on top of the sine-cosine position embedding")
+    rope: bool = option(False, "RoPE in self attention beside the sine-cosine embedding", shape=True)
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
-    sigma_data: float = option(0.5, "standard deviation that the latents are scaled to (EDM's sigma_data)", gt=0)
+    sigma_data: float = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)", gt=0)
     # Where neighbours tell a denoiser something, in latents of 512 px pictures and 256 px clips
     # (benchmarks/results/noise_levels.md). The upper end of that band rises by 0.4 to 0.5 when the sides double, so
     # large clips need strong noise. At 64 px the measure gives about -0.4 and 1.0, which EDM2 chose for latents and the
@@ -92,33 +100,37 @@ class ModelConfig(Group):
     P_mean: float = option(0.2, "mean of ln(sigma) in training")
     P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
     objective: Literal["edm", "flow"] = option(
-        "edm", "what the network gives: EDM's F, or flow matching's velocity (then sigma_data is usually 1)"
+        "edm", "what the network gives: EDM's F, or flow matching's velocity (with sigma_data 1)", shape=True
     )
     times: Literal["logit-normal", "uniform"] = option(
         "logit-normal",
         "noise levels of training: ln(sigma) normal; or logistic with P_mean and scale P_std, uniform times at 0 and 1",
     )
     shift_tokens: Int | None = option(
-        None, "multiply a sample's noise level by sqrt(its tokens / this), as for flow matching at several sizes", ge=1
+        None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1
     )
     text_padding: Int | None = option(
-        None, "fill a text up to this many rows with zeros, which are attended to, and cut it there", ge=1
+        None, "fill a text up to this many rows with zeros (attended to), and cut it there", ge=1, shape=True
     )
-    pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector")
-    tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1)
-    pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1)
+    pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector", shape=True)
+    tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1, network=False)
+    pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1, network=False)
     virtual_pipeline_model_parallel_size: Int | None = option(
-        None, "VPP: interleaved stages per pipeline process; null means one", ge=1
+        None, "VPP: interleaved stages per pipeline process; null means one", ge=1, network=False
     )
-    context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1)
-    sequence_parallel: bool = option(False, "SP: split activations outside the matrix products over the TP processes")
+    context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1, network=False)
+    sequence_parallel: bool = option(
+        False, "SP: split activations between the products over the TP processes", network=False
+    )
     attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
-        "auto", "attention kernel for packed sequences; auto takes the fastest that this machine has"
+        "auto", "kernel for packed sequences; auto takes the fastest that this machine has", network=False
     )
     recompute_granularity: Literal["selective", "full"] | None = option(
-        None, "recompute activations in the backward pass: selective (attention), full (layers), or null for none"
+        None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
     )
-    vae_cache_folder: Text | None = option(None, "folder with the tokenizer's files, to decode validation samples")
+    vae_cache_folder: Text | None = option(
+        None, "folder of the tokenizer's files, for validation samples", network=False
+    )
     lora: LoraConfig = LoraConfig()
 
 
@@ -130,6 +142,7 @@ class TrainConfig(Group):
     )
     eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
+    # the unconditional estimate that guidance needs is learnt from these (Ho & Salimans 2022 found 0.1 and 0.2 alike)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
     max_skipped_steps: Int = option(
         10, "most steps in a row that may be skipped for NaN or Inf; more end the run", ge=0
@@ -179,8 +192,8 @@ class DatasetConfig(Group):
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
     lanes: Int = option(
         0,
-        "streams of samples that packs are made of in turn, best a multiple of the data-parallel sizes; "
-        "0: one below a million samples, else 256; a resumed run keeps its own",
+        "at most so many streams of whole shards, which give their packs in turn, best a multiple of the data-parallel "
+        "sizes; 0: one below a million samples, else 256; a resumed run keeps its own",
         ge=0,
     )
     lane_window: Int = option(8192, "samples of a lane that are shuffled with one another, if there are several", ge=1)
@@ -225,6 +238,7 @@ class CheckpointConfig(Group):
 
 
 class EmaConfig(Group):
+    # EDM2's two: from both, `dfm export` rebuilds what lies between (Karras et al. 2024)
     sigma_rels: list[SigmaRel] = option(
         [0.05, 0.10], "relative widths of the power-function EMAs, below 0.2886; [] keeps none"
     )
@@ -250,15 +264,12 @@ class GenerationConfig(Group):
     sampler: Text = option("heun", "its sampler, one of `dfm generate --sampler`")
     schedule: Text = option("karras", "its schedule, one of `dfm generate --schedule`")
     shift: float = option(1.0, "the shift of its schedule, if that is `flow`", gt=0)
+    # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "the noise level that it starts from", gt=0)
-    height: Int | None = option(None, "its px; null means those of most training samples", ge=16, multiple_of=16)
-    width: Int | None = option(None, "its px; null: likewise", ge=16, multiple_of=16)
-    num_video_frames: Int | None = option(None, "its frames, 1 + 4 k; null: likewise", ge=1)
-    fps: float | None = option(None, "its frames per second; null: likewise", gt=0)
-
-
-TRAINED_SIZE = ("generation.height", "generation.width", "generation.num_video_frames", "generation.fps")
-"""What follows from the training samples, so fine-tuning on others does not take it from the weights."""
+    height: Int | None = option(None, "its px; null: as most training samples", ge=16, multiple_of=16, network=False)
+    width: Int | None = option(None, "its px; null: likewise", ge=16, multiple_of=16, network=False)
+    num_video_frames: Int | None = option(None, "its frames, 1 + 4 k; null: likewise", ge=1, network=False)
+    fps: float | None = option(None, "its frames per second; null: likewise", gt=0, network=False)
 
 
 class ValidationConfig(Group):
@@ -303,3 +314,16 @@ class Config(Group):
 
 
 FIELDS: dict[str, Field] = fields(Config)
+
+
+def marked(mark: str) -> list[str]:
+    """Keys of settings that a checkpoint's weights decide.
+
+    mark : "network", what a training takes from the weights that it starts from; "shape", what cannot differ from them.
+    """
+    groups = ("model.", "generation.")
+    return [k for k, f in FIELDS.items() if k.startswith(groups) and f.marks.get(mark, mark == "network")]
+
+
+TRAINED_SIZE = tuple(k for k in FIELDS if k.startswith("generation.") and k not in marked("network"))
+"""What follows from the training samples, so fine-tuning on others does not take it from the weights."""

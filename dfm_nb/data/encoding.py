@@ -1,14 +1,14 @@
 """One process's work: source items -> pixels -> latents and text embeddings -> shards, all stages at the same time.
 
 Reader threads decode and resize ahead; the caller's thread runs the tokenizer on batches of equal shape; one thread
-encodes text, one writes.
+encodes captions and writes.
 
 - Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done
   before it, nor on timing.
 - A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
 - An item that cannot be used is a drop with a key, a reason and a sentence; an item's clips before the fault are kept.
 - Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead,
-  `HELD_PIXELS` waiting for a full batch, two chunks of `CHUNK_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
+  `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from dfm_nb.base import video
 from dfm_nb.base.files import write_atomically
@@ -32,23 +33,16 @@ from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEnco
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import ShardPlan
 
+# Bounds of memory, whatever the source: see above.
 AHEAD_BYTES = 256 << 20
-BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
 HELD_PIXELS = 1 << 25
-CHUNK_BYTES, CHUNK_SAMPLES = 64 << 20, 256
+SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256
 CAPTIONS_BYTES = 256 << 20
+BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
+"""A batch of a tokenizer has at least so many: 16 pictures of 512 px, 64 on a GPU; halved where memory is short."""
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A clip as it will be encoded, and what it was."""
-
-    clip: Clip
-    original_height: int
-    original_width: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Reading:
     upscale: bool = False
     workers: int = 2
 
-    def fit(self, clip: Clip) -> Fitted:
+    def fit(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
         t, h, w, _ = clip.video.shape
         try:
@@ -74,10 +68,10 @@ class Reading:
         frames = clip.video[: floor_frames(t)]
         if size != (h, w):
             frames = video.resize(frames, *size)
-        return Fitted(replace(clip, video=frames), h, w)
+        return replace(clip, video=frames, original_size=(h, w))
 
 
-Result = Fitted | SampleError
+Result = Clip | SampleError
 
 
 @dataclass(eq=False)
@@ -88,6 +82,10 @@ class _Line:
     waiting: deque[Result | None] = field(default_factory=deque)
 
 
+def _bytes(result: Result | None) -> int:
+    return result.video.nbytes if isinstance(result, Clip) else 0
+
+
 class ReadAhead:
     """Gives the clips of items in order while threads read further ones: `with ReadAhead(reading, items) as ahead:`.
 
@@ -95,7 +93,7 @@ class ReadAhead:
     """
 
     def __init__(self, reading: Reading, items: Iterable[int]):
-        self.reading, self.source = reading, reading.source
+        self.reading = reading
         self._todo, self._window = iter(items), 16 * reading.workers
         self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
@@ -110,12 +108,9 @@ class ReadAhead:
                 with self._turn:
                     self._lines.append(line)
                 self._pool.submit(self._read, line)
-            line, given = self._lines[0], 0
+            line = self._lines[0]
             while (result := self._next(line)) is not None:
-                given += 1
                 yield line.index, result
-            if not given:
-                yield line.index, SampleError("no_clips", f"{self.source.item_key(line.index)} gave no clip")
             with self._turn:
                 self._lines.popleft()
                 self._turn.notify_all()
@@ -135,35 +130,36 @@ class ReadAhead:
         with self._turn:
             self._turn.wait_for(lambda: line.waiting)
             result = line.waiting.popleft()
-            if isinstance(result, Fitted):
-                self._held_bytes -= result.clip.video.nbytes
-                self._turn.notify_all()
+            self._held_bytes -= _bytes(result)
+            self._turn.notify_all()
             return result
-
-    def _has_room(self, line: _Line) -> bool:
-        """Whether `line` may add a clip; the head may always hold one, else others could block it for ever."""
-        return self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
 
     def _put(self, line: _Line, result: Result | None) -> bool:
         """Hand a result over, after waiting for room; False when nobody wants it any more."""
+
+        def has_room() -> bool:  # the head may always hold one, else others could block it for ever
+            return self._stopped or self._held_bytes < AHEAD_BYTES or (self._lines[0] is line and not line.waiting)
+
         with self._turn:
-            if isinstance(result, Fitted):
-                self._turn.wait_for(lambda: self._stopped or self._has_room(line))
-                self._held_bytes += result.clip.video.nbytes
+            self._turn.wait_for(has_room)
+            self._held_bytes += _bytes(result)
             line.waiting.append(result)
             self._turn.notify_all()
             return not self._stopped
 
     def _read(self, line: _Line) -> None:
+        key, given = self.reading.source.item_key(line.index), False
         try:
-            for clip in self.source.read(line.index):
+            for clip in self.reading.source.read(line.index):
+                given = True
                 if not self._put(line, self.reading.fit(clip)):
                     return
+            if not given:
+                raise SampleError("no_clips", f"{key} gave no clip")
         except SampleError as error:
             self._put(line, error)
         except Exception as error:  # one item must not end a long run; it is counted and named like any other fault
-            detail = f"{self.source.item_key(line.index)} cannot be read: {type(error).__name__}: {error}"
-            self._put(line, SampleError("unreadable", detail))
+            self._put(line, SampleError("unreadable", f"{key} cannot be read: {type(error).__name__}: {error}"))
         self._put(line, None)
 
 
@@ -181,8 +177,8 @@ def to_frames(pixels: torch.Tensor) -> np.ndarray:
 
 
 @dataclass
-class Chunk:
-    """Consecutive samples of a shard on their way to the writer; latents are by position in the chunk."""
+class ShardSlice:
+    """Consecutive samples of a shard on their way to the writer; latents are by position in it."""
 
     metas: list[dict] = field(default_factory=list)
     latents: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -206,16 +202,14 @@ class Batcher:
         self.tokenizer, self.device = tokenizer, torch.device(device)
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
         self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}
-        self._held = 0
 
     def add(self, position: int, frames: np.ndarray, latents: dict[int, torch.Tensor]) -> None:
-        group = self._groups.setdefault(frames.shape, [])
-        group.append((position, frames))
-        self._held += frames.size // 3
-        if len(group) * frames.size // 3 >= self.batch_pixels:
+        self._groups.setdefault(frames.shape, []).append((position, frames))
+        pixels = {shape: len(group) * math.prod(shape) // 3 for shape, group in self._groups.items()}
+        if pixels[frames.shape] >= self.batch_pixels:
             self._flush(frames.shape, latents)
-        elif self._held > HELD_PIXELS:  # many shapes, none of which fills a batch
-            self._flush(max(self._groups, key=lambda s: len(self._groups[s]) * math.prod(s)), latents)
+        elif sum(pixels.values()) > HELD_PIXELS:  # many shapes, none of which fills a batch
+            self._flush(max(pixels, key=lambda shape: pixels[shape]), latents)
 
     def flush(self, latents: dict[int, torch.Tensor]) -> None:
         for shape in list(self._groups):
@@ -223,7 +217,6 @@ class Batcher:
 
     def _flush(self, shape: tuple, latents: dict[int, torch.Tensor]) -> None:
         group = self._groups.pop(shape)
-        self._held -= len(group) * math.prod(shape) // 3
         codes = self._encode(torch.from_numpy(np.stack([frames for _, frames in group])))
         latents.update((position, z[None].clone()) for (position, _), z in zip(group, codes))
 
@@ -244,10 +237,10 @@ class Batcher:
         return torch.cat((self._encode(frames[:half]), self._encode(frames[half:])))
 
 
-def describe(fitted: Fitted) -> dict:
+def describe(clip: Clip) -> dict:
     """The sample's `.json`, but for what the encoders add."""
-    clip = fitted.clip
     t, h, w, _ = clip.video.shape
+    original_height, original_width = clip.original_size or (h, w)
     return {
         "key": clip.key,
         "caption": clip.caption,
@@ -257,31 +250,31 @@ def describe(fitted: Fitted) -> dict:
         "fps": clip.fps,
         "source": clip.source,
         "attributes": clip.attributes,
-        "original_height": fitted.original_height,
-        "original_width": fitted.original_width,
+        "original_height": original_height,
+        "original_width": original_width,
     }
 
 
-def chunks_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batcher) -> Iterator[Chunk]:
-    """The latents of a shard, chunk by chunk. `reads` gives (index, result) of this shard's items."""
-    chunk, latent_bytes, seen = Chunk(), 0, set()
+def slices_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batcher) -> Iterator[ShardSlice]:
+    """The latents of a shard, slice by slice. `reads` gives (index, result) of this shard's items."""
+    part, latent_bytes, seen = ShardSlice(), 0, set()
     for index, result in reads:
-        if isinstance(result, Fitted) and result.clip.key in seen:
-            result = SampleError("duplicate_key", f"{result.clip.key} occurs twice; keys must be unique")
+        if isinstance(result, Clip) and result.key in seen:
+            result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
         if isinstance(result, SampleError):
-            chunk.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
+            part.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
             continue
-        seen.add(result.clip.key)
-        t, h, w, _ = result.clip.video.shape
-        batcher.add(len(chunk.metas), result.clip.video, chunk.latents)
-        chunk.metas.append(describe(result))
+        seen.add(result.key)
+        t, h, w, _ = result.video.shape
+        batcher.add(len(part.metas), result.video, part.latents)
+        part.metas.append(describe(result))
         latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
-        if latent_bytes >= CHUNK_BYTES or len(chunk.metas) >= CHUNK_SAMPLES:
-            batcher.flush(chunk.latents)
-            yield chunk
-            chunk, latent_bytes = Chunk(), 0
-    batcher.flush(chunk.latents)
-    yield chunk
+        if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
+            batcher.flush(part.latents)
+            yield part
+            part, latent_bytes = ShardSlice(), 0
+    batcher.flush(part.latents)
+    yield part
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -294,48 +287,38 @@ def latent_sums(latent: torch.Tensor) -> np.ndarray:
 
 
 class OpenShard:
-    """A shard in the making. `embed` runs in the text thread; `write` and `finish` run in the writer's."""
+    """A shard in the making."""
 
     def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
         self.folder, self.plan, self.encoders = folder, plan, encoders
         self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
-        self.chunks = self.text_tokens = 0
+        self.text_tokens = 0
         self.drops: list[dict] = []
         self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was resumed
         self._known: dict[str, torch.Tensor] = {}
 
-    def embed(self, chunk: Chunk) -> list[EncodedClip]:
-        """The chunk's samples; equal captions are encoded once."""
+    def write(self, part: ShardSlice) -> None:
+        """Write the samples of a slice; equal captions are encoded once."""
         if sum(t.nbytes for t in self._known.values()) > CAPTIONS_BYTES:
             self._known.clear()
-        missing = sorted({m["caption"] for m in chunk.metas} - self._known.keys())
-        if missing:
+        if missing := sorted({m["caption"] for m in part.metas} - self._known.keys()):
             self._known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
-        samples = []
-        for position, meta in enumerate(chunk.metas):
-            text, latent = self._known[meta["caption"]], chunk.latents.pop(position)
+        for position, meta in enumerate(part.metas):
+            text, latent = self._known[meta["caption"]], part.latents.pop(position)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
-            text = torch.nn.functional.pad(text, (0, 0, 0, padding))
-            samples.append(EncodedClip(meta["key"], latent, text[None], meta))
-        return samples
-
-    def write(self, chunk: Chunk, embedded: Future[list[EncodedClip]]) -> None:
-        for clip in embedded.result():
             if self.writer is None:
                 path = self.folder / self.plan.name
                 path.parent.mkdir(exist_ok=True)
                 self.writer = shards.ShardWriter(path)
-            self.writer.add(clip)
-            self.sums[:, : clip.latent.shape[1]] += latent_sums(clip.latent)
-            self.text_tokens += clip.meta["text_tokens"]
-        self.drops += chunk.drops
-        self.chunks += 1
+            self.writer.add(EncodedClip(meta["key"], latent, F.pad(text, (0, 0, 0, padding))[None], meta))
+            self.sums[:, : latent.shape[1]] += latent_sums(latent)
+            self.text_tokens += len(text)
+        self.drops += part.drops
 
-    def finish(self, chunks: int) -> None:
+    def finish(self) -> None:
         """Close the shard and write its record."""
-        assert self.chunks == chunks, "a chunk of this shard failed"  # its fault is raised by its own future
         samples = self.writer.samples if self.writer else 0
         digest, size = self.writer.close() if self.writer else (None, 0)
         record = {
@@ -367,26 +350,21 @@ def encode_shards(
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
     batcher = Batcher(encoders.tokenizer, encoders.device)
-    text_thread, write_thread = ThreadPoolExecutor(1, "text"), ThreadPoolExecutor(1, "write")
-    pending: deque[Future] = deque()
     unfinished: deque[OpenShard] = deque(maxlen=2)  # while one is begun, only the one before it may still be open
+    writer = ThreadPoolExecutor(1, "write")
     with ReadAhead(reading, (i for plan in plans for i in plan.items)) as ahead:
         try:
+            last: Future = writer.submit(int)  # nothing yet
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                count = 0
-                for chunk in chunks_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
-                    count += 1
-                    embedded = text_thread.submit(shard.embed, chunk)
-                    pending.append(write_thread.submit(shard.write, chunk, embedded))
-                    while len(pending) > 1:  # at most two chunks are held
-                        pending.popleft().result()
-                pending.append(write_thread.submit(shard.finish, count))
-            while pending:
-                pending.popleft().result()
-        finally:  # after a fault: drop what waits, let what runs end, leave no half shard
-            text_thread.shutdown(cancel_futures=True)
-            write_thread.shutdown(cancel_futures=True)
+                for part in slices_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
+                    last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
+                    last = writer.submit(shard.write, part)
+                last.result()
+                last = writer.submit(shard.finish)
+            last.result()
+        finally:  # after a fault: let what runs end, leave no half shard
+            writer.shutdown(cancel_futures=True)
             for shard in unfinished:
                 shard.abort()

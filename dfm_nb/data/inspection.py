@@ -17,8 +17,8 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
-from dfm_nb.data.index import index_path, open_index
-from dfm_nb.data.prepared_folder import read_manifest, shard_digests
+from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_manifest
+from dfm_nb.data.sample_index import SampleIndex, index_path
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import Fits, SampleEntry
 
@@ -41,9 +41,29 @@ class InspectedShards:
         self.progress = progress
         for tar in tqdm(self.tars, "scan", unit="shard", disable=not progress or len(self.tars) < 20):
             try:
-                self.entries += _scan(tar)
+                self.entries += shards.samples_of(tar)
             except ValueError as error:
                 self.faults.append(str(error))
+        if self.manifest and self.manifest["source"] == {"name": "adopted"}:
+            self._measure()
+
+    def _measure(self) -> None:
+        """Put the sizes of the indexes into `meta`: NeMo DFM's script writes a clip's frames as its height."""
+        sizes = {_place(i.entry(n)): (*i.grid(n), i.text_tokens(n)) for i in self._indexes for n in range(len(i))}
+        for entry in self.entries:
+            if found := sizes.get(_place(entry)):
+                size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*found[:3]))
+                entry.meta.update(size, text_tokens=found[3])
+
+    @functools.cached_property
+    def _listed(self) -> dict[str, Any]:
+        return read_checksums(self.folder) if (self.folder / CHECKSUMS).is_file() else {}
+
+    @property
+    def _indexes(self) -> list[SampleIndex]:
+        return [
+            SampleIndex(self.folder, split) for split in SPLITS if index_path(self.folder, split).name in self._listed
+        ]
 
     def describe(self) -> dict[str, Any]:
         """Counts, sizes and token statistics from headers, .json parts and the manifest."""
@@ -55,7 +75,7 @@ class InspectedShards:
             "samples": len(self.entries),
             "bytes": sum(t.stat().st_size for t in self.tars),
             "sizes": dict(Counter(map(size_of, metas)).most_common(12)),
-            "parts": dict(Counter("+".join(sorted(e.parts)) for e in self.entries)),
+            "parts": dict(Counter("+".join(sorted(e.extensions)) for e in self.entries)),
             "captions": len({m["caption"] for m in metas if isinstance(m.get("caption"), str)}),
             "duplicate_keys": [k for k, n in Counter(e.key for e in self.entries).items() if n > 1][:NAMED],
         }
@@ -69,7 +89,7 @@ class InspectedShards:
     def verify(self) -> list[str]:
         """What is wrong: every checksum is computed again, every sample decoded, every index compared."""
         checked = self._files() if self.manifest and self.place.is_dir() else []
-        return [*checked, *self._samples(), *self._indexes()]
+        return [*checked, *self._samples(), *self._compared()]
 
     @functools.cached_property
     def _dropped(self) -> set[str]:
@@ -84,19 +104,15 @@ class InspectedShards:
         return Fits(*max(votes, key=lambda v: (v[0] == known, votes[v]))) if votes else Fits()
 
     def _files(self) -> Iterator[str]:
-        assert self.manifest is not None
-        listed = {s["name"]: s for s in self.manifest["shards"]}
-        for name, s in listed.items():
-            path = self.folder / name
-            if not path.is_file():
-                yield f"{name} is in the manifest but not in the folder"
-            elif path.stat().st_size != s["bytes"]:
-                yield f"{name} has {path.stat().st_size} bytes instead of {s['bytes']}"
-            elif files.sha256(path) != s["sha256"]:
-                yield f"the content of {name} does not match its checksum"
+        """Shards and indexes; the other files were checked with the manifest."""
+        for name in self._listed:
+            try:
+                files.check(self.folder, self._listed, [name], MEND.format(self.folder))
+            except ValueError as error:
+                yield str(error)
         for name in (t.relative_to(self.folder).as_posix() for t in self.tars):
-            if name not in listed:
-                yield f"{name} is not in the manifest"
+            if name not in self._listed:
+                yield f"{name} is not in {self.folder / CHECKSUMS}"
 
     def _samples(self) -> Iterator[str]:
         entries = [e for e in self.entries if e.key not in self._dropped]
@@ -108,22 +124,20 @@ class InspectedShards:
         counts = Counter(e.key for e in entries)
         yield from (f"the key {key} occurs {n} times" for key, n in counts.items() if n > 1)
 
-    def _indexes(self) -> Iterator[str]:
-        for split in SPLITS:
-            try:
-                index = open_index(self.folder, split)
-                if index is None:
-                    continue
-                index.check_fits(shard_digests(self.manifest))
-                grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
-            except ValueError as error:
-                yield str(error)
-                continue
+    def _compared(self) -> Iterator[str]:
+        """What the splits' indexes say against the shards themselves."""
+        try:
+            indexes = self._indexes
+        except ValueError as error:
+            yield str(error)
+            return
+        for index in indexes:
+            grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
             tars = {self.folder / shard.name for shard in index.shards}
             own = [e for e in self.entries if e.shard in tars and e.key not in self._dropped]
             right = [e for e in own if (grid := grids.get(_place(e))) and list(grid) == _grid_of(e, grid)]
             if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
-                path = index_path(self.folder, split)
+                path = index_path(self.folder, index.split)
                 yield f"{path} is wrong for {wrong} samples; write it again: dfm index {self.folder}"
 
     # ---- pictures -------------------------------------------------------------------------------------------------
@@ -152,18 +166,6 @@ class InspectedShards:
         return video.contact_sheet(videos, [c.meta.get("caption") or c.key for c in clips]) if clips else None
 
 
-def _scan(tar: Path) -> list[SampleEntry]:
-    """The samples of a tar; ValueError when it cannot be read."""
-    found = shards.scan_shard(tar)
-    measured = (shards.read_record(tar.parent, tar.name) or {}).get("measured", {})  # by dfm adopt
-    for entry in found:
-        if entry.key in measured:  # NeMo DFM's script writes a clip's frames as its height, and that as its width
-            *grid, tokens = measured[entry.key]
-            size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*grid))
-            entry.meta.update(size, text_tokens=tokens)
-    return found
-
-
 def _readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Iterator[EncodedClip]:
     for entry in entries:
         with contextlib.suppress(SampleError):  # counted and named by --verify
@@ -171,7 +173,7 @@ def _readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Itera
 
 
 def _place(entry: SampleEntry) -> tuple:
-    return entry.shard, entry.key, *sorted(entry.parts.items())
+    return entry.shard, entry.key, entry.offset, entry.size
 
 
 def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:

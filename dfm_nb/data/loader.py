@@ -1,9 +1,9 @@
-"""Shards to packs: the order is a plan that can be resumed exactly and in any layout (`pack_plan`).
+"""Shards to packs, in an order that can be resumed exactly and in any layout (`order`).
 
 - The sequence of packs is a function of (data set, seed, and the settings of packing) alone: not of ranks, workers,
   restarts or time. Of each step's packs, data-parallel rank r takes every dp-th.
 - Noise level, noise and caption dropout of a sample are a function of (seed, epoch, key).
-- The whole state is small (`StepPlan.state`): of each lane an epoch, a cursor, the waiting samples.
+- The whole state is small (`StepOrder.state`): of each lane an epoch, a cursor, the waiting samples.
 - Every sample is used once an epoch of its lane.
 - A sample that cannot be used is left out, named and counted in `Pack.dropped`; all others stay where they are.
 
@@ -18,46 +18,29 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from dfm_nb.base.records import EncodedClip, SampleError
-from dfm_nb.data.pack_plan import Item, PackPlan, StepPlan
-from dfm_nb.data.stores import SampleStore
-from dfm_nb.packs.packs import Pack, PackSettings, blank_draw, draw_sample, pack_draws
-from dfm_nb.packs.patches import check_divides
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.order import PackOrder, StepOrder
+from dfm_nb.packs.packer import PackItem
+from dfm_nb.packs.packs import Pack, blank_pack, draw_sample, pack_draws
 
-PREFETCH_STEPS = 2
+PREFETCH_STEPS = 2  # one to be taken next, and one in the making while that trains
 
 
-class PackBuilder:
-    """From a plan's entry to a `Pack`: reads, adds noise, packs. Safe to call from several threads."""
-
-    def __init__(self, store: SampleStore, settings: PackSettings):
-        self.store, self.settings = store, settings
-
-    def build(self, items: list[Item], capacity: int | None) -> Pack:
-        draws, dropped = [], []
-        for epoch, index in items:
-            try:
-                clip = self.store.read(index)
-                self._check_divides(clip)
-            except SampleError as error:
-                dropped.append((error.reason, error.detail))
-                continue
-            draws.append(draw_sample(clip, epoch, self.settings, self.store.statistics, self.store.empty_text))
-        if draws:
-            pack = pack_draws(draws, self.settings, capacity)
-        else:
-            blank = blank_draw(self.settings, self.store.channels, self.store.empty_text)
-            pack = pack_draws([blank], self.settings, capacity)
-            pack.loss_mask[:] = False
-            pack.keys, pack.grids = [], []
-        pack.dropped = dropped
-        return pack
-
-    def _check_divides(self, clip: EncodedClip) -> None:
+def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:
+    """Read the samples of a pack, add noise, and pack them. Safe to call from several threads."""
+    store, draws, dropped = order.store, [], []
+    for item in items:
         try:
-            check_divides(clip.latent[0], self.settings.patch_spatial, self.settings.patch_temporal)
-        except ValueError as error:
-            raise SampleError("odd_size", f"sample {clip.key}: {error}") from None
+            clip = store.read(item.sample)
+            draws.append(draw_sample(clip, item.epoch, order.settings, store.statistics, store.empty_text))
+        except SampleError as error:
+            dropped.append((error.reason, error.detail))
+    if draws:
+        pack = pack_draws(draws, order.settings, order.capacity)
+    else:
+        pack = blank_pack(order.settings, store.channels, store.empty_text, order.capacity)
+    pack.dropped = dropped
+    return pack
 
 
 class PackedLoader:
@@ -72,7 +55,7 @@ class PackedLoader:
 
     def __init__(
         self,
-        plan: PackPlan,
+        order: PackOrder,
         packs_per_step: int,
         dp_rank: int = 0,
         dp_size: int = 1,
@@ -80,36 +63,35 @@ class PackedLoader:
         balance_steps: int = 1,
     ):
         assert packs_per_step % dp_size == 0, (packs_per_step, dp_size)
-        self.plan, self.builder = plan, PackBuilder(plan.store, plan.settings)
-        self.steps = StepPlan(plan, packs_per_step, balance_steps)
+        self.order, self.steps = order, StepOrder(order, packs_per_step, balance_steps)
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self._pool = ThreadPoolExecutor(num_workers, "pack") if num_workers else None
         self._ahead: deque[tuple[list[Callable[[], Pack]], dict]] = deque()  # what gives each pack; the state after it
         self._depth = PREFETCH_STEPS if num_workers else 1
         self._state = self.steps.state()
 
-    def _plan_step(self) -> None:
+    def _begin_step(self) -> None:
         own = self.steps.next()[self.dp_rank :: self.dp_size]
         self._ahead.append(([self._build(items) for items in own], self.steps.state()))
 
-    def _build(self, items: list[Item]) -> Callable[[], Pack]:
+    def _build(self, items: list[PackItem]) -> Callable[[], Pack]:
         """What gives the pack: at once in the caller, or as soon as a thread has built it."""
         if self._pool is None:
-            return functools.partial(self.builder.build, items, self.plan.capacity)
-        return self._pool.submit(self.builder.build, items, self.plan.capacity).result
+            return functools.partial(build_pack, self.order, items)
+        return self._pool.submit(build_pack, self.order, items).result
 
     def next_step(self) -> list[Pack]:
         while len(self._ahead) < self._depth:
-            self._plan_step()
+            self._begin_step()
         jobs, state = self._ahead.popleft()
         packs = [job() for job in jobs]
         self._state = state
         if self._pool is not None:
-            self._plan_step()
+            self._begin_step()
         return packs
 
     def state(self) -> dict:
-        """The plan's state after the last step that `next_step` returned (not what was read ahead)."""
+        """The order's state after the last step that `next_step` returned (not what was read ahead)."""
         return self._state
 
     def restore(self, state: dict) -> None:

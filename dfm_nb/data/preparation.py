@@ -35,12 +35,11 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
-from dfm_nb.data.index import write_indexes
-from dfm_nb.data.prepared_folder import PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
+from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, ShardPlans, evenly
 
-FORMAT_VERSION = 1
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
 PSNR_ITEMS = 64
@@ -277,7 +276,6 @@ class Preparation:
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
         self._encode()
-        self.ranks.barrier()
         self.ranks.first(self._complete)
 
     def _identities(self) -> dict[str, dict]:
@@ -309,7 +307,7 @@ class Preparation:
                     first_fault = first_fault or result.detail
                 else:
                     given += 1
-                    yield to_pixels(result.clip.video)
+                    yield to_pixels(result.video)
         if not given:
             raise ValueError(f"no sample of {self.config.source} could be used; the first: {first_fault}")
 
@@ -320,7 +318,7 @@ class Preparation:
         rank, world = self.ranks.rank, self.ranks.world
         plans = self.plans.share(rank, world)
         count = sum(len(p.items) for p in plans)
-        where = ", from {} to {}".format(*self.plans.range_of(rank)) if world == self.plan["ranks"] else ""
+        where = ", from {} to {}".format(*self.plans.ranges[rank]) if world == self.plan["ranks"] else ""
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one piece, as several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
@@ -341,11 +339,10 @@ class Preparation:
         write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
         splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
-        write_indexes(self.folder.path, {r["name"]: r["sha256"] for r in full})
+        write_indexes(self.folder.path, splits)
         mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
         own = self.config.model_dump(exclude={"options", "table"}, exclude_none=True)
         manifest = {
-            "format_version": FORMAT_VERSION,
             "dfm_nb": __version__,
             "source": self.source.identity(),
             **self._identities(),
@@ -358,9 +355,9 @@ class Preparation:
             "ranks": self.plan["ranks"],
             "plan": self.plan,
             "arguments": own | self.config.options,
-            "shards": [{k: r[k] for k in ("name", "split", "samples", "bytes", "sha256")} for r in full],
+            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in full],
         }
-        write_manifest(self.folder.path, manifest)
+        write_manifest(self.folder.path, manifest, {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in full})
         report(manifest, self.folder)
 
     def _records(self) -> Iterator[dict[str, Any]]:
@@ -417,7 +414,7 @@ def reconstruction_psnr(tokenizer: Tokenizer, reading: Reading, items: list[int]
         for _, result in ahead.take(len(items)):
             if isinstance(result, SampleError):
                 continue
-            pixels = to_pixels(result.clip.video)[None]
+            pixels = to_pixels(result.video)[None]
             again = tokenizer.decode(tokenizer.encode(pixels)).float().cpu().clamp(-1, 1)
             error = ((again - pixels) * 127.5).square().mean().item()
             kind = "images" if pixels.shape[2] == 1 else "clips"

@@ -6,133 +6,93 @@ A folder that holds anything else is never written into, and two preparations of
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
-from dfm_nb.base.files import (
-    DISK_FULL,
-    lies_inside,
-    local,
-    older,
-    read_json,
-    remove_temporaries,
-    sha256,
-    write_atomically,
-)
+from dfm_nb.base import files
+from dfm_nb.base.files import DISK_FULL, local, older, read_json, remove_temporaries, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS
 
+FORMAT_VERSION = 2
+"""Of manifest, checksums and index; 1 had the checksums in the manifest."""
+
+CHECKSUMS = "checksums.json"
 TOKENIZER = "tokenizer.safetensors"
 INDEX = ".index.arrow"
-"""Ends the name of a split's index (`dfm_nb.data.index`), which has checksums of its own."""
+"""Ends the name of a split's index (`dfm_nb.data.sample_index`)."""
 
 _INDEXES = [f"{split}{INDEX}" for split in SPLITS]
-OWN_FILES = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, *shards.NV_META)
-"""What a preparation makes beside the shards; the manifest comes first, as without it the folder is unfinished."""
+OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, *shards.NV_META)
+"""What a preparation makes beside the shards; without the first two the folder is unfinished."""
 
-LARGEST_FILE = 1 << 30  # bytes of one of `BESIDE`; without a bound, a sparse file would be hashed for minutes
+BESIDE = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, ".nv-meta/split.yaml")
+"""Files beside the shards that `CHECKSUMS` lists as far as they are there: what readers take, and who is in a split."""
+
+MEND = "restore it, or, where the change is meant, write index and checksums again: dfm index {}"
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
-MANIFEST: dict[str, Any] = {
-    **STATISTICS,
-    "source": {"name": str},
-    "tokenizer": {"name": str},
-    "text_encoder": {"name": str},
-    "counts": {"train": int, "val": int, "test": int, "dropped": int, "dropped_by_reason": {}},
-    "psnr_db": {},
-    "drops": [{"key": str, "reason": str, "detail": str}],
-    "shards": [{"name": str, "bytes": int, "sha256": str}],
-}
 """What is read of a manifest, by its types."""
 
 _SHARD = re.compile(r"(\d{4}/)?rank\d+-\d{6,}\.tar")
 
-BESIDE = (TOKENIZER, "text_empty.safetensors", "*.tar.idx", ".nv-meta/.info.json", ".nv-meta/split.yaml")
-"""Small files beside the shards that training reads; the manifest has their checksums and its own.
 
-Energon's indices of shards in folders below (`shard_plan`) are not among them: they would be thousands.
-"""
-
-
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """`manifest.json` with checksums of the files `BESIDE`, which must be there, and of itself."""
-    found = sorted(path for pattern in BESIDE for path in folder.glob(pattern))
-    manifest = manifest | {"files": {path.relative_to(folder).as_posix(): sha256(path) for path in found}}
+def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, dict[str, Any]]) -> None:
+    """`manifest.json` and, last of all, the checksums, with which the folder is finished. tars : see `seal_folder`."""
     # the name of a folder may be no UTF-8: JSON then has its bytes as \udcXX
-    text = json.dumps(_sealed(manifest), indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
-    path = folder / "manifest.json"
-    if not path.is_file() or path.read_bytes() != text:
-        write_atomically(path, text)
+    text = json.dumps({"format_version": FORMAT_VERSION, **manifest}, indent=1, ensure_ascii=False)
+    write_atomically(folder / "manifest.json", text.encode("utf-8", "backslashreplace"))
+    seal_folder(folder, tars)
 
 
-def _sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """With its checksum among those of the files."""
-    files = {name: digest for name, digest in manifest["files"].items() if name != "manifest.json"}
-    manifest = manifest | {"files": files}
-    own = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    return manifest | {"files": files | {"manifest.json": own}}
+def seal_folder(folder: Path, tars: Mapping[str, dict[str, Any]]) -> None:
+    """Write the checksums of the shards and of what lies beside them. tars : of each what `files.listed_as` gives."""
+    found = {name: files.listed_as(folder / name) for name in BESIDE if (folder / name).is_file()}
+    files.seal(folder / CHECKSUMS, {**found, **tars})
 
 
-def is_sealed(manifest: dict[str, Any] | None) -> bool:
-    """Whether its own checksum fits."""
-    return manifest is not None and isinstance(manifest.get("files"), dict) and manifest == _sealed(manifest)
+def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
+    """What `seal_folder` wrote; one sentence for folders that have none."""
+    if (folder / CHECKSUMS).is_file():
+        return files.read_listing(folder / CHECKSUMS)
+    version = (read_json(folder / "manifest.json") or {}).get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise ValueError(older(folder / "manifest.json", "prepare or adopt the data again"))
+    raise FileNotFoundError(
+        f"{folder / CHECKSUMS} is missing, with which a prepared data set is finished: make one with `dfm prepare "
+        f"--output-dir {folder}`; if shards of another writer are there, {shards.how_to_adopt(folder)}"
+    )
 
 
-def _check_files(folder: Path, manifest: dict[str, Any], unread: str | None) -> None:
-    """ValueError when one has changed since it was written."""
-    for name, digest in manifest["files"].items():
-        if unread and name.endswith(unread):
-            continue
-        path = folder / name
-        if name == TOKENIZER and not path.exists():
-            log.warning("%s is gone; training goes on, but its checkpoints' samples cannot be decoded", path)
-            continue
-        whole = path.is_file() and path.stat().st_size <= LARGEST_FILE and sha256(path) == digest
-        if not (is_sealed(manifest) if name == "manifest.json" else whole):
-            raise ValueError(
-                f"{path} is missing or has changed since it was written, says {folder / 'manifest.json'}; restore it, "
-                'or, where the change is meant, set "files" to {} in that manifest'
-            )
-
-
-def read_manifest(folder: Path, wanted: dict[str, Any] = MANIFEST, unread: str | None = None) -> dict[str, Any] | None:
+def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
     """`manifest.json`, None when there is none.
 
     Parameters
     ----------
-    unread : the end of the names of files that the caller does not read, and that need no check.
+    checked : it and the other small files must be as they were listed.
 
     Raises
     ------
-    ValueError : it has not what is wanted, no finite statistics, or a file that it lists has changed.
+    ValueError, FileNotFoundError : they are not, or it has no finite statistics.
     """
     path = folder / "manifest.json"
-    if not path.is_file():
-        return None
+    here = {path.name} if path.is_file() else set()
+    if checked and (here or (folder / CHECKSUMS).is_file()):
+        listed = read_checksums(folder)
+        names = here | {name for name in listed if not name.endswith((".tar", INDEX))}
+        files.check(folder, listed, sorted(names), MEND.format(folder))
     manifest = read_json(path) or {}
-    missing = lacking(manifest, wanted)
-    if missing:
-        raise ValueError(
-            f"{path} is damaged ({', '.join(missing[:3])}); restore it or run dfm prepare with --resume after removing "
-            "it (for shards of another writer: dfm adopt)"
-        )
-    if "files" not in manifest:
-        raise ValueError(older(path, "run dfm prepare again"))
-    if not isinstance(manifest["files"], dict):
-        raise ValueError(f"{path} is damaged (files); restore it")
-    if odd := [name for name in (*manifest["files"], *shard_digests(manifest)) if not lies_inside(name)]:
-        raise ValueError(f"{path} must list files inside its folder; it lists {odd[0]!r:.80}; do not use this data set")
-    _check_files(folder, manifest, unread)
-    return manifest
+    if here and (missing := lacking(manifest, {**STATISTICS, "drops": [{"key": str}]})):
+        raise ValueError(f"{path} is damaged ({', '.join(missing)}); prepare or adopt the data again")
+    return manifest or None
 
 
 def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -143,17 +103,6 @@ def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
         if len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0:
             return list(STATISTICS)
     return missing
-
-
-def shard_digests(manifest: dict[str, Any] | None) -> dict[str, str]:
-    """sha256 by shard; empty where they are not known."""
-    listed = (manifest or {}).get("shards") or []
-    return {shard["name"]: shard["sha256"] for shard in listed} if fits(listed, MANIFEST["shards"]) else {}
-
-
-def is_adopted(manifest: dict[str, Any] | None) -> bool:
-    """Whether `dfm adopt` has measured the samples into its records."""
-    return (manifest or {}).get("source") == {"name": "adopted"}
 
 
 def fits(value: object, kind: Any) -> bool:
@@ -202,7 +151,7 @@ class PreparedFolder:
                 f"{self.path} already holds another data set ({listed}); "
                 "choose another --output-dir or pass --overwrite"
             )
-        if self.manifest.is_file():
+        if self.manifest.is_file() and (self.path / CHECKSUMS).is_file():
             return True
         if not resume:
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
@@ -223,7 +172,8 @@ class PreparedFolder:
         """Delete what the records name, and then these; the lock stays, as we hold it."""
         records = [path for place in _places(self.records) for path in place.glob("*.json")]
         listed = {path.relative_to(self.records).as_posix().removesuffix(".json") for path in records}
-        listed |= shard_digests(read_json(self.manifest)).keys()  # of a folder that was copied without its records
+        # a folder that was copied without its records has the manifest's list
+        listed |= {str(shard.get("name")) for shard in (read_json(self.manifest) or {}).get("shards", [])}
         names = [name for name in listed if _SHARD.fullmatch(name) and (self.path / name).parent in _places(self.path)]
         for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
             (self.path / name).unlink(missing_ok=True)
@@ -232,16 +182,15 @@ class PreparedFolder:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the folder, after another preparation of it has ended; nothing where the file system has no locks."""
+        """Hold the folder, after another preparation of it has ended."""
         self.records.mkdir(parents=True, exist_ok=True)
-        with (self.records / "lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.warning("another process is at work in %s; waiting for it to end", self.path)
-                fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError:
-                pass
+        lock = FileLock(self.records / "lock")
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            log.warning("another process is at work in %s; waiting for it to end", self.path)
+            held = lock.acquire()
+        with held:
             yield
 
     def agree_on_encoders(self, identities: dict[str, dict]) -> None:

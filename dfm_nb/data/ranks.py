@@ -31,12 +31,8 @@ class Ranks:
     @classmethod
     def from_env(cls) -> Ranks:
         """As torchrun says; alone without it."""
-        return cls(
-            int(os.environ.get("RANK", 0)),
-            int(os.environ.get("WORLD_SIZE", 1)),
-            int(os.environ.get("LOCAL_RANK", 0)),
-            int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-        )
+        names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)
+        return cls(*(int(os.environ.get(name, alone)) for name, alone in names))
 
     def __enter__(self) -> Ranks:
         if self.world > 1 and not dist.is_initialized():
@@ -50,34 +46,27 @@ class Ranks:
             gc.collect()
             dist.destroy_process_group()
 
-    def barrier(self) -> None:
-        if self.world > 1:
-            dist.barrier()
-
     def first(self, function: Callable[[], T]) -> T:
-        """`function()` on rank 0; all get its result. A user's mistake is said once, and ends all ranks."""
+        """`function()` on rank 0 when all are here; all get its result. A user's mistake is said once, and ends all."""
         if self.world == 1:
             return function()
+        dist.barrier()
         shared: list[Any] = [None, False]  # the result, whether it failed
-        error = None
+        error: BaseException | None = None
         if self.rank == 0:
             try:
                 shared[0] = function()
             except USER_ERRORS as fault:
                 error, shared[1] = fault, True
         dist.broadcast_object_list(shared, src=0)
-        if error is not None:
-            raise error
         if shared[1]:
-            raise SystemExit(2)
+            raise error or SystemExit(2)
         return shared[0]
 
     def device(self, asked: str | None) -> str:
         """The device that was asked for; else this process's own GPU, or the CPU where there are none."""
-        if asked:
-            return asked
-        if not torch.cuda.is_available():
-            return "cpu"
+        if asked or not torch.cuda.is_available():
+            return asked or "cpu"
         index = self.local_rank % torch.cuda.device_count()
         torch.cuda.set_device(index)
         return f"cuda:{index}"

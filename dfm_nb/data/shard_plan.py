@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SPLITS = ("train", "val", "test")
-VAL_FROM_ITEMS = 20
+VAL_FROM_ITEMS = 20  # of fewer, one item would be more than the default --val-fraction of 5 %
 SHARDS_A_FOLDER = 4000  # a shard and its index are two files; of more shards, each folder holds at most this many
 
 
@@ -38,15 +38,6 @@ def balanced_ranges(count: int, parts: int) -> list[tuple[int, int]]:
     return out
 
 
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def _split_of(digest: bytes, val_fraction: float, test_fraction: float) -> str:
-    u = int.from_bytes(digest[:8], "big") / 2**64
-    return "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
-
-
 class ShardPlans:
     """The shards of a preparation that `world` processes began.
 
@@ -54,44 +45,37 @@ class ShardPlans:
     ----------
     keys : of the items, in order; read once. Of 20 items or more one is for validation whenever a fraction was asked
         for.
+
+    Attributes
+    ----------
+    ranges : the items of each rank, first and one past the last.
     """
 
     def __init__(
         self, keys: Iterable[str], val_fraction: float, test_fraction: float, world: int = 1, shard_size: int = 250
     ):
         codes, nearest = bytearray(), (b"\xff" * 33, 0)  # the smallest hash, and whose it is
-        for i, digest in enumerate(map(_hash, keys)):
-            codes.append(SPLITS.index(_split_of(digest, val_fraction, test_fraction)))
+        for i, key in enumerate(keys):
+            digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+            u = int.from_bytes(digest[:8], "big") / 2**64
+            split = "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
+            codes.append(SPLITS.index(split))
             nearest = min(nearest, (digest, i))
         if val_fraction > 0 and len(codes) >= VAL_FROM_ITEMS and SPLITS.index("val") not in codes:
             codes[nearest[1]] = SPLITS.index("val")
         self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size
-        self._ranges = balanced_ranges(len(codes), world)
-        sizes = [[self._count(code, *r) for code in range(len(SPLITS))] for r in self._ranges]
+        self.ranges = balanced_ranges(len(codes), world)
+        sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self.ranges]
         self._shards = (-(-np.array(sizes) // shard_size)).sum(1)  # of each rank
-
-    def _count(self, code: int, start: int, stop: int) -> int:
-        return int(np.count_nonzero(self._codes[start:stop] == code))
-
-    @property
-    def num_items(self) -> int:
-        return len(self._codes)
-
-    @property
-    def num_shards(self) -> int:
-        return int(self._shards.sum())
+        self.num_items, self.num_shards = len(codes), int(self._shards.sum())
 
     def items_of(self, split: str) -> np.ndarray:
         """Indices of the items of a split."""
         return np.flatnonzero(self._codes == SPLITS.index(split))
 
-    def range_of(self, rank: int) -> tuple[int, int]:
-        """The items of a rank, first and one past the last."""
-        return self._ranges[rank]
-
     def of_rank(self, rank: int) -> Iterator[ShardPlan]:
         """The shards of one of those that began: first training, then validation, then test."""
-        start, stop = self._ranges[rank]
+        start, stop = self.ranges[rank]
         before, number = int(self._shards[:rank].sum()), 0
         for code, split in enumerate(SPLITS):
             items = (np.flatnonzero(self._codes[start:stop] == code) + start).astype(np.uint32)

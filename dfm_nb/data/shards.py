@@ -20,23 +20,24 @@ import logging
 import multiprocessing
 import os
 import pickle
-import re
 import shutil
 import tarfile
 import types
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
-import numpy as np
+import pydantic
 import torch
+import yaml
 
 from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, temporary_of, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import tensor_bytes
+from dfm_nb.data.shard_plan import SPLITS
 
 PARTS = ("pth", "pickle", "json")
 RECORDS = ".dfm"
@@ -98,19 +99,10 @@ def _crc32(latent: bytes, text: bytes, meta: dict) -> int:
     return zlib.crc32(said, zlib.crc32(text, zlib.crc32(latent)))
 
 
-def decode_pth(data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pth` part; SampleError when it is anything but a tensor of floats."""
-    return _decode(tensor_bytes.read_saved, data, key, "pth")
-
-
-def decode_pickle(data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pickle` part; SampleError when it is anything but a tensor of floats."""
-    return _decode(tensor_bytes.read_pickle, data, key, "pickle")
-
-
-def _decode(read: Callable[[bytes], object], data: bytes, key: str, part: str) -> torch.Tensor:
+def decode_tensor(part: str, data: bytes, key: str = "?") -> torch.Tensor:
+    """Tensor of a `.pth` or `.pickle` part; SampleError when it is anything but a tensor of floats."""
     try:
-        value = read(data)
+        value = tensor_bytes.read_saved(data) if part == "pth" else tensor_bytes.read_pickle(data)
     except Exception as error:  # damaged bytes fail anywhere
         why = str(error).split("\n")[0][:200] or type(error).__name__
         raise SampleError("unsafe_or_damaged_part", f"sample {key}: its .{part} was refused: {why}") from None
@@ -135,7 +127,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
         raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
     meta = decode_meta(parts.get("json"), key)
     checksum = meta.pop(CHECKSUM, None)
-    latent, text = decode_pth(parts["pth"], key), decode_pickle(parts["pickle"], key)
+    latent, text = (decode_tensor(part, parts[part], key) for part in ("pth", "pickle"))
     latent = latent[None] if latent.ndim == 4 else latent
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
@@ -163,26 +155,29 @@ LATENT_LIMIT = 1e3
 """NeMo DFM's task encoder passes over samples beyond it, too."""
 
 TEXT_LIMIT = 1e5
-
-FPS_LIMITS = 1e-4, 1e6
+"""A damaged exponent is beyond it; no encoder's states come near."""
 
 LARGEST_JSON = 1 << 20
 """Bytes; parsed, it may take twenty times as much."""
 
 VOTERS = 5
+"""Samples whose widths are taken for those of a data set: of five, two that are damaged are outvoted."""
 
-META_TYPES: dict[str, tuple[type, ...]] = {
-    "caption": (str,),
-    "fps": (int, float),
-    "text_tokens": (int,),
-    "num_frames": (int,),
-    "image_height": (int,),
-    "image_width": (int,),
-    "latent_shape": (list,),
-    "attributes": (dict,),
-    CHECKSUM: (int,),
-}
-"""What a .json may say and is read; each may also be missing or null."""
+
+class Meta(pydantic.BaseModel):
+    """What a .json may say and is read; each may also be missing or null."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    caption: str | None = None
+    fps: Annotated[float, pydantic.Field(ge=1e-4, le=1e6)] | None = None
+    text_tokens: int | None = None
+    num_frames: int | None = None
+    image_height: int | None = None
+    image_width: int | None = None
+    latent_shape: Annotated[list[pydantic.PositiveInt], pydantic.Field(min_length=3, max_length=5)] | None = None
+    attributes: dict | None = None
+    crc32: int | None = None
 
 
 class Fits(NamedTuple):
@@ -205,24 +200,14 @@ def decode_meta(data: bytes | None, key: str) -> dict:
     try:
         if len(data) > LARGEST_JSON:
             raise ValueError(f"it has {len(data)} bytes; {LARGEST_JSON} is the most")
-        meta = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, ValueError) else "it is nested too deep"
-        raise SampleError("unreadable_json", f"sample {key}: its .json is not JSON: {why}") from None
-    if not isinstance(meta, dict):
-        raise SampleError("unreadable_json", f"sample {key}: its .json must be an object; it is {type(meta).__name__}")
-    for name, kinds in META_TYPES.items():
-        if meta.get(name) is not None and type(meta[name]) not in kinds:
-            said = " or ".join(k.__name__ for k in kinds)
-            raise SampleError("wrong_json", f"sample {key}: {name} must be {said}; it is {type(meta[name]).__name__}")
-    fps, size, caption = meta.get("fps"), meta.get("latent_shape"), meta.get("caption") or ""
-    if fps is not None and not FPS_LIMITS[0] <= fps <= FPS_LIMITS[1]:  # NaN compares as False
-        raise SampleError("wrong_json", f"sample {key}: fps must be finite and positive; it is {str(fps)[:20]}")
-    if size is not None and not (3 <= len(size) <= 5 and all(type(n) is int and n > 0 for n in size)):
-        raise SampleError("wrong_json", f"sample {key}: latent_shape must be [C, T, H, W] of whole numbers above 0")
-    if caption.isascii() is False and caption.encode(errors="replace").decode() != caption:
-        raise SampleError("wrong_json", f"sample {key}: its caption cannot be written as UTF-8")
-    return meta
+        Meta.model_validate_json(data)
+        return json.loads(data)
+    except ValueError as error:  # pydantic's, and Python's on a number of thousands of digits
+        why = str(error)
+        if isinstance(error, pydantic.ValidationError):
+            fault = error.errors()[0]
+            why = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise SampleError("wrong_json", f"sample {key}: its .json cannot be used: {why[:200]}") from None
 
 
 def _check(clip: EncodedClip, fits: Fits) -> None:
@@ -278,10 +263,8 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        try:
-            self._file.close()  # on a full disk it fails on what it still holds
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):  # on a full disk it fails on what it still holds
+            self._file.close()
         self.temporary.unlink(missing_ok=True)
 
 
@@ -291,13 +274,13 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
 
     for name in NV_META:  # a kill may have left half of them
         (folder / name).unlink(missing_ok=True)
+    every = sorted(name for names in splits.values() for name in names)
     said = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.simplefilter("ignore")
         from megatron.energon.epathlib import EPath
         from megatron.energon.flavors import BaseWebdatasetFactory
 
-        every = sorted(name for names in splits.values() for name in names)
         # a shard whose index it cannot write Energon skips, with a traceback to its log
         logger = logging.getLogger("megatron.energon.flavors.webdataset.prepare")
         logger.disabled = True
@@ -309,11 +292,9 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                 split_parts_patterns=[(part, name) for part, names in splits.items() for name in names],
                 workers=1,
             )
-        except SystemExit:  # Energon's way to report, after printing why
-            why = " ".join(said.getvalue().split())
-            raise ValueError(f"Energon refuses the shards in {folder}: {why[:300]}") from None
-        except UnicodeEncodeError as error:
-            raise ValueError(f"names in a tar must be UTF-8; {folder} has {error.object!r}") from None
+        except (SystemExit, UnicodeEncodeError) as error:  # SystemExit: Energon's way to report, after printing why
+            why = " ".join(said.getvalue().split()) or error
+            raise ValueError(f"Energon refuses the shards in {folder}: {str(why)[:300]}") from None
         finally:
             logger.disabled = False
             for child in multiprocessing.active_children():  # its own, which write on when it has failed
@@ -322,25 +303,21 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                     child.join()
             for leftover in folder.rglob("*.tar.idx.tmp*"):
                 leftover.unlink(missing_ok=True)
-        if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
-            free_mib = shutil.disk_usage(folder).free >> 20
-            raise ValueError(
-                f"Energon wrote no index of {lacking[0]} and {len(lacking) - 1} other shards of {folder}, most often "
-                f"as there is no space left ({free_mib} MiB free); make room and give the command again"
-            )
-    meta = folder / ".nv-meta"
+    if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
+        raise ValueError(
+            f"Energon wrote no index of {lacking[0]} and {len(lacking) - 1} other shards of {folder}, most often as "
+            f"there is no space left ({shutil.disk_usage(folder).free >> 20} MiB free); make room and try again"
+        )
     # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
     # energon info DIR --dataset-config info.yaml
-    info = "sample_type:\n  __module__: megatron.energon\n  __class__: CrudeSample\n"
-    write_atomically(meta / "info.yaml", info.encode())
-    lines = ["exclude: []", "split_parts:"]
-    for part in ("train", "val", "test"):
-        names = sorted(splits.get(part, []))
-        lines.append(f"  {part}:" + ("" if names else " []"))
-        lines += [f"  - {name}" for name in names]
-    write_atomically(meta / "split.yaml", ("\n".join(lines) + "\n").encode())
-    dataset = "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
-    write_atomically(meta / "dataset.yaml", dataset.encode())  # last: `has_energon_metadata` asks for it
+    contents = {
+        "info": {"sample_type": {"__module__": "megatron.energon", "__class__": "CrudeSample"}},
+        "split": {"exclude": [], "split_parts": {part: sorted(splits.get(part, [])) for part in SPLITS}},
+        # last: `has_energon_metadata` asks for it
+        "dataset": {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
+    }
+    for name, content in contents.items():
+        write_atomically(folder / ".nv-meta" / f"{name}.yaml", yaml.safe_dump(content, sort_keys=False).encode())
 
 
 def has_energon_metadata(folder: Path) -> bool:
@@ -353,84 +330,103 @@ def how_to_adopt(path: str | Path) -> str:
     return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` makes it whole"
 
 
-def shards_of(path: str | Path, split: str) -> list:
-    """Energon's `ShardInfo`s (name, count) of a split; empty when it has none.
-
-    Raises
-    ------
-    FileNotFoundError : the folder has no whole `.nv-meta`. ValueError : Energon cannot read it.
-    """
-    from megatron.energon.epathlib import EPath
+def shards_of(folder: Path, split: str) -> list[str]:
+    """The names of a split's shards, in Energon's order; ValueError when there is no `.nv-meta` that Energon reads."""
+    from megatron.energon.epathlib import EPath  # not of its public API, which opens whole data sets; 7.4.1 has them
     from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
     from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 
-    if not (Path(path) / ".nv-meta").is_dir():
-        raise FileNotFoundError(
-            f"{path} is not a prepared data set: it has no .nv-meta folder; make one with `dfm prepare "
-            f"--output-dir {path}`; if shards of another writer are there, {how_to_adopt(path)}"
-        )
-    meta = Path(path) / ".nv-meta"
+    meta = folder / ".nv-meta"
     try:
-        found = WebdatasetMeta.from_config(path=EPath(str(path)), split_part=split).shards
+        names = [shard.name for shard in WebdatasetMeta.from_config(path=EPath(str(folder)), split_part=split).shards]
     except (EmptyDatasetError, AssertionError):
         return []
     except Exception as error:  # of YAML, of JSON, of Energon's types
-        info = meta / ".info.json"
-        bad = meta / "split.yaml" if isinstance((read_json(info) or {}).get("shard_counts"), dict) else info
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{bad} is damaged ({why}); restore it, or remove {meta} and {how_to_adopt(path)}") from None
-    for shard in found:
-        if not lies_inside(shard.name):
-            raise ValueError(f"{meta} must list shards inside {path}; it lists {shard.name!r:.80}; remove it")
-        tar = Path(path) / shard.name
-        size = tar.stat().st_size if tar.is_file() else 0
-        if not 0 <= shard.count <= size // tarfile.BLOCKSIZE:  # a sample has a block at least
-            raise ValueError(f"{tar} has {size} bytes, too few for the {shard.count} samples of .nv-meta; restore it")
-    return found
+        raise ValueError(f"{meta} is missing or damaged ({why}); {how_to_adopt(folder)}") from None
+    if outside := [name for name in names if not lies_inside(name)]:
+        raise ValueError(f"{meta} must list shards inside {folder}; it lists {outside[0]!r:.80}; remove it")
+    return names
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class SampleEntry:
-    """Where a sample lies in a tar: for each part (offset, size) in bytes; and its .json, parsed."""
+    """Where a sample lies in a tar: the bytes [offset, offset + size) hold its members' headers and content.
+
+    `extensions` and `meta`, its .json parsed, are known when the tar was walked; an index has neither.
+    """
 
     key: str
     shard: Path
-    parts: dict[str, tuple[int, int]]
-    meta: dict
+    offset: int
+    size: int
+    extensions: tuple[str, ...] = ()
+    meta: dict = field(default_factory=dict)
+
+    def parts(self) -> dict[str, bytes]:
+        """The bytes of its parts, by extension; SampleError when it is not where the entry says."""
+        try:
+            with self.shard.open("rb") as file:
+                data = os.pread(file.fileno(), self.size, self.offset)
+            found = {}
+            for key, extension, member in _members(io.BytesIO(data)):
+                if key != self.key:
+                    raise tarfile.TarError(f"{key} is there")
+                found[extension] = data[member.offset_data : member.offset_data + member.size]
+        except Exception as error:  # what tarfile makes of damage
+            why = " ".join(str(error).split())[:200]
+            raise SampleError("damaged_tar", f"sample {self.key} is not at its place in {self.shard}: {why}") from None
+        return {part: found[part] for part in PARTS if part in found}
 
     def read(self, fits: Fits | None = None) -> EncodedClip:
         """Decode the sample; SampleError when it cannot be used."""
-        return decode_sample(read_parts(self), self.key, fits)
+        return decode_sample(self.parts(), self.key, fits)
 
 
-def read_parts(entry: SampleEntry) -> dict[str, bytes]:
-    """The bytes of a sample's parts, by extension; SampleError when they are not where the entry says."""
-    parts = {}
+def samples_of(tar: Path) -> list[SampleEntry]:
+    """The samples of a tar, in order; reads headers and .json parts only. ValueError when it is damaged or no tar.
+
+    Neighbours of one key are a sample, as WebDataset has it:
+
+        a.pth a.json | b.pth b.pickle | a.json | a.json     four samples
+    """
+    found: list[SampleEntry] = []
     try:
-        with entry.shard.open("rb") as f:
-            for part, (offset, size) in entry.parts.items():
-                block = os.pread(f.fileno(), size + tarfile.BLOCKSIZE, offset - tarfile.BLOCKSIZE)
-                parts[part] = block[tarfile.BLOCKSIZE :]
-                header = tarfile.TarInfo.frombuf(block[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape")
-                name = f"{entry.key}.{part}"
-                # a header has 100 bytes for the name; what is escaped in a key was otherwise in the tar
-                plain = name.isascii() and "\\" not in name and len(name) <= 100
-                if header.size != len(parts[part]) or (plain and header.name != name):
-                    raise tarfile.TarError(f"{header.name} of {header.size} bytes is there")
-    except (OSError, tarfile.TarError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise SampleError("damaged_tar", f"sample {entry.key} is not at its place in {entry.shard}: {why}") from None
-    return parts
+        with tar.open("rb") as file:
+            for key, extension, member in _members(file):
+                if not found or found[-1].key != key or extension in found[-1].extensions:
+                    found.append(SampleEntry(key, tar, member.offset, 0))
+                entry = found[-1]
+                entry.extensions += (extension,)
+                end = member.offset_data + member.size
+                entry.size = end + -end % tarfile.BLOCKSIZE - entry.offset
+                if extension == "json":
+                    file.seek(member.offset_data)
+                    with contextlib.suppress(SampleError):  # reading the sample reports it
+                        entry.meta = decode_meta(file.read(min(member.size, LARGEST_JSON + 1)), key)
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise ValueError(f"{tar} is not a readable, uncompressed tar: {error}; write it again") from None
+    return found
 
 
-def _key_and_extension(name: str) -> tuple[str, str]:
-    """As WebDataset splits a member's name: at the first dot after the last slash."""
-    folder, slash, leaf = name.rpartition("/")
-    stem, _, extension = leaf.partition(".")
-    return folder + slash + stem, extension
+def _members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """Key, extension and header of each part of a sample in a tar, or in the piece of one that holds a sample."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for member in tar:
+            # as WebDataset splits a name: at the first dot after the last slash; a name that is no UTF-8 is decoded
+            # with surrogates, and escaped, so that every key can be printed
+            name = member.name.encode(errors="backslashreplace").decode()
+            folder, slash, leaf = name.rpartition("/")
+            stem, _, extension = leaf.partition(".")
+            if member.isfile() and stem and extension:
+                yield folder + slash + stem, extension, member
+        # tarfile takes a damaged header for the end, behind which there are zeros alone
+        file.seek(tar.offset)
+        if file.read().strip(b"\0"):
+            raise tarfile.TarError(f"it is damaged at byte {tar.offset}")
 
 
 def find_shards(place: Path) -> list[Path]:
@@ -441,72 +437,6 @@ def find_shards(place: Path) -> list[Path]:
     if not tars:
         raise FileNotFoundError(f"{place} holds no .tar shards; name a folder that dfm prepare or another writer made")
     return tars
-
-
-def scan_shard(path: Path) -> list[SampleEntry]:
-    """The samples of a tar, in order; reads headers and .json parts only. ValueError when the tar is cut or is none."""
-    found: list[tuple[str, dict[str, tuple[int, int]]]] = []
-    try:
-        with tarfile.open(path) as tar:
-            if tar.fileobj is None or not isinstance(tar.fileobj, io.BufferedReader):
-                raise tarfile.TarError("it is compressed; unpack it, as samples are read in place")
-            for key, extension, span in _members(tar, path.stat().st_size):
-                if not found or found[-1][0] != key or extension in found[-1][1]:
-                    found.append((key, {}))
-                found[-1][1][extension] = span
-    except tarfile.TarError as error:
-        raise ValueError(f"{path} is not a readable tar: {error}; write it again") from None
-    with path.open("rb") as f:
-        return [SampleEntry(key, path, *_described(f.fileno(), key, parts)) for key, parts in found]
-
-
-def _members(tar: tarfile.TarFile, end: int) -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Key, extension and (offset, size) of each part of a sample before the offset `end`."""
-    for member in tar:
-        if member.offset >= end:
-            return
-        # a name that is no UTF-8 is decoded with surrogates; escaped, every key can be printed
-        key, extension = _key_and_extension(member.name.encode(errors="backslashreplace").decode())
-        if not member.isfile() or not extension or key.rpartition("/")[2] == "":
-            continue
-        if member.offset_data + member.size > end:
-            raise tarfile.TarError(f"it is cut off in the middle of {member.name}")
-        yield key, extension, (member.offset_data, member.size)
-
-
-def entries_at(path: Path, count: int) -> Iterator[SampleEntry | SampleError]:
-    """The first `count` samples of a tar where Energon's .idx has them, without `meta`.
-
-    Unlike `scan_shard`, damage to one sample is that sample's: the others are where they were.
-    """
-    starts = np.empty(0, np.uint64)
-    if (offsets := path.with_name(path.name + ".idx")).is_file():
-        starts = np.fromfile(offsets, "<u8", count + 1)
-    with path.open("rb") as f:
-        size = os.fstat(f.fileno()).st_size
-        for n in range(count):
-            try:
-                start, end = (int(offset) for offset in starts[n : n + 2])
-                f.seek(start)
-                members = list(_members(tarfile.TarFile(fileobj=f), min(end, size)))
-                # Energon takes a folder __NAME__ for its own
-                parts = {ext: span for key, ext, span in members if not re.match("__[^/]*__/", key)}
-                (key,) = {key for key, ext, _ in members if ext in parts}
-            except Exception as error:  # what tarfile makes of damage
-                why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                yield SampleError("damaged_tar", f"sample {n} of {path} cannot be read: {why}")
-            else:
-                yield SampleEntry(key, path, {p: v for p, v in parts.items() if p in PARTS}, {})
-
-
-def _described(fd: int, key: str, parts: dict[str, tuple[int, int]]) -> tuple[dict[str, tuple[int, int]], dict]:
-    """The parts we know, and the .json; {} where that is damaged, as reading the sample says."""
-    offset, size = parts.get("json", (0, 0))
-    known = {p: v for p, v in parts.items() if p in PARTS}
-    try:
-        return known, decode_meta(os.pread(fd, min(size, LARGEST_JSON + 1), offset), key)
-    except SampleError:
-        return known, {}
 
 
 # ---- records ------------------------------------------------------------------------------------------------------

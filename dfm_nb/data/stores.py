@@ -6,23 +6,25 @@ import contextlib
 import itertools
 import math
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.schema import TRAINED_SIZE
-from dfm_nb.data.index import SampleIndex, index_in_memory, open_index
-from dfm_nb.data.prepared_folder import STATISTICS, is_adopted, read_manifest, shard_digests
+from dfm_nb.data.prepared_folder import read_checksums, read_manifest
 from dfm_nb.data.remote import RemoteFolder
-from dfm_nb.data.shards import Fits, decode_sample, how_to_adopt, shards_of, widths
+from dfm_nb.data.sample_index import SampleIndex, index_path
+from dfm_nb.data.shards import Fits, how_to_adopt, widths
 from dfm_nb.packs.packs import LatentStatistics
 
 NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token stands for the empty caption
@@ -32,7 +34,7 @@ FIRST_SAMPLES = 256  # whose statistics stand for a data set without a manifest
 
 def check_split(path: str | Path, split: str) -> None:
     """ValueError when the split has no samples."""
-    if open_index(path, split) is None and not sum(shard.count for shard in shards_of(path, split)):
+    if index_path(path, split).name not in read_checksums(Path(path)):
         raise ValueError(
             f"{path} has no samples in its {split!r} split; prepare it with --val-fraction above 0, or set "
             "dataset.use_train_split_for_val=true"
@@ -40,17 +42,19 @@ def check_split(path: str | Path, split: str) -> None:
 
 
 class EnergonStore:
-    """The samples of one split of a prepared folder, by its index; without one, it is made in memory.
+    """The samples of one split of a prepared folder, by its index.
 
     Parameters
     ----------
-    path : folder with `.nv-meta`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
+    path : folder with `checksums.json`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
     remote : what gives the shards, where `path` is the folder that stands for a server's.
 
     Attributes
     ----------
-    fingerprint : of the shards' names and checksums; of their sizes where no manifest has these.
+    fingerprint : of the shards' names and checksums.
     dropped : (reason, detail) of samples that cannot be used and that no manifest names.
+    shard_sizes : samples of each shard, those that cannot be used among them. shard_voxels : int64, T * H * W of all
+        samples of each shard.
     """
 
     def __init__(
@@ -64,56 +68,30 @@ class EnergonStore:
         self.path, self.split, self._remote = str(path), split, remote
         if (Path(path) / ".nv-meta" / "sample_loader.py").is_file():
             raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
-        self._cache: OrderedDict[int, EncodedClip] = OrderedDict()
+        self._cache: dict[int, EncodedClip] = {}
         self._cache_room, self._lock = cache_bytes, threading.Lock()
-        self._first_bad: str | None = None
-        self._index = self._open_index(progress)
-        self.dropped = self._index.dropped
-        self._read_statistics(progress)
-
-    def _open_index(self, progress: bool) -> SampleIndex:
-        index = open_index(self.path, self.split)
-        # Energon's .idx files are as many as the shards, and an index makes them needless
-        self._manifest = read_manifest(Path(self.path), STATISTICS, unread=".tar.idx" if index is not None else None)
-        digests = shard_digests(self._manifest)
-        if index is not None:
-            index.check_fits(digests, here=self._remote is None)
-        else:
-            check_split(self.path, self.split)
-            if progress:
-                log.warning(
-                    "%s has no index of its %s split, so all samples' headers are read now: `dfm index %s` writes one",
-                    *(self.path, self.split, self.path),
-                )
-            index = index_in_memory(self.path, self.split, digests, is_adopted(self._manifest), progress)
-        self.fingerprint = index.fingerprint(digests)
-        return index
+        check_split(path, split)
+        self._index = SampleIndex(path, split, here=remote is None)
+        self.fingerprint, self.dropped = self._index.fingerprint(), self._index.dropped
+        self.shard_sizes = [shard.samples for shard in self._index.shards]
+        self.shard_voxels = np.array([shard.voxels for shard in self._index.shards], np.int64)
+        self._read_statistics(read_manifest(Path(path)), progress)
 
     def __len__(self) -> int:
         return len(self._index)
-
-    @property
-    def shard_sizes(self) -> list[int]:
-        """Samples of each shard, those that cannot be used among them."""
-        return [shard.samples for shard in self._index.shards]
-
-    @property
-    def shard_voxels(self) -> np.ndarray:
-        """T * H * W of all samples of each shard, int64."""
-        return self._index.shard_voxels
 
     @property
     def keys(self) -> list[str]:
         """Of all samples, in order: a Python object each."""
         return [self._index.entry(i).key for i in range(len(self))]
 
-    def _read_statistics(self, progress: bool) -> None:
-        root = Path(self.path)
-        manifest, empty = self._manifest, _stored_empty_text(root)
-        votes = widths(self._readable())
+    def _read_statistics(self, manifest: dict[str, Any] | None, progress: bool) -> None:
+        root, faults = Path(self.path), [detail for _, detail in self.dropped]
+        votes = widths(self._usable(Fits(), faults))
         if not votes:
-            first = self._first_bad or (self.dropped[0][1] if self.dropped else "there is none")
-            raise ValueError(f"{self.path}: no sample of its {self.split!r} split can be used; the first: {first}")
+            first = faults[0] if faults else "there is none"
+            raise ValueError(f"{root}: no sample of its {self.split!r} split can be used; the first: {first}")
+        empty = _stored_empty_text(root)
         known = len(manifest["latent_mean"]) if manifest else None, empty.shape[1] if empty is not None else None
         # most of the first samples, and what the folder says of them
         self.channels, self.text_dim = max(votes, key=lambda v: (v[0] == known[0], v[1] == known[1], votes[v]))
@@ -122,30 +100,24 @@ class EnergonStore:
                 raise ValueError(f"{root}/manifest.json has {known[0]} channels, latents {self.channels}; restore it")
             self.statistics = LatentStatistics.from_manifest(manifest)
         else:  # shards from elsewhere: the first samples speak for all
-            clips = list(itertools.islice(self._good(), FIRST_SAMPLES))
+            clips = list(itertools.islice(self._usable(Fits(self.channels, self.text_dim), faults), FIRST_SAMPLES))
             if progress:
                 log.warning(
                     "%s has no manifest.json: the latents' mean and std are those of its first %d samples, and "
                     "generation will not know its tokenizer; %s",
                     *(root, len(clips), how_to_adopt(root)),
                 )
-            flat = torch.cat([clip.latent[0].float().flatten(1) for clip in clips], 1)
-            mean, std = flat.mean(1), flat.std(1).clamp_min(1e-6)
-            self.statistics = LatentStatistics(mean, std)
+            latents = torch.cat([clip.latent[0].float().flatten(1) for clip in clips], 1)
+            self.statistics = LatentStatistics(latents.mean(1), latents.std(1).clamp_min(1e-6))
         self.empty_text = read_empty_text(root, self.text_dim)
 
-    def _readable(self) -> Iterator[EncodedClip]:
-        """Samples that are good in themselves, whatever the others are."""
+    def _usable(self, fits: Fits, faults: list[str]) -> Iterator[EncodedClip]:
+        """Samples in order; what is wrong with one that cannot be used is added to `faults`."""
         for index in range(len(self)):
             try:
-                yield self._read(index, Fits(grid=self.grid(index)))
+                yield self._read(index, fits._replace(grid=self.grid(index)))
             except SampleError as error:
-                self._first_bad = self._first_bad or error.detail
-
-    def _good(self) -> Iterator[EncodedClip]:
-        for index in range(len(self)):
-            with contextlib.suppress(SampleError):  # it is named when its turn comes
-                yield self.read(index)
+                faults.append(error.detail)
 
     def grid(self, index: int) -> tuple[int, int, int]:
         return self._index.grid(index)
@@ -154,20 +126,21 @@ class EnergonStore:
         """T * H * W of the samples' latents, int64."""
         return self._index.voxels(samples)
 
-    def larger_than(self, voxels: int) -> Iterator[int]:
+    def larger_than(self, voxels: int) -> Iterable[int]:
         """Samples whose latent has more than T * H * W voxels, the largest first."""
         return self._index.larger_than(voxels)
 
     def _read(self, index: int, fits: Fits) -> EncodedClip:
         entry = self._index.entry(index)
-        while self._remote is not None:
-            self._remote.provide(entry.shard)
-            try:
-                return entry.read(fits)
-            except SampleError:
-                if entry.shard.exists():
-                    raise  # else another process has made room just now
-        return entry.read(fits)
+        if self._remote is None:
+            return entry.read(fits)
+        self._remote.provide(entry.shard)
+        try:
+            return entry.read(fits)
+        except SampleError:
+            if entry.shard.exists():
+                raise
+        return self._read(index, fits)  # another process has made room just now
 
     def read(self, index: int) -> EncodedClip:
         with self._lock:
@@ -198,9 +171,6 @@ def read_empty_text(root: Path, text_dim: int) -> torch.Tensor:
 
 
 def _stored_empty_text(root: Path) -> torch.Tensor | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = root / EMPTY_TEXT
     if not path.is_file():
         return None
@@ -211,12 +181,6 @@ def _stored_empty_text(root: Path) -> torch.Tensor | None:
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}); restore it") from None
     return found[0]
-
-
-def cook(raw: dict, fits: Fits | None = None) -> EncodedClip:
-    """Energon's raw sample (bytes by part) to an `EncodedClip`, without running code from it."""
-    parts = {part: raw[part] for part in ("pth", "pickle", "json") if part in raw}
-    return decode_sample(parts, raw["__key__"], fits)
 
 
 class MockStore:
@@ -234,23 +198,15 @@ class MockStore:
         length: int = 1 << 16,
     ):
         self.sizes = [(t, h, w) for t, h, w in sizes]
-        self.text_tokens, self.channels, self.text_dim = text_tokens, channels, text_dim
-        self._length = length
+        self.text_tokens, self.channels, self.text_dim, self._length = text_tokens, channels, text_dim, length
         self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
         self.dropped: list[tuple[str, str]] = []
+        self.shard_sizes, self.shard_voxels = [length], np.ones(1)
 
     def __len__(self) -> int:
         return self._length
-
-    @property
-    def shard_sizes(self) -> list[int]:
-        return [self._length]
-
-    @property
-    def shard_voxels(self) -> np.ndarray:
-        return np.ones(1)
 
     def larger_than(self, voxels: int) -> Iterator[int]:
         large = [i for i, size in enumerate(self.sizes[: self._length]) if math.prod(size) > voxels]

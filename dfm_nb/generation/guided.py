@@ -47,13 +47,9 @@ class BatchDenoiser:
         # Equal text lengths become neighbours, so that one batched attention call serves them.
         self.order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         # The noise level of a segment does not matter: the sampler's takes its place in every call.
-        segments = [
-            sample_segment(self.grid, texts[i], 1.0, fps, given_frames // pt, model.variant, model.text_padding)
-            for i in self.order
-        ]
+        segments = [sample_segment(model, self.grid, texts[i], 1.0, fps, given_frames // pt) for i in self.order]
         layout = layout_of(model)
-        assert model.sigma_data is not None
-        pack = pack_layout(segments, model.sigma_data, layout.token_multiple(), layout.text_multiple())
+        pack = pack_layout(segments, model, layout.token_multiple(), layout.text_multiple())
         self.length = pack.cu_q[-1]
         self.denoise = PackDenoiser(chunks, pack, get_objective(model.objective, model.sigma_data), device)
 
@@ -110,7 +106,7 @@ class GuidedDenoiser:
             D = samplers.classifier_free(D_cond, D_uncond, free)
         if auto != 1:
             assert self.guide is not None
-            away = samplers.autoguidance(D_cond, self.guide(x, level), auto)
+            away = samplers.classifier_free(D_cond, self.guide(x, level), auto)
             # With both kinds, what each adds to D_cond is added up.
             D = away if free == 1 else D + (away - D_cond)
         if self.request.guidance_rescale:

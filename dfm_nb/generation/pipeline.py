@@ -353,7 +353,7 @@ class Pipeline:
     def sample_latents(self, requests: Sequence[Request], on_step: samplers.Callback | None = None) -> torch.Tensor:
         """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
         first = requests[0]
-        sampler, sigmas = samplers.get_sampler(first.sampler), first.sigmas(self.sigma_data)
+        sampler, sigmas = samplers.SAMPLERS[first.sampler], first.sigmas(self.sigma_data)
         options: dict[str, Any] = {}
         if sampler.stochastic:
             options["noise"] = [_generator("churn", r) for r in requests]

@@ -4,6 +4,13 @@ Tables [R, h] have a row for each noise level of a pack; a `RowMap` says which r
 [S, h] would give the same, but nine such tensors a layer would be kept for backward. On CPU, neighbouring rows with
 equally many tokens are one broadcast operation; on CUDA, tables are gathered on the fly. Sums in the backward have a
 fixed order, so training is reproducible on CUDA too.
+
+Shapes, in the names of tensors: S tokens of this rank, R conditioning rows of the pack, h hidden; 1 is megatron-core's
+batch. In a run of rows: r rows, t tokens of each.
+
+    index = [0 0 0 1 1 1 2 2]             three rows of 3, 3 and 2 tokens
+    runs  = [(0, 2, 0, 3), (2, 1, 6, 2)]  rows 0-1 are tokens 0-5, 3 each; row 2 is tokens 6-7
+    so x[0:6] viewed as [2, 3, h] times scale[0:2, None], then x[6:8] as [1, 2, h] times scale[2:3, None]
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import functools
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 
 
 class RowMap:
@@ -39,7 +47,7 @@ class RowMap:
         return out
 
     def spans(self, *tokens: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-        """(rows, views [rows, tokens a row, h]) of each run."""
+        """(rows, views [r, t, h] of tensors [S, 1, h]) of each run."""
         for row, count, start, length in self.runs:
             stop = start + count * length
             yield slice(row, row + count), [t[start:stop].view(count, length, t.shape[-1]) for t in tokens]
@@ -56,51 +64,52 @@ class RowMap:
 
 class _Modulate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, shift, scale, rows):
+    def forward(ctx, x_S1h, shift_Rh, scale_Rh, rows):
         ctx.rows = rows
-        ctx.save_for_backward(x, scale)
-        if x.is_cuda:
-            return torch.addcmul(rows.expand(shift), x, 1 + rows.expand(scale))
-        out = torch.empty_like(x)
-        for at, (x_, out_) in rows.spans(x, out):
-            torch.addcmul(shift[at, None], x_, 1 + scale[at, None], out=out_)
-        return out
+        ctx.save_for_backward(x_S1h, scale_Rh)
+        if x_S1h.is_cuda:
+            return torch.addcmul(rows.expand(shift_Rh), x_S1h, 1 + rows.expand(scale_Rh))
+        out_S1h = torch.empty_like(x_S1h)
+        for at, (x_rth, out_rth) in rows.spans(x_S1h, out_S1h):
+            torch.addcmul(shift_Rh[at, None], x_rth, 1 + scale_Rh[at, None], out=out_rth)
+        return out_S1h
 
     @staticmethod
     def backward(ctx, grad):
-        (x, scale), rows, grad = ctx.saved_tensors, ctx.rows, grad.contiguous()
-        if x.is_cuda:
-            return grad * (1 + rows.expand(scale)), rows.sum(grad, len(scale)), rows.sum(grad * x, len(scale)), None
-        dx, dshift, dscale = torch.empty_like(x), torch.zeros_like(scale), torch.zeros_like(scale)
-        for at, (x_, grad_, dx_) in rows.spans(x, grad, dx):
-            dshift[at] += grad_.sum(1)
-            dscale[at] += torch.mul(grad_, x_, out=dx_).sum(1)
-            torch.mul(grad_, 1 + scale[at, None], out=dx_)
-        return dx, dshift, dscale, None
+        (x_S1h, scale_Rh), rows, g_S1h = ctx.saved_tensors, ctx.rows, grad.contiguous()
+        if x_S1h.is_cuda:
+            count = len(scale_Rh)
+            return g_S1h * (1 + rows.expand(scale_Rh)), rows.sum(g_S1h, count), rows.sum(g_S1h * x_S1h, count), None
+        dx_S1h, dshift_Rh, dscale_Rh = torch.empty_like(x_S1h), torch.zeros_like(scale_Rh), torch.zeros_like(scale_Rh)
+        for at, (x_rth, g_rth, dx_rth) in rows.spans(x_S1h, g_S1h, dx_S1h):
+            dshift_Rh[at] += g_rth.sum(1)
+            dscale_Rh[at] += torch.mul(g_rth, x_rth, out=dx_rth).sum(1)  # dx only lends its memory here
+            torch.mul(g_rth, 1 + scale_Rh[at, None], out=dx_rth)
+        return dx_S1h, dshift_Rh, dscale_Rh, None
 
 
 class _AddGated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, gate, y, rows):
+    def forward(ctx, x_S1h, gate_Rh, y_S1h, rows):
         ctx.rows = rows
-        ctx.save_for_backward(gate, y)
-        if x.is_cuda:
-            return torch.addcmul(x, rows.expand(gate), y)
-        out = torch.empty_like(x)
-        for at, (x_, y_, out_) in rows.spans(x, y, out):
-            torch.addcmul(x_, gate[at, None], y_, out=out_)
-        return out
+        ctx.save_for_backward(gate_Rh, y_S1h)
+        if x_S1h.is_cuda:
+            return torch.addcmul(x_S1h, rows.expand(gate_Rh), y_S1h)
+        out_S1h = torch.empty_like(x_S1h)
+        for at, (x_rth, y_rth, out_rth) in rows.spans(x_S1h, y_S1h, out_S1h):
+            torch.addcmul(x_rth, gate_Rh[at, None], y_rth, out=out_rth)
+        return out_S1h
 
     @staticmethod
     def backward(ctx, grad):
-        (gate, y), rows, grad = ctx.saved_tensors, ctx.rows, grad.contiguous()
-        if y.is_cuda:
-            return grad, rows.sum(grad * y, len(gate)), grad * rows.expand(gate), None
-        dgate, dy = torch.zeros_like(gate), torch.empty_like(y)
-        for at, (y_, grad_, dy_) in rows.spans(y, grad, dy):
-            dgate[at] += torch.mul(grad_, y_, out=dy_).sum(1)
-            torch.mul(grad_, gate[at, None], out=dy_)
-        return grad, dgate, dy, None
+        (gate_Rh, y_S1h), rows, g_S1h = ctx.saved_tensors, ctx.rows, grad.contiguous()
+        if y_S1h.is_cuda:
+            return g_S1h, rows.sum(g_S1h * y_S1h, len(gate_Rh)), g_S1h * rows.expand(gate_Rh), None
+        dgate_Rh, dy_S1h = torch.zeros_like(gate_Rh), torch.empty_like(y_S1h)
+        for at, (y_rth, g_rth, dy_rth) in rows.spans(y_S1h, g_S1h, dy_S1h):
+            dgate_Rh[at] += torch.mul(g_rth, y_rth, out=dy_rth).sum(1)  # as above
+            torch.mul(g_rth, gate_Rh[at, None], out=dy_rth)
+        return g_S1h, dgate_Rh, dy_S1h, None
 
 
 def modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap) -> torch.Tensor:
@@ -111,3 +120,8 @@ def modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: Ro
 def add_gated(x: torch.Tensor, gate: torch.Tensor, y: torch.Tensor, rows: RowMap) -> torch.Tensor:
     """x + gate[row] * y; x, y : [S, 1, h], contiguous; gate : [R, h]."""
     return _AddGated.apply(x, gate, y, rows)
+
+
+def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap, eps: float) -> torch.Tensor:
+    """`modulate` of the layer norm of x, which has no weights of its own: shift and scale are its."""
+    return modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift, scale, rows)

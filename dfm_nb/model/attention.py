@@ -7,6 +7,8 @@ device. On CPU, consecutive segments of equal length go through one batched SDPA
 Context parallelism: the queries are dealt like cards, token t to rank t modulo the group's size. So every rank has the
 same share of each segment, and the same work (there is no causal mask, so any share does). Self attention all-gathers
 K and V (backward: reduce-scatter). Cross attention needs no communication: the text is on every rank.
+
+Shapes, in the names of tensors: Q queries of this rank, K keys, H heads of this tp rank, D channels of a head.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import functools
 import importlib.util
 import math
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
-from typing import Sequence
+from itertools import accumulate, groupby, pairwise
+from typing import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -59,7 +61,7 @@ class _Calls:
 
 @dataclass
 class SegmentLayout:
-    """Bounds of the segments, on the host (`cu_q`, `cu_kv`, ints) and on the device (`cu_seqlens_*`, int32)."""
+    """Bounds of the segments, on the host (`cu_q`, `cu_kv`, ints) and, for CUDA's kernels, on the device (`varlen`)."""
 
     cu_q: list[int]
     cu_kv: list[int]
@@ -69,20 +71,11 @@ class SegmentLayout:
         assert len(self.cu_q) == len(self.cu_kv), (len(self.cu_q), len(self.cu_kv))
 
     @functools.cached_property
-    def cu_seqlens_q(self) -> torch.Tensor:
-        return torch.tensor(self.cu_q, dtype=torch.int32).to(self.device, non_blocking=True)
-
-    @functools.cached_property
-    def cu_seqlens_kv(self) -> torch.Tensor:
-        return torch.tensor(self.cu_kv, dtype=torch.int32).to(self.device, non_blocking=True)
-
-    @functools.cached_property
-    def max_q(self) -> int:
-        return max(b - a for a, b in zip(self.cu_q, self.cu_q[1:]))
-
-    @functools.cached_property
-    def max_kv(self) -> int:
-        return max(b - a for a, b in zip(self.cu_kv, self.cu_kv[1:]))
+    def varlen(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        """cu_seqlens of queries and keys, then the longest of each: what CUDA's kernels take after q, k and v."""
+        q, kv = (torch.tensor(cu, dtype=torch.int32) for cu in (self.cu_q, self.cu_kv))
+        longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
+        return q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest
 
     def dealt(self, rank: int, size: int) -> SegmentLayout:
         """The layout of this context-parallel rank: its queries (`deal`) against all keys."""
@@ -90,25 +83,32 @@ class SegmentLayout:
 
     def bounds(self) -> list[tuple[int, int, int, int]]:
         """(q start, q stop, kv start, kv stop) of each segment that has queries."""
-        spans = zip(self.cu_q, self.cu_q[1:], self.cu_kv, self.cu_kv[1:])
-        return [s for s in spans if s[1] > s[0]]
+        spans = zip(pairwise(self.cu_q), pairwise(self.cu_kv))
+        return [(*q, *kv) for q, kv in spans if q[1] > q[0]]
 
     @functools.cached_property
     def calls(self) -> _Calls:
         """Neighbouring segments with equally many queries are one batch; their keys are padded to the longest of them.
 
-        `pack_draws` sorts samples by length, so that there are few runs.
+        `pack_draws` sorts samples by length, so that there are few runs. For example, segments of 4, 4 and 9 queries
+        and of 3, 5 and 6 keys, whose rows of K and V are 0-2, 3-7 and 8-13:
+
+            run 1: 2 segments of 4 queries and 16 keys: rows 0 1 2 0 0 ... | 3 4 5 6 7 3 3 ..., the repeated ones masked
+            run 2: 1 segment of 9 queries and 6 keys:   rows 8 9 ... 13, no mask
+            kv_index = both, one after the other. With 5 and 5 keys it would be 0, 1, 2, ...: then kv_start says it all.
         """
         runs, indices = [], []
         for q_len, group in groupby(self.bounds(), key=lambda s: s[1] - s[0]):
             starts, stops = torch.tensor([s[2:] for s in group]).T
             lengths = stops - starts
             longest = int(lengths.max())
-            if longest > int(lengths.min()):  # masked anyway, and CPU kernels are a third slower at other lengths
+            if longest > int(
+                lengths.min()
+            ):  # masked anyway, and torch's CPU kernels are a third slower at other lengths
                 longest = -(-longest // KEY_MULTIPLE) * KEY_MULTIPLE
             offset = torch.arange(longest)
-            valid = offset < lengths[:, None]
-            indices.append((starts[:, None] + offset * valid).flatten())
+            valid = offset < lengths[:, None]  # [segments, longest]
+            indices.append((starts[:, None] + offset * valid).flatten())  # past its end, a segment's first row again
             mask = None if bool(valid.all()) else valid[:, None, None].to(self.device, non_blocking=True)
             runs.append(_Run(len(starts), q_len, longest, mask))
         index = torch.cat(indices)
@@ -117,69 +117,77 @@ class SegmentLayout:
         return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
 
 
+BACKENDS: dict[str, Callable[..., torch.Tensor]] = {}
+"""By their names, which `model.attention_backend` takes beside "auto"."""
+
+
+def backend(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Decorator: enter `function(q_QHD, k_KHD, v_KHD, layout, scale) -> out_QHD` into `BACKENDS`."""
+    BACKENDS[function.__name__] = function
+    return function
+
+
 def pick_backend(name: str, device: torch.device) -> str:
     """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
-    cuda = device.type == "cuda"
+    cuda, flash_attn = device.type == "cuda", importlib.util.find_spec("flash_attn")
     if name == "auto":
-        if not cuda:
-            return "sdpa"
-        return "flash_attn" if importlib.util.find_spec("flash_attn") else "varlen"
-    if name in ("varlen", "flash_attn") and not cuda:
+        return "sdpa" if not cuda else "flash_attn" if flash_attn else "varlen"
+    if name != "sdpa" and not cuda:
         raise ValueError(f"model.attention_backend={name} needs a CUDA device; use auto or sdpa on {device.type}")
-    if name == "flash_attn" and not importlib.util.find_spec("flash_attn"):
+    if name == "flash_attn" and not flash_attn:
         raise ValueError("model.attention_backend=flash_attn needs the flash-attn package; install it or use varlen")
     return name
 
 
 def packed_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q_QHD: torch.Tensor,
+    k_KHD: torch.Tensor,
+    v_KHD: torch.Tensor,
     layout: SegmentLayout,
     backend: str = "sdpa",
     scale: float | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T * scale) v within each segment; [t, heads, d]. `scale` defaults to 1 / sqrt(d)."""
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return BACKENDS[backend](q, k, v, layout, scale)
+    """softmax(q k^T * scale) v within each segment, [Q, H, D]. `scale` defaults to 1 / sqrt(D)."""
+    scale = 1 / math.sqrt(q_QHD.shape[-1]) if scale is None else scale
+    return BACKENDS[backend](q_QHD, k_KHD, v_KHD, layout, scale)
 
 
-def _sdpa(q, k, v, layout, scale):
+@backend
+def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
+    """torch's own, batched by `SegmentLayout.calls`."""
     runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
-    dtype = q.dtype
-    if dtype == torch.bfloat16 and not q.is_cuda and len(q) < FLOAT32_BELOW * sum(r.count for r in runs):
-        q, k, v = q.float(), k.float(), v.float()
+    dtype = q_QHD.dtype
+    if dtype == torch.bfloat16 and not q_QHD.is_cuda and len(q_QHD) < FLOAT32_BELOW * sum(r.count for r in runs):
+        q_QHD, k_KHD, v_KHD = q_QHD.float(), k_KHD.float(), v_KHD.float()
     kv_rows = [r.count * r.kv_len for r in runs]
     if index is not None:
-        k, v = k.index_select(0, index), v.index_select(0, index)
-    elif sum(kv_rows) < len(k):
-        k, v = k.narrow(0, start, sum(kv_rows)), v.narrow(0, start, sum(kv_rows))
+        k_KHD, v_KHD = k_KHD.index_select(0, index), v_KHD.index_select(0, index)
+    elif sum(kv_rows) < len(k_KHD):
+        k_KHD, v_KHD = k_KHD.narrow(0, start, sum(kv_rows)), v_KHD.narrow(0, start, sum(kv_rows))
     # `split`, because its backward writes each gradient once; that of a slice fills a whole tensor with zeros
-    parts = zip(runs, q.split([r.count * r.q_len for r in runs]), k.split(kv_rows), v.split(kv_rows), strict=True)
+    q_parts = q_QHD.split([r.count * r.q_len for r in runs])
     outs = []
-    for r, *qkv in parts:
-        batched = (x.unflatten(0, (r.count, -1)).transpose(1, 2) for x in qkv)
+    for r, *qkv in zip(runs, q_parts, k_KHD.split(kv_rows), v_KHD.split(kv_rows), strict=True):
+        batched = (x.unflatten(0, (r.count, -1)).transpose(1, 2) for x in qkv)  # [segments, H, queries or keys, D]
         o = F.scaled_dot_product_attention(*batched, r.kv_mask, scale=scale)
         outs.append(o.transpose(1, 2).flatten(0, 1))
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
 
 
-def _varlen(q, k, v, layout, scale):
+@backend
+def varlen(q_QHD, k_KHD, v_KHD, layout, scale):
+    """torch's FlashAttention for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn(q, k, v, layout.cu_seqlens_q, layout.cu_seqlens_kv, layout.max_q, layout.max_kv, scale=scale)
+    return varlen_attn(q_QHD, k_KHD, v_KHD, *layout.varlen, scale=scale)
 
 
-def _flash_attn(q, k, v, layout, scale):
+@backend
+def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
+    """Of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func
 
-    return flash_attn_varlen_func(
-        q, k, v, layout.cu_seqlens_q, layout.cu_seqlens_kv, layout.max_q, layout.max_kv, softmax_scale=scale
-    )
-
-
-BACKENDS = {"sdpa": _sdpa, "varlen": _varlen, "flash_attn": _flash_attn}
-"""By the names that `model.attention_backend` takes beside "auto"."""
+    return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *layout.varlen, softmax_scale=scale)
 
 
 def deal(rank: int, size: int) -> slice:
@@ -213,9 +221,10 @@ class _Collect(torch.autograd.Function):
 class PackedAttention(MegatronModule):
     """megatron-core's "core attention" for packs.
 
-    Its own `DotProductAttention` takes neither packs nor context parallelism on CPU.
+    Its own `DotProductAttention` takes neither packs nor context parallelism on CPU (0.16 to 0.19: both need
+    Transformer Engine).
 
-    `packed_seq_params` is a `PackedLayout`; the result is [t, 1, heads * d] on this rank.
+    `packed_seq_params` is a `PackedLayout`; the result is [Q, H * D], and megatron-core puts the 1 back in.
     """
 
     def __init__(

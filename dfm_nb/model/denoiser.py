@@ -84,6 +84,7 @@ class PackDenoiser:
         sigmas = torch.where(self.noisy_row, torch.full_like(self.row_sigma, sigma), self.row_sigma)
         token_sigma = sigmas[self.part.row][:, None]
         scaled = self.objective.scaled(x[self.part.tokens], token_sigma).float()
+        # the network is float32 or less; what it multiplies is float64, so that small steps do not vanish in rounding
         F_x = self._run(scaled, edm.c_noise(sigmas), x.shape)
         return self.objective.denoised(F_x, x, sigmas[self.row][:, None].double())
 
@@ -112,7 +113,7 @@ class PackDenoiser:
             seq_length=shape[0],
             micro_batch_size=1,
             forward_only=True,
-            collect_non_loss_data=True,
+            collect_non_loss_data=True,  # else megatron-core wants a loss, and keeps the output to itself
         )
         local = shape[0] // mpu.get_context_parallel_world_size()
         result = outputs[0].float() if outputs else torch.empty(local, shape[1], device=self.device)

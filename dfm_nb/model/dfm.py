@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from dfm_nb.config.counts import SINUSOID_DIM
-from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, layer_spec
+from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, TwoLayers, layer_spec
 from dfm_nb.model.pack_slice import PackSlice
 
 POSITIONS = (34, 40, 40)
@@ -43,17 +43,15 @@ def position_embedding(positions: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.cat([sinusoids(axis, size, dtype=torch.float64) for axis, size in parts], -1)
 
 
-class Embedder(nn.Module):
-    """Sinusoids of a scalar, then a two-layer MLP, all of one width."""
+class Embedder(TwoLayers):
+    """Sinusoids of a scalar, then two layers, all of one width."""
 
     def __init__(self, dim: int, shift: int, dtype: torch.dtype):
-        super().__init__()
+        super().__init__(dim, dim, dtype)
         self.shift = shift
-        self.fc1, self.fc2 = nn.Linear(dim, dim, dtype=dtype), nn.Linear(dim, dim, dtype=dtype)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        wave = sinusoids(value, self.fc1.in_features, self.shift).to(self.fc1.weight.dtype)
-        return self.fc2(F.silu(self.fc1(wave)))
+        return super().forward(sinusoids(value, self.fc1.in_features, self.shift))
 
 
 class NormedCrossAttention(TextCrossAttention):

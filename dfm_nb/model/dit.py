@@ -4,7 +4,8 @@ Every sample of a pack has its own conditioning row (noise level, fps, pooled te
 outputs zero. Its weights depend on (seed, parameter name), not on the layout.
 `config.counts` has the table of its linear layers; tests hold the two equal. `dfm` and `wan` are variants of it.
 
-Shapes: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden, p = channels * patch volume.
+Shapes, also in the names of tensors: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden,
+p = channels * patch volume, H heads of this tp rank, d channels of a head; 1 is megatron-core's batch.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from megatron.core.utils import make_viewless_tensor
 
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.counts import SINUSOID_DIM, VECTORS_PER_LAYER, patch_dim
-from dfm_nb.model.adaln import RowMap, add_gated, modulate
+from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
 from dfm_nb.model.attention import PackedAttention, PackedLayout
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
-from dfm_nb.parallel.groups import global_name, shard_dim
+from dfm_nb.parallel.groups import global_name, own_part, shard_dim
 
 REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")
 """Prefixes of the parameters that every pipeline stage has a copy of."""
@@ -87,7 +88,7 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm in float32; megatron-core's torch norm refuses sequence parallelism."""
+    """Root mean square norm in float32; megatron-core 0.16's torch norm refuses sequence parallelism."""
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         super().__init__()
@@ -109,7 +110,7 @@ class AdaLN(nn.Module):
     def __init__(self, config: DiTConfig, chunks: int, rank: int | None = None):
         super().__init__()
         h, r = config.hidden_size, rank
-        self.chunks, self.eps = chunks, config.layernorm_epsilon
+        self.chunks = chunks
         self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
         self.up = nn.Linear(r or h, chunks * h, bias=config.add_bias_linear, dtype=config.params_dtype)
 
@@ -118,24 +119,31 @@ class AdaLN(nn.Module):
         c = F.silu(cond)
         return self.up(c if self.down is None else self.down(c)).chunk(self.chunks, -1)
 
-    def norm(self, x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap) -> torch.Tensor:
-        return modulate(F.layer_norm(x, x.shape[-1:], eps=self.eps), shift, scale, rows)
+
+class TwoLayers(nn.Module):
+    """fc2(activation(fc1(x))), in the type of the weights."""
+
+    activation = staticmethod(F.silu)
+
+    def __init__(self, fan_in: int, width: int, dtype: torch.dtype):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(fan_in, width, dtype=dtype), nn.Linear(width, width, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.activation(self.fc1(x.to(self.fc1.weight.dtype))))
 
 
-class ScalarEmbedder(nn.Module):
-    """Log-spaced sinusoids of a scalar of order one (c_noise, ln(fps)/4), then a two-layer MLP."""
+class ScalarEmbedder(TwoLayers):
+    """Log-spaced sinusoids of a scalar of order one (c_noise, ln(fps)/4), then two layers."""
 
     def __init__(self, config: DiTConfig):
-        super().__init__()
-        h = config.hidden_size
-        self.fc1 = nn.Linear(SINUSOID_DIM, h, dtype=config.params_dtype)
-        self.fc2 = nn.Linear(h, h, dtype=config.params_dtype)
+        super().__init__(SINUSOID_DIM, config.hidden_size, config.params_dtype)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
+        # 0.1 to 100 radians a unit: 1 % more sigma (0.0025 of c_noise) turns the fastest by a quarter radian
         omega = torch.logspace(-1, 2, SINUSOID_DIM // 2, device=value.device)
         angle = value.float()[:, None] * omega
-        wave = torch.cat((angle.cos(), angle.sin()), -1).to(self.fc1.weight.dtype)
-        return self.fc2(F.silu(self.fc1(wave)))
+        return super().forward(torch.cat((angle.cos(), angle.sin()), -1))
 
 
 class _Rotate(torch.autograd.Function):
@@ -234,30 +242,33 @@ class LayerContext:
 class DiTLayer(TransformerLayer):
     """Self attention, text cross attention and MLP, each normalised, shifted, scaled and gated by adaLN-zero."""
 
-    def __init__(
-        self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
-    ):
-        super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
         self.adaln = AdaLN(config, VECTORS_PER_LAYER, config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
             p.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
-        """Called by the block: the two arguments in the middle are `LayerContext.arguments`."""
-        x, cond, step = hidden_states, attention_mask, packed_seq_params
-        rows, norm = step.rows, self.adaln.norm
-        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond)
+        """Called by the block: the two arguments in the middle are `LayerContext.arguments`.
+
+        `attention_mask` is no mask: it is cond_Rh, and packed_seq_params is the `LayerContext`.
+
+            x_S1h -> 9 tables [R, h] from cond_Rh -> x + gate1[row] * self_attention(norm(x) * (1 + scale1) + shift1)
+                  -> the same with cross attention to context_K1h (2) and with the MLP (3)
+        """
+        x_S1h, cond_Rh, context_K1h, step = hidden_states, attention_mask, context, packed_seq_params
+        rows, norm = step.rows, functools.partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
+        shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond_Rh)
         with step.lent_to(self):
-            inner = norm(x, shift1, scale1, rows)
-            inner = with_bias(self.self_attention(inner, None, packed_seq_params=step.self_layout))
-            x = add_gated(x, gate1, inner, rows)
-            inner = norm(x, shift2, scale2, rows)
-            inner = with_bias(
-                self.cross_attention(inner, None, key_value_states=context, packed_seq_params=step.cross_layout)
+            inner = self.self_attention(norm(x_S1h, shift1, scale1), None, packed_seq_params=step.self_layout)
+            x_S1h = add_gated(x_S1h, gate1, with_bias(inner), rows)
+            inner = self.cross_attention(
+                norm(x_S1h, shift2, scale2), None, key_value_states=context_K1h, packed_seq_params=step.cross_layout
             )
-            x = add_gated(x, gate2, inner, rows)
-        x = add_gated(x, gate3, with_bias(self.mlp(norm(x, shift3, scale3, rows))), rows)
-        return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
+            x_S1h = add_gated(x_S1h, gate2, with_bias(inner), rows)
+        x_S1h = add_gated(x_S1h, gate3, with_bias(self.mlp(norm(x_S1h, shift3, scale3))), rows)
+        # a pipeline stage frees its output's memory once it is sent, and a view would keep it
+        return make_viewless_tensor(inp=x_S1h, requires_grad=x_S1h.requires_grad, keep_graph=True), context
 
 
 def with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
@@ -302,6 +313,7 @@ def layer_spec(
 class DiT(MegatronModule):
     """One pipeline stage (or all) of the network F of EDM."""
 
+    # what megatron-core asks of a model: how many tensors a stage hands on, and whether two stages share a weight
     model_type = ModelType.encoder_or_decoder
     share_embeddings_and_output_weights = False
     sigma_embedder: nn.Module
@@ -370,7 +382,8 @@ class DiT(MegatronModule):
     def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
         """[S, 1, h] -> [S, p]."""
         shift, scale = self.final_adaln(cond)
-        return self.final(self.final_adaln.norm(hidden, shift, scale, RowMap(part.row)))[:, 0]
+        normed = modulated_norm(hidden, shift, scale, RowMap(part.row), self.config.layernorm_epsilon)
+        return self.final(normed)[:, 0]
 
     # ---- what they share --------------------------------------------------------------------------------------
 
@@ -417,6 +430,7 @@ class DiT(MegatronModule):
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
         """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""
         state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
+        # megatron-core writes what has replica 0 everywhere: of a copy on each stage that of the first chunk
         copy = mpu.get_pipeline_model_parallel_rank()
         copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
         for key, value in state.items():
@@ -431,14 +445,12 @@ def init_weights(model: DiT, seed: int) -> None:
 
     Each parameter is drawn at its full shape from (seed, its name in the whole model), then sliced for this tp rank.
     """
-    tp_size, tp_rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     for local_name, p in model.named_parameters():
         name, dim = global_name(local_name, model), shard_dim(p)
         shape = list(p.shape)
         if dim is not None:
-            shape[dim] *= tp_size
-        full = _initial_value(name, shape, generator_for(seed, "init", name))
-        p.copy_(full if dim is None else full.chunk(tp_size, dim)[tp_rank])
+            shape[dim] *= mpu.get_tensor_model_parallel_world_size()
+        p.copy_(own_part(_initial_value(name, shape, generator_for(seed, "init", name)), p))
 
 
 def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:
@@ -482,10 +494,11 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=mixed_precision == "bf16",
-        calculate_per_token_loss=True,
+        calculate_per_token_loss=True,  # sums over tokens, divided once by those of all ranks: packs are of any length
         use_cpu_initialization=not torch.cuda.is_available(),
         init_method=_leave,  # the values come from `init_weights`
         output_layer_init_method=_leave,
+        # of each layer its input is kept, and all else is computed again
         recompute_method="uniform" if model.recompute_granularity == "full" else None,
         recompute_num_layers=1 if model.recompute_granularity == "full" else None,
         recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,

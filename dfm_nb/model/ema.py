@@ -22,6 +22,7 @@ MAX_SIGMA_REL = 12**-0.5
 
 def sigma_rel_to_gamma(sigma_rel: float) -> float:
     """Exponent gamma of the power profile whose relative standard deviation is `sigma_rel` (appendix C)."""
+    # sigma_rel^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)), as a polynomial in gamma; one of its roots is positive
     inverse = sigma_rel**-2
     roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
     return float(roots[np.isreal(roots)].real.max())
@@ -57,6 +58,7 @@ class PowerEMA:
             return
         weights = [p.detach().float() for p in self.parameters]
         for sigma_rel, average in self.averages.items():
+            # one kernel for all parameters instead of one for each
             torch._foreach_lerp_(average, weights, 1 - power_beta(step, sigma_rel))
 
     @contextmanager
@@ -99,7 +101,7 @@ def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, 
     matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])
     right = np.array([profile_dot(*a, *goal) for a in pairs])
     weights = np.linalg.solve(matrix, right)
-    weights /= weights.sum()
+    weights /= weights.sum()  # they nearly do; exactly, so that weights that never moved stay what they are
     square = profile_dot(*goal, *goal)
     return weights, math.sqrt(max(0.0, weights @ matrix @ weights - 2 * weights @ right + square) / square)
 
@@ -107,7 +109,7 @@ def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, 
 def rebuildable(stored: Sequence[tuple[float, float]], t: float, max_error: float) -> list[tuple[float, float]]:
     """Ranges of sigma_rel, to the nearest 0.001, that stored profiles rebuild at step t with at most this error."""
     ranges: list[tuple[float, float]] = []
-    for i in range(1, 289):
+    for i in range(1, 289):  # 0.288 is the last below `MAX_SIGMA_REL`
         if combine_weights(stored, (t, i / 1000))[1] <= max_error:
             joined = ranges and ranges[-1][1] == (i - 1) / 1000
             ranges[-1:] = [(ranges[-1][0], i / 1000)] if joined else [*ranges[-1:], (i / 1000, i / 1000)]

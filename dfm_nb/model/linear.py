@@ -7,7 +7,7 @@ row-parallel one splits A; the other half is replicated, so only `rank` channels
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,10 +30,31 @@ def is_lora(name: str) -> bool:
     return name.endswith((A, B))
 
 
-class _LowRank:
-    """What both kinds of layer share; `config` has `lora_rank` and `lora_alpha`."""
+class Sharded:
+    """A module with a `tp_group` that says which dims of its parameters tensor parallelism splits."""
 
     sharded_axes: dict[str, int]
+
+    def sharded_state_dict(
+        self: Any, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
+    ) -> dict:
+        assert metadata is not None
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(prefix="", keep_vars=True),
+            prefix,
+            self.sharded_axes,
+            sharded_offsets,
+            tp_group=self.tp_group,
+            dp_cp_group=metadata["dp_cp_group"],
+        )
+
+
+class _LowRank(Sharded):
+    """What both kinds of layer share; `config` has `lora_rank` and `lora_alpha`."""
+
+    exchange: Callable
+    exchange_sp: Callable
+    """What the `rank` channels between A and B go through over tp, and in its place with sequence parallelism."""
 
     def _add_low_rank(self: Any, split: str) -> None:
         """Make A and B if the configuration has a rank; `split` is the one that tp splits, along its long dim."""
@@ -52,49 +73,42 @@ class _LowRank:
             else:  # under SP each tp rank sees its own tokens only: sum the gradients over tp
                 p.sequence_parallel = self.config.sequence_parallel
 
-    def sharded_state_dict(
-        self: Any, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
-    ) -> dict:
-        assert metadata is not None
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            self.sharded_axes,
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
+    def _updated(self: Any, output: torch.Tensor, input_: torch.Tensor) -> torch.Tensor:
+        """`output` and scale * B A of the input, if there is an update."""
+        if not self.lora_scale:
+            return output
+        inner = F.linear(input_, self.lora_A)
+        if self.tp_group.size() > 1:
+            exchange = self.exchange_sp if self.sequence_parallel else self.exchange
+            inner = exchange(inner, group=self.tp_group)
+        return output + F.linear(inner, self.lora_B) * self.lora_scale
 
 
 class ColumnLinear(_LowRank, ColumnParallelLinear):
     """megatron-core's, but bias and product are one operation where there is nothing to communicate."""
 
     sharded_axes = {"weight": 0, "bias": 0, B: 0}
+    exchange = staticmethod(copy_to_tensor_model_parallel_region)
+    exchange_sp = staticmethod(gather_from_sequence_parallel_region)
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._add_low_rank(split=B)
 
     def forward(self, input_, weight=None, runtime_gather_output=None):
-        alone = self.tp_group.size() == 1
-        if not alone or weight is not None:
+        if self.tp_group.size() > 1 or weight is not None:
             output, bias = super().forward(input_, weight, runtime_gather_output)
         else:
             output, bias = F.linear(input_, self.weight, self.bias), None
-        if self.lora_scale:
-            inner = F.linear(input_, self.lora_A)
-            if self.sequence_parallel:
-                inner = gather_from_sequence_parallel_region(inner, group=self.tp_group)
-            elif not alone:
-                inner = copy_to_tensor_model_parallel_region(inner, group=self.tp_group)
-            output = output + F.linear(inner, self.lora_B) * self.lora_scale
-        return output, bias
+        return self._updated(output, input_), bias
 
 
 class RowLinear(_LowRank, RowParallelLinear):
     """As `ColumnLinear`."""
 
     sharded_axes = {"weight": 1, A: 1}
+    exchange = staticmethod(reduce_from_tensor_model_parallel_region)
+    exchange_sp = staticmethod(reduce_scatter_to_sequence_parallel_region)
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -103,14 +117,7 @@ class RowLinear(_LowRank, RowParallelLinear):
     def forward(self, input_):
         alone = self.tp_group.size() == 1
         output, bias = (F.linear(input_, self.weight, self.bias), None) if alone else super().forward(input_)
-        if self.lora_scale:
-            inner = F.linear(input_, self.lora_A)
-            if self.sequence_parallel:
-                inner = reduce_scatter_to_sequence_parallel_region(inner, group=self.tp_group)
-            elif not alone:
-                inner = reduce_from_tensor_model_parallel_region(inner, group=self.tp_group)
-            output = output + F.linear(inner, self.lora_B) * self.lora_scale
-        return output, bias
+        return self._updated(output, input_), bias
 
 
 def freeze_base(chunk: torch.nn.Module) -> None:

@@ -12,11 +12,14 @@ def factorised_sincos(positions: torch.Tensor, dim: int, max_period: float = 1e4
 
     positions : float [N, 3]; returns float32 [N, dim]. Computed from the coordinates, so any size and any length has
     distinct values; channels left over after the division by 6 are zero.
+
+        dim 14: 2 sines and 2 cosines an axis, of periods 2 pi and 2 pi * 100 (max_period ** (1 / 2)) patches
+        (frame, row, column) = (1, 0, 2) -> [sin 1, sin .01, cos 1, cos .01 | 0, 0, 1, 1 | sin 2, sin .02, ... | 0, 0]
     """
     per_axis = dim // 6
-    omega = max_period ** (-torch.arange(per_axis, device=positions.device, dtype=torch.float32) / per_axis)
-    angles = positions.float()[:, :, None] * omega
-    out = torch.cat((angles.sin(), angles.cos()), -1).flatten(1)
+    omega_F = max_period ** (-torch.arange(per_axis, device=positions.device, dtype=torch.float32) / per_axis)
+    angles_N3F = positions.float()[:, :, None] * omega_F
+    out = torch.cat((angles_N3F.sin(), angles_N3F.cos()), -1).flatten(1)
     return torch.nn.functional.pad(out, (0, dim - out.shape[1]))
 
 
@@ -26,13 +29,15 @@ def rotary_angles(positions: torch.Tensor, head_dim: int, theta: float = 100.0) 
     positions : float [N, 3]; returns float32 [N, head_dim // 2] in radians: three eighths of the pairs turn with the
     row, as many with the column, the rest with the frame; the fastest by a quarter turn per patch, so that neighbours
     differ also on a grid of 4 x 4. Differences of angles depend on differences of positions only.
+
+        head_dim 32: 16 pairs, 4 turn with the frame, 6 with the row, 6 with the column
+        (0, 1, 0) -> [0 x 4 | pi/2 * (1, .46, .22, .1, .046, .022) | 0 x 6]
     """
     pairs = head_dim // 2
-    per_side = pairs * 3 // 8
+    per_side = pairs * 3 // 8  # rows and columns of a picture need finer steps than the few frames of a clip
     angles = []
     for axis, count in ((0, pairs - 2 * per_side), (1, per_side), (2, per_side)):
-        omega = (
-            math.pi / 2 * theta ** (-torch.arange(count, device=positions.device, dtype=torch.float32) / max(count, 1))
-        )
+        index = torch.arange(count, device=positions.device, dtype=torch.float32)
+        omega = math.pi / 2 * theta ** (-index / max(count, 1))
         angles.append(positions[:, axis : axis + 1].float() * omega)
     return torch.cat(angles, 1)

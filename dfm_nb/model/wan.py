@@ -11,6 +11,8 @@ Rotations here turn the pairs (i, i + d/2) of a head, and there (2i, 2i + 1); `w
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -23,13 +25,13 @@ from megatron.core.tensor_parallel.mappings import (
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from megatron.core.utils import make_viewless_tensor
 
 from dfm_nb.config.counts import SINUSOID_DIM
-from dfm_nb.model.adaln import RowMap, add_gated, modulate
+from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
 from dfm_nb.model.dfm import NormedCrossAttention, sinusoids
-from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, layer_spec, with_bias
+from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TwoLayers, layer_spec, with_bias
+from dfm_nb.model.linear import Sharded
 from dfm_nb.model.pack_slice import PackSlice
 
 THETA = 10_000.0
@@ -48,12 +50,15 @@ def axial_angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
     return torch.cat(angles, 1)
 
 
-class HeadsRMSNorm(RMSNorm):
-    """Root mean square norm over all heads together, [S, 1, heads, d]; tensor parallelism splits the heads."""
+class HeadsRMSNorm(Sharded, RMSNorm):
+    """Root mean square norm over all heads together, [S, 1, H, d]; tensor parallelism splits the heads."""
+
+    sharded_axes = {"weight": 0}
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         self.width, self.tp = config.hidden_size, config.tensor_model_parallel_size
         super().__init__(config.num_attention_heads // self.tp * hidden_size, config, eps)
+        self.tp_group = mpu.get_tensor_model_parallel_group()
         set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -65,17 +70,6 @@ class HeadsRMSNorm(RMSNorm):
         scale = torch.rsqrt(copy_to_tensor_model_parallel_region(total) / self.width + self.eps)
         return (wide * scale * self.weight.float().view(x.shape[-2:])).type_as(x)
 
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
-        assert metadata is not None
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            {"weight": 0},
-            sharded_offsets,
-            tp_group=mpu.get_tensor_model_parallel_group(),
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-
 
 class HeadsNormedCrossAttention(NormedCrossAttention):
     norm = HeadsRMSNorm
@@ -84,10 +78,8 @@ class HeadsNormedCrossAttention(NormedCrossAttention):
 class WanLayer(TransformerLayer):
     """Self attention and MLP, each normed, shifted, scaled and gated, and between them cross attention, normed only."""
 
-    def __init__(
-        self, config, submodules, layer_number=1, hidden_dropout=None, pg_collection=None, vp_stage=None, **kwargs
-    ):
-        super().__init__(config, submodules, layer_number, hidden_dropout, pg_collection, vp_stage, **kwargs)
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
         attention, eps = self.self_attention, config.layernorm_epsilon
         # Not in the spec, as megatron-core 0.19 wants `qk_layernorm` with it, and sums such gradients over tp.
         attention.q_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
@@ -99,51 +91,40 @@ class WanLayer(TransformerLayer):
             p.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
-        """As `DiTLayer`'s. Of a conditioning row the first h numbers are the time's embedding, which layers leave."""
-        x, cond, step = hidden_states, attention_mask, packed_seq_params
-        rows, eps = step.rows, self.config.layernorm_epsilon
-        table = self.scale_shift_table + cond[:, x.shape[-1] :].unflatten(-1, (6, -1))
-        shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(1)
+        """As `DiTLayer`'s, where `attention_mask` is cond [R, 7 h]: the time's embedding, which layers leave, and the
+        six projections of it that all layers share. This layer's table is added to those.
+        """
+        x_S1h, cond, step = hidden_states, attention_mask, packed_seq_params
+        rows, norm = step.rows, partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
+        table_R6h = self.scale_shift_table + cond[:, x_S1h.shape[-1] :].unflatten(-1, (6, -1))
+        shift1, scale1, gate1, shift2, scale2, gate2 = table_R6h.unbind(1)
         with step.lent_to(self):
-            inner = modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift1, scale1, rows)
-            x = add_gated(
-                x, gate1, with_bias(self.self_attention(inner, None, packed_seq_params=step.self_layout)), rows
-            )
+            inner = self.self_attention(norm(x_S1h, shift1, scale1), None, packed_seq_params=step.self_layout)
+            x_S1h = add_gated(x_S1h, gate1, with_bias(inner), rows)
             inner = self.cross_attention(
-                self.cross_norm(x), None, key_value_states=context, packed_seq_params=step.cross_layout
+                self.cross_norm(x_S1h), None, key_value_states=context, packed_seq_params=step.cross_layout
             )
-            x = x + with_bias(inner)
-        inner = modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift2, scale2, rows)
-        x = add_gated(x, gate2, with_bias(self.mlp(inner)), rows)
-        return make_viewless_tensor(inp=x, requires_grad=x.requires_grad, keep_graph=True), context
+            x_S1h = x_S1h + with_bias(inner)
+        x_S1h = add_gated(x_S1h, gate2, with_bias(self.mlp(norm(x_S1h, shift2, scale2))), rows)
+        return make_viewless_tensor(inp=x_S1h, requires_grad=x_S1h.requires_grad, keep_graph=True), context
 
 
-class TimeEmbedder(nn.Module):
+class TimeEmbedder(TwoLayers):
     """1000 t [R] -> [R, 7 h]: its embedding, and the projection of that to the layers' six modulations."""
 
     def __init__(self, config: DiTConfig):
-        super().__init__()
-        h, dtype = config.hidden_size, config.params_dtype
-        self.fc1 = nn.Linear(SINUSOID_DIM, h, dtype=dtype)
-        self.fc2 = nn.Linear(h, h, dtype=dtype)
-        self.proj = nn.Linear(h, 6 * h, dtype=dtype)
+        super().__init__(SINUSOID_DIM, config.hidden_size, config.params_dtype)
+        self.proj = nn.Linear(config.hidden_size, 6 * config.hidden_size, dtype=config.params_dtype)
 
     def forward(self, time: torch.Tensor) -> torch.Tensor:
-        wave = sinusoids(time, SINUSOID_DIM).roll(SINUSOID_DIM // 2, -1)  # cosines first
-        embedded = self.fc2(F.silu(self.fc1(wave.to(self.fc1.weight.dtype))))
+        embedded = super().forward(sinusoids(time, SINUSOID_DIM).roll(SINUSOID_DIM // 2, -1))  # cosines first
         return torch.cat((embedded, self.proj(F.silu(embedded))), -1)
 
 
-class TextEmbedder(nn.Module):
-    """A two-layer MLP over the text's states."""
+class TextEmbedder(TwoLayers):
+    """Two layers over the text's states."""
 
-    def __init__(self, config: DiTConfig):
-        super().__init__()
-        self.fc1 = nn.Linear(config.text_dim, config.hidden_size, dtype=config.params_dtype)
-        self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, dtype=config.params_dtype)
-
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(text.to(self.fc1.weight.dtype)), approximate="tanh"))
+    activation = staticmethod(partial(F.gelu, approximate="tanh"))
 
 
 class Wan(DiT):
@@ -153,8 +134,9 @@ class Wan(DiT):
         return layer_spec(IdentityOp, HeadsNormedCrossAttention, WanLayer)
 
     def add_embedders(self) -> None:
-        self.sigma_embedder = TimeEmbedder(self.config)
-        self.text_embedder = TextEmbedder(self.config)
+        c = self.config
+        self.sigma_embedder = TimeEmbedder(c)
+        self.text_embedder = TextEmbedder(c.text_dim, c.hidden_size, c.params_dtype)
 
     def add_output(self) -> None:
         h, dtype = self.config.hidden_size, self.config.params_dtype
@@ -162,7 +144,8 @@ class Wan(DiT):
         self.final = nn.Linear(h, self.config.patch_dim, dtype=dtype)
 
     def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
-        # c_noise is ln(sigma) / 4; float64, because the fastest sinusoid turns a radian per unit of 1000 t
+        # t = sigma / (1 + sigma) = sigmoid(ln sigma), and c_noise is ln(sigma) / 4
+        # float64, because the fastest sinusoid turns a radian per unit of 1000 t
         time = 1000 * torch.sigmoid(4 * c_noise.double())
         return self.sigma_embedder(time.float()), self.text_embedder(part.text)
 
@@ -175,5 +158,5 @@ class Wan(DiT):
     def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
         h = self.config.hidden_size
         shift, scale = (self.final_table + cond[:, None, :h]).unbind(1)
-        normed = F.layer_norm(hidden, (h,), eps=self.config.layernorm_epsilon)
-        return self.final(modulate(normed, shift, scale, RowMap(part.row)))[:, 0]
+        normed = modulated_norm(hidden, shift, scale, RowMap(part.row), self.config.layernorm_epsilon)
+        return self.final(normed)[:, 0]

@@ -62,7 +62,10 @@ class Place:
 
 
 def halves(rows: Tensor, heads: int) -> Tensor:
-    """Rows [heads * d, ...] whose rotated pairs are (2i, 2i + 1) -> pairs (i, i + d/2)."""
+    """Rows [heads * d, ...] whose rotated pairs are (2i, 2i + 1) -> pairs (i, i + d/2).
+
+    Of 2 heads of 4: 0 1 2 3 | 4 5 6 7 -> 0 2 1 3 | 4 6 5 7.
+    """
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -72,7 +75,10 @@ def neighbours(rows: Tensor, heads: int) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor], modules: Sequence[str], heads: int) -> Tensor:
-    """Rows of products [heads * d, ...], as `modules` name them, as the rows of one, head by head."""
+    """Rows of products [heads * d, ...], as `modules` name them, as the rows of one, head by head.
+
+    q0 q1, k0 k1, v0 v1 -> q0 k0 v0 q1 k1 v1, as megatron-core has them: tp then cuts between heads.
+    """
     parts = [halves(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules, strict=True)]
     return torch.stack([x.unflatten(0, (heads, -1)) for x in parts], 1).flatten(0, 2) if len(parts) > 1 else parts[0]
 

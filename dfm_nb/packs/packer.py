@@ -7,7 +7,7 @@ A deterministic function of the order of its input. No sample is dropped, starve
 from __future__ import annotations
 
 from math import gcd
-from typing import Iterable, Iterator, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 
 def fill(lengths: Sequence[int], capacity: int) -> list[int]:
@@ -15,8 +15,7 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
 
     Exact subset sum over a bit set. Among equal sums the earlier items win, so that old samples leave first.
     """
-    if lengths[0] > capacity:
-        raise ValueError(f"a sample of {lengths[0]} tokens does not fit a pack of {capacity}")
+    assert lengths[0] <= capacity, (lengths[0], capacity)
     unit = gcd(capacity, *lengths)
     room, first = capacity // unit, lengths[0] // unit
     within = (1 << (room + 1)) - 1
@@ -35,6 +34,14 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
     return [0, *reversed(chosen)]
 
 
+class PackItem(NamedTuple):
+    """A sample in an epoch; `tokens` are its length in a pack."""
+
+    epoch: int
+    sample: int
+    tokens: int
+
+
 class Packer:
     """Streaming packs: keeps waiting samples and emits the fullest pack that holds the oldest of them.
 
@@ -49,31 +56,21 @@ class Packer:
 
     Attributes
     ----------
-    waiting : (item, length), oldest first. lengths : of the pack that was emitted last.
+    waiting : oldest first.
     """
 
-    def __init__(self, capacity: int, buffer_size: int, waiting: Iterable[tuple] = ()):
-        if buffer_size < 1:
-            raise ValueError(f"dataset.packing_buffer_size must be at least 1; got {buffer_size}")
-        self.capacity = capacity
-        self.buffer_size = buffer_size
-        self.waiting: list[tuple] = list(waiting)
-        self.lengths: list[int] = []
+    def __init__(self, capacity: int, buffer_size: int):
+        self.capacity, self.buffer_size = capacity, buffer_size
+        self.waiting: list[PackItem] = []
 
-    def next(self, stream: Iterator[tuple]) -> list:
-        """The next pack's items; [] when `stream` of (item, length) and the buffer are exhausted."""
-        tokens = sum(length for _, length in self.waiting)
+    def next(self, stream: Iterator[PackItem]) -> list[PackItem]:
+        """The next pack's items, from an endless stream."""
+        tokens = sum(item.tokens for item in self.waiting)
         while len(self.waiting) < self.buffer_size or tokens < 2 * self.capacity:
-            try:
-                self.waiting.append(next(stream))
-            except StopIteration:
-                break
-            tokens += self.waiting[-1][1]
-        if not self.waiting:
-            return []
-        chosen = fill([length for _, length in self.waiting], self.capacity)
-        self.lengths = [self.waiting[i][1] for i in chosen]
+            self.waiting.append(next(stream))
+            tokens += self.waiting[-1].tokens
+        chosen = fill([item.tokens for item in self.waiting], self.capacity)
+        items = [self.waiting[i] for i in chosen]
         taken = set(chosen)
-        items = [self.waiting[i][0] for i in chosen]
-        self.waiting = [w for i, w in enumerate(self.waiting) if i not in taken]
+        self.waiting = [item for i, item in enumerate(self.waiting) if i not in taken]
         return items

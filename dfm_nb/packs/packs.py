@@ -8,20 +8,18 @@ if its first frames are given clean.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.config.schema import Config, ModelConfig
 from dfm_nb.diffusion import edm
-from dfm_nb.packs.patches import grid_positions, patchify
-
-if TYPE_CHECKING:
-    from dfm_nb.config.schema import Config
+from dfm_nb.packs.patches import check_divides, grid_positions, patchify
 
 CLEAN_SIGMA = 0.002
 """Noise level announced for given frames: EDM's sigma_min."""
@@ -35,25 +33,17 @@ PADDING_FPS = 24.0
 
 @dataclass(frozen=True)
 class PackSettings:
-    """What of the configuration decides about packs; equal on all ranks. The defaults stand in `config.schema` alone.
+    """What decides about packs; equal on all ranks.
 
     token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to
     multiples of these. A layout may need it, and repeated shapes are faster: oneDNN makes a new kernel for every shape
     of a product in bfloat16.
     """
 
+    model: ModelConfig
     seed: int
-    patch_spatial: int
-    patch_temporal: int
-    sigma_data: float
-    P_mean: float
-    P_std: float
     caption_dropout: float
     condition_frames_prob: float
-    variant: str = "dit"
-    text_padding: int | None = None
-    times: str = "logit-normal"
-    shift_tokens: int | None = None
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
@@ -61,15 +51,18 @@ class PackSettings:
     @classmethod
     def of(cls, config: Config, **changes: Any) -> PackSettings:
         """Those of a configuration; `changes` are fields that differ from it."""
-        noise = ("sigma_data", "P_mean", "P_std", "times", "shift_tokens")
-        names = ("patch_spatial", "patch_temporal", "variant", "text_padding", *noise)
-        settings = {
+        settings: dict[str, Any] = {
+            "model": config.model,
             "seed": config.rng.seed,
             "caption_dropout": config.train.caption_dropout,
             "condition_frames_prob": config.dataset.condition_frames_prob,
-            **{name: getattr(config.model, name) for name in names},
         }
         return cls(**(settings | changes))
+
+    @property
+    def patch_volume(self) -> int:
+        """Latent voxels of a token."""
+        return self.model.patch_temporal * self.model.patch_spatial**2
 
 
 @dataclass(frozen=True)
@@ -126,26 +119,15 @@ class Segment:
 
 
 def sample_segment(
-    grid: tuple[int, int, int],
-    text: torch.Tensor,
-    sigma: float,
-    fps: float,
-    clean_frames: int = 0,
-    variant: str = "dit",
-    text_padding: int | None = None,
+    model: ModelConfig, grid: tuple[int, int, int], text: torch.Tensor, sigma: float, fps: float, clean_frames: int = 0
 ) -> Segment:
-    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given.
-
-    variant : of the network; all but ours count from the corner. text_padding : rows that `text` is cut at, or filled
-    up to with zeros, which are attended to; None: as it is.
-    """
+    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given."""
     t, h, w = grid
     rows = [Row((t - clean_frames) * h * w, sigma, fps)]
     if clean_frames:
         rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    if text_padding:
-        text = F.pad(text, (0, 0, 0, text_padding - len(text)))
-    return Segment(grid_positions(grid, centred=variant == "dit"), text, rows)
+    # NeMo DFM's network and Wan count positions from the picture's corner, ours from its centre.
+    return Segment(grid_positions(grid, centred=model.variant == "dit"), text, rows)
 
 
 @dataclass
@@ -170,7 +152,7 @@ class PackLayout:
 
 def pack_layout(
     segments: Sequence[Segment],
-    sigma_data: float,
+    model: ModelConfig,
     token_multiple: int = 1,
     text_multiple: int = 1,
     row_multiple: int = 1,
@@ -178,13 +160,21 @@ def pack_layout(
 ) -> PackLayout:
     """Put segments after one another, then pad tokens, text and rows.
 
+    Segments of 4 and 2 tokens with texts of 3 and 2, with a capacity of 8 and a text_multiple of 4 (`.` is padding):
+
+        tokens  a a a a b b . .    cu_q   0 4 6 8    row  0 0 0 0 1 1 2 2
+        text    a a a b b . . .    cu_kv  0 3 5 8
+
     Parameters
     ----------
-    sigma_data : noise level of rows without a sample (any positive number would do).
+    model : its `text_padding` fills each text up with rows of zeros, which are attended to, or cuts it there.
     token_multiple, text_multiple, row_multiple : see `PackSettings`.
     capacity : tokens of the pack; None: those there are, rounded up to `token_multiple`.
     """
     segments = list(segments)
+    if length := model.text_padding:
+        segments = [replace(s, text=F.pad(s.text, (0, 0, 0, length - len(s.text)))) for s in segments]
+    padding_row = Row(0, model.sigma_data, PADDING_FPS, noisy=False)  # any positive noise level would do
     tokens = sum(len(s.positions) for s in segments)
     text = sum(len(s.text) for s in segments)
     padding = (_round_up(tokens, token_multiple) if capacity is None else capacity) - tokens
@@ -193,14 +183,14 @@ def pack_layout(
     # to, because a softmax over nothing is NaN. Padding text alone makes a segment without tokens and without a row.
     text_padding = _round_up(text + 1 if padding else text, text_multiple) - text
     if padding or text_padding:
-        width = segments[0].text.shape[1]
-        rows = [Row(padding, sigma_data, PADDING_FPS, noisy=False)] if padding else []
-        segments.append(Segment(torch.zeros(padding, 3), segments[0].text.new_zeros(text_padding, width), rows))
+        zeros = segments[0].text.new_zeros(text_padding, segments[0].text.shape[1])
+        rows = [padding_row._replace(tokens=padding)] if padding else []
+        segments.append(Segment(torch.zeros(padding, 3), zeros, rows))
     cu_q = [0, *accumulate(len(s.positions) for s in segments)]
     cu_kv = [0, *accumulate(len(s.text) for s in segments)]
     all_rows = [row for s in segments for row in s.rows]
     # Last come rows without a token; their pooled text stays zero.
-    all_rows += [Row(0, sigma_data, PADDING_FPS, noisy=False)] * (-len(all_rows) % row_multiple)
+    all_rows += [padding_row] * (-len(all_rows) % row_multiple)
     pool = torch.zeros(len(all_rows), cu_kv[-1])
     segment_of_row = [i for i, s in enumerate(segments) for _ in s.rows]
     for r, i in enumerate(segment_of_row):
@@ -226,47 +216,67 @@ def _round_up(number: int, multiple: int) -> int:
 # ---- training samples -----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Draw:
-    """A training sample and its random numbers. latent, noise : float32 [C, T, H, W]; text : [L, D]."""
+@dataclass(frozen=True)
+class Draw(Segment):
+    """A training sample: a segment of (T, H, W) = `grid` patches with its latent x0 and noise, float32 [tokens, p]."""
 
     key: str
-    latent: torch.Tensor  # normalised to sigma_data
-    text: torch.Tensor
-    fps: float
-    sigma: float
-    noise: torch.Tensor
-    clean_frames: int = 0
+    grid: tuple[int, int, int]
+    x0: torch.Tensor  # normalised to sigma_data
+    noise: torch.Tensor  # zero on given frames, so that the network sees them as they are
+
+
+def noised(
+    model: ModelConfig,
+    key: str,
+    latent: torch.Tensor,
+    noise: torch.Tensor,
+    text: torch.Tensor,
+    sigma: float,
+    fps: float,
+    clean_frames: int = 0,
+) -> Draw:
+    """A normalised latent and its noise, float32 [C, T, H, W], whose first `clean_frames` (of the latent) are given."""
+    ps, pt = model.patch_spatial, model.patch_temporal
+    _, t, h, w = latent.shape
+    grid, clean = (t // pt, h // ps, w // ps), clean_frames // pt
+    noise, given = patchify(noise, ps, pt), clean * (h // ps) * (w // ps)
+    return Draw(
+        **vars(sample_segment(model, grid, text, sigma, fps, clean)),
+        key=key,
+        grid=grid,
+        x0=patchify(latent, ps, pt),
+        noise=torch.cat((torch.zeros_like(noise[:given]), noise[given:])),
+    )
 
 
 def draw_sample(
     clip: EncodedClip, epoch: int, settings: PackSettings, statistics: LatentStatistics, empty_text: torch.Tensor
 ) -> Draw:
-    """Normalise a stored latent and draw its sigma, noise and caption dropout from (seed, epoch, key)."""
-    g = generator_for(settings.seed, "draw", epoch, clip.key)
+    """Normalise a stored latent and draw its sigma, noise and caption dropout from (seed, epoch, key).
+
+    Raises
+    ------
+    SampleError : the latent does not divide into patches.
+    """
+    m, g = settings.model, generator_for(settings.seed, "draw", epoch, clip.key)
+    check_divides(clip.latent[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
     # All numbers are drawn in this order whether used or not, so a setting changes nothing but what it names.
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
-    latent = statistics.to_model(clip.latent[0], settings.sigma_data)
-    frames = latent.shape[1]
-    sigma = edm.sigma_from_normal(normal, settings.P_mean, settings.P_std, settings.times)
-    if settings.shift_tokens:  # more tokens tell more of one another: it takes more noise to hide as much
-        tokens = latent[0].numel() / (settings.patch_temporal * settings.patch_spatial**2)
-        sigma = sigma * math.sqrt(tokens / settings.shift_tokens)
-    return Draw(
-        key=clip.key,
-        latent=latent,
-        text=empty_text if drop < settings.caption_dropout else clip.text_emb[0],
-        fps=float(clip.meta.get("fps") or 24),
-        sigma=float(sigma),
+    latent = statistics.to_model(clip.latent[0], m.sigma_data)
+    sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
+    if m.shift_tokens:  # more tokens tell more of one another: it takes more noise to hide as much
+        sigma = sigma * math.sqrt(latent[0].numel() / settings.patch_volume / m.shift_tokens)
+    return noised(
+        m,
+        clip.key,
+        latent,
         noise=torch.randn(latent.shape, generator=g),
-        clean_frames=int(frames > 1 and give < settings.condition_frames_prob),
+        text=empty_text if drop < settings.caption_dropout else clip.text_emb[0],
+        sigma=float(sigma),
+        fps=float(clip.meta.get("fps") or PADDING_FPS),
+        clean_frames=int(latent.shape[1] > 1 and give < settings.condition_frames_prob),
     )
-
-
-def blank_draw(settings: PackSettings, channels: int, empty_text: torch.Tensor) -> Draw:
-    """One patch of zeros, for a pack that has no sample."""
-    latent = torch.zeros(channels, settings.patch_temporal, settings.patch_spatial, settings.patch_spatial)
-    return Draw("", latent, empty_text, PADDING_FPS, settings.sigma_data, torch.zeros_like(latent))
 
 
 @dataclass
@@ -295,30 +305,27 @@ class Pack(PackLayout):
         return q, kv
 
 
-def pack_draws(draws: list[Draw], settings: PackSettings, capacity: int | None = None) -> Pack:
+def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | None = None) -> Pack:
     """Put samples into one packed sequence, padded to `capacity` (or only to the layout's multiple when None).
 
     Samples are ordered by length, so that equal lengths are neighbours and one batched attention call serves them.
     """
-    s, pt = settings.patch_spatial, settings.patch_temporal
-    draws = sorted(draws, key=lambda d: (d.latent[0].numel(), d.latent.shape, len(d.text), d.key))
-    segments, x0, noise, grids = [], [], [], []
-    for d in draws:
-        _, t, h, w = d.latent.shape
-        grid, clean = (t // pt, h // s, w // s), d.clean_frames // pt
-        segments.append(sample_segment(grid, d.text, d.sigma, d.fps, clean, settings.variant, settings.text_padding))
-        x0.append(patchify(d.latent, s, pt))
-        given = clean * grid[1] * grid[2]  # tokens whose noise is zero, so that the network sees them as they are
-        noise += [torch.zeros_like(x0[-1][:given]), patchify(d.noise, s, pt)[given:]]
-        grids.append(grid)
-    layout = pack_layout(
-        segments, settings.sigma_data, settings.token_multiple, settings.text_multiple, settings.row_multiple, capacity
-    )
-    padding = x0[0].new_zeros(layout.cu_q[-1] - sum(map(len, x0)), x0[0].shape[1])
+    draws = sorted(draws, key=lambda d: (len(d.x0), d.grid, len(d.text), d.key))
+    multiples = settings.token_multiple, settings.text_multiple, settings.row_multiple
+    layout = pack_layout(draws, settings.model, *multiples, capacity)
+    padding = draws[0].x0.new_zeros(layout.cu_q[-1] - sum(len(d.x0) for d in draws), draws[0].x0.shape[1])
     return Pack(
         **vars(layout),
-        x0=torch.cat([*x0, padding]),
-        noise=torch.cat([*noise, padding]),
+        x0=torch.cat([*(d.x0 for d in draws), padding]),
+        noise=torch.cat([*(d.noise for d in draws), padding]),
         keys=[d.key for d in draws],
-        grids=grids,
+        grids=[d.grid for d in draws],
     )
+
+
+def blank_pack(settings: PackSettings, channels: int, empty_text: torch.Tensor, capacity: int | None = None) -> Pack:
+    """A pack without a sample: a patch of zeros and padding, of which nothing counts."""
+    m = settings.model
+    zeros = torch.zeros(channels, m.patch_temporal, m.patch_spatial, m.patch_spatial)
+    pack = pack_draws([noised(m, "", zeros, zeros, empty_text, m.sigma_data, PADDING_FPS)], settings, capacity)
+    return replace(pack, loss_mask=torch.zeros_like(pack.loss_mask), keys=[], grids=[])

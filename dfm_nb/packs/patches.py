@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from einops import rearrange
 
+from dfm_nb.base.records import SampleError
+
 
 def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) -> torch.Tensor:
     """[C, T, H, W] -> [T/pt * H/ps * W/ps, C * pt * ps * ps], tokens ordered by frame, row, column."""
@@ -14,17 +16,15 @@ def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) 
     )
 
 
-def check_divides(latent: torch.Tensor, patch_spatial: int, patch_temporal: int) -> None:
-    """ValueError when [C, T, H, W] does not divide into patches."""
+def check_divides(latent: torch.Tensor, patch_spatial: int, patch_temporal: int, name: str = "a latent") -> None:
+    """SampleError when [C, T, H, W] does not divide into patches."""
     _, t, h, w = latent.shape
     if t % patch_temporal or h % patch_spatial or w % patch_spatial:
         fitting = ", ".join(str(1 + 4 * (n * patch_temporal - 1)) for n in (1, 2, 3))  # 1 + 4k frames are 1 + k latents
         frames = f"clips of {fitting}, ... frames and no stills, or model.patch_temporal=1"
-        raise ValueError(
-            f"a latent must divide into patches of {patch_temporal}x{patch_spatial}x{patch_spatial} (T, H, W); "
-            f"got {t}x{h}x{w}; choose "
-            + (frames if t % patch_temporal else f"image sides divisible by {8 * patch_spatial} px")
-        )
+        fix = frames if t % patch_temporal else f"image sides divisible by {8 * patch_spatial} px"
+        must = f"{name} must divide into patches of {patch_temporal}x{patch_spatial}x{patch_spatial} (T, H, W)"
+        raise SampleError("odd_size", f"{must}; got {t}x{h}x{w}; choose {fix}")
 
 
 def unpatchify(
@@ -32,16 +32,8 @@ def unpatchify(
 ) -> torch.Tensor:
     """Inverse of `patchify`; `grid` is (T/pt, H/ps, W/ps), the number of patches along each dim."""
     t, h, w = grid
-    return rearrange(
-        tokens,
-        "(t h w) (c pt ph pw) -> c (t pt) (h ph) (w pw)",
-        t=t,
-        h=h,
-        w=w,
-        pt=patch_temporal,
-        ph=patch_spatial,
-        pw=patch_spatial,
-    )
+    sizes = {"t": t, "h": h, "w": w, "pt": patch_temporal, "ph": patch_spatial, "pw": patch_spatial}
+    return rearrange(tokens, "(t h w) (c pt ph pw) -> c (t pt) (h ph) (w pw)", **sizes)
 
 
 def grid_positions(grid: tuple[int, int, int], centred: bool = True) -> torch.Tensor:

@@ -95,6 +95,7 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
         context_parallel_size=layout.cp,
         distributed_timeout_minutes=max(1, round(timeout_s / 60)),
     )
+    # megatron-core makes and recomputes layers within its tracker, which needs a state; our draws are `base.seeds`'.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     return layout
 
@@ -105,7 +106,7 @@ def _start_process_group(timeout_s: float) -> None:
         torch.cuda.set_device(dev)
     backend = "nccl" if dev.type == "cuda" else "gloo"
     here = group_of_this_machine(timeout)
-    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":  # then nobody has used the store before
         dist.init_process_group(backend, timeout=timeout, **here)
     else:
         shared, rank, world = next(rendezvous("env://", timeout=timeout))
@@ -117,9 +118,12 @@ def _fresh_prefix(shared: dist.Store, rank: int, world: int, timeout_s: float) -
     """A prefix of torchrun's store that is fresh for this restart.
 
     torchrun keeps its store over restarts, and gloo would find the addresses of processes that died in it. So the ranks
-    agree on a new prefix: rank 0 invents one, waits until every other rank has signed it with a random name, and
-    publishes the list of names. A rank that read the prefix of an earlier restart does not find itself in that list,
-    and asks again.
+    agree on a new prefix, which each must have seen. Here rank 1 first reads that of an earlier start, `a`:
+
+        rank 0: set prefix = b, wait for b/1 ............. it is y: set b/all = [y], done with b
+        rank 1: read prefix = a, set a/1 = y, y not in a/all; read prefix = b, set b/1 = y, y is in b/all: done with b
+
+    The names b and y are random. a/all holds the name of the process that was rank 1 then, so y is never in it.
     """
     name, end = uuid.uuid4().hex, time.monotonic() + timeout_s
     if rank == 0:
@@ -176,7 +180,10 @@ def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def global_name(name: str, module: torch.nn.Module) -> str:
-    """A parameter's name with the layer's number in the whole model instead of in this pipeline stage."""
+    """A parameter's name with the layer's number in the whole model instead of in this pipeline stage.
+
+    With 2 stages of 2 layers, the second has `decoder.layers.0.mlp...`, which is `decoder.layers.2.mlp...` of all.
+    """
     if name.startswith("decoder.layers."):
         _, _, index, rest = name.split(".", 3)
         layers: Any = module.get_submodule("decoder.layers")
@@ -189,3 +196,10 @@ def shard_dim(parameter: torch.nn.Parameter) -> int | None:
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
     return parameter.partition_dim  # type: ignore[attr-defined]  # megatron-core sets both
+
+
+def own_part(whole: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """This tensor-parallel rank's part of a tensor that is `parameter`, whole."""
+    dim = shard_dim(parameter)
+    size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
+    return whole if dim is None else whole.chunk(size, dim)[rank]

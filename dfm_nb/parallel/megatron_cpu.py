@@ -28,29 +28,34 @@ import torch
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 
 MODULES = (
-    "utils",
-    "timers",
-    "rerun_state_machine",
-    "parallel_state",
+    "utils",  # current_device(), device="cuda" of the global memory buffer
+    "timers",  # synchronize() around each measurement
+    "rerun_state_machine",  # the random state of CUDA, and flags with device="cuda"
+    "parallel_state",  # synchronize(), current_device()
+    # weights, buffers and gathered tensors made on current_device()
     "tensor_parallel.layers",
     "tensor_parallel.mappings",
     "tensor_parallel.utils",
-    "tensor_parallel.random",
+    "tensor_parallel.random",  # get_rng_state(), set_rng_state(), manual_seed() of its tracker
+    # tensors to receive into on current_device(); token counts with device="cuda"
     "pipeline_parallel.p2p_communication",
     "pipeline_parallel.schedules",
+    # flat buffers on current_device(), synchronize(), empty_cache()
     "distributed.param_and_grad_buffer",
     "distributed.distributed_data_parallel",
+    # device="cuda" of overflow flags, norms and scales; current_device() of gathered states
     "optimizer.optimizer",
     "optimizer.distrib_optimizer",
     "optimizer.clip_grads",
     "optimizer.grad_scaler",
+    # current_device(), synchronize() before a state is copied, device="cuda" of what ranks exchange
     "dist_checkpointing.exchange_utils",
     "dist_checkpointing.strategies.async_utils",
     "dist_checkpointing.strategies.filesystem_async",
     "dist_checkpointing.strategies.fully_parallel",
     "dist_checkpointing.strategies.state_dict_saver",
 )
-"""Modules of megatron.core that hard-code CUDA and must see the stand-in."""
+"""Modules of megatron.core that hard-code CUDA and must see the stand-in and what each names in 0.16.1."""
 
 _CPU = torch.device("cpu")
 
@@ -161,22 +166,25 @@ def apply() -> None:
     from megatron.core.optimizer import clip_grads, optimizer
     from megatron.core.tensor_parallel import random as mcore_random
 
+    # 0.16.1 indexes torch.cuda.default_generators, which is empty without a device.
     mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     # fork() warns when the CPU generator moved inside it; on a CPU that is its purpose
     logging.getLogger(mcore_random.__name__).addFilter(lambda r: "CPU RNG state changed" not in r.getMessage())
+    # `optimizer` has imported the function by name, so that both places must change.
     optimizer.clip_grad_by_total_norm_fp32 = clip_grads.clip_grad_by_total_norm_fp32 = _clip_by_total_norm
 
 
 def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
-    """Same arithmetic as megatron-core's, without its assertion on the tensor's CUDA type name."""
-    coefficient = max_norm / (total_norm + 1e-6)
+    """Same arithmetic as megatron-core's, without its assertion on the tensor's CUDA type name (0.16.1)."""
+    coefficient = max_norm / (total_norm + 1e-6)  # its epsilon, so that a CPU and a GPU clip alike
     if coefficient < 1.0:
         grads = [p.grad for p in parameters if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, coefficient)
 
 
+@functools.cache  # once: `load_state_dict` wraps the one before
 def fix_native_adam() -> None:
     """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore what was saved.
 
@@ -187,36 +195,36 @@ def fix_native_adam() -> None:
     from megatron.core.optimizer import distrib_optimizer, optimizer
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+    # 0.18 and later: 0.16's names. For 0.16 this sets what it has.
     names = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
     optimizer.param_group_identifier_keys = distrib_optimizer.param_group_identifier_keys = names
-
-    if getattr(DistributedOptimizer, "_native_adam_fixed", False):
-        return
 
     @torch.no_grad()
     def set_main_param_and_states(self, model_param, tensors):
         group, index = self.model_param_group_index_map[model_param]
         main = self.optimizer.param_groups[group]["params"][index]
         targets = {"param": main, **self.optimizer.state[main]}
-        for name in targets.keys() & tensors.keys():
+        for name in targets.keys() & tensors.keys():  # upstream: of all targets, and `step` is in no file (KeyError)
             targets[name].copy_(tensors[name])
 
     original_load = DistributedOptimizer.load_state_dict
 
     def load_state_dict(self, state_dict):
-        original_load(self, state_dict)
+        original_load(self, state_dict)  # gives every parameter the one tensor `step` that it was told
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].clone()
 
     DistributedOptimizer._set_main_param_and_optimizer_states = set_main_param_and_states
     DistributedOptimizer.load_state_dict = load_state_dict
-    DistributedOptimizer._native_adam_fixed = True
 
 
 @contextlib.contextmanager
 def cuda_type_names(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Within: `param.type()` answers as on CUDA, as the mixed-precision optimizers sort parameters by it."""
+    """Within: `param.type()` answers as on CUDA, as the mixed-precision optimizers sort parameters by it.
+
+    0.16.1 compares with "torch.cuda.BFloat16Tensor" and raises TypeError for a type that it does not know.
+    """
     names = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
     parameters = list(parameters)
     for p in parameters:

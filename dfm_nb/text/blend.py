@@ -19,9 +19,9 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.index import Index, read_meta
+from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
-from dfm_nb.text.weights import SPLITS, Blend, Source, apply_strategy, token_counts
+from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
 
 
 @dataclass(frozen=True)
@@ -54,102 +54,82 @@ class TokenizerIds:
         return cls(max(meta["vocab_size"], meta["max_id"] + 1), meta["eod_id"], None, meta["tokenizer_sha256"])
 
 
-@dataclass(frozen=True)
-class BlendConfig:
-    """How samples are cut from the corpora.
-
-    `seq_length` tokens a sample; `num_samples` of train, validation and test. `reset_position_ids` starts positions
-    anew after an EOD, `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of
-    the loss.
-    """
-
-    seq_length: int
-    num_samples: tuple[int, int, int]
-    seed: int = 1234
-    reset_position_ids: bool = False
-    reset_attention_mask: bool = False
-    eod_mask_loss: bool = False
-    cache_dir: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.seq_length < 1:
-            raise ValueError(f"seq_length must be 1 or more; got {self.seq_length}")
-        if len(self.num_samples) != 3 or min(self.num_samples) < 0 or self.num_samples[0] < 1:
-            raise ValueError(f"num_samples must be (train, validation, test), train over 0; got {self.num_samples}")
-
-
-def _cache(blend: Blend, config: BlendConfig) -> str:
-    """A folder named by the corpora's sizes and times of change: a replaced .bin never meets an old cache."""
-    base = config.cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
-    path = Path(base, corpora_sha256(blend.prefixes())[:16])
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return str(path)
-
-
-def _check_corpora(blend: Blend, config: BlendConfig) -> None:
-    for prefix in blend.prefixes():
-        index = Index.open(prefix)
-        index.require_whole_bin()
-        if index.num_tokens <= config.seq_length:
-            raise ValueError(
-                f"a corpus must hold more than seq_length + 1 = {config.seq_length + 1} tokens; {prefix} has "
-                f"{index.num_tokens}; take a shorter seq_length or leave it out"
-            )
-
-
 def build_datasets(
-    blend: Blend, config: BlendConfig, tokenizer: TokenizerIds | None = None
+    blend: Blend,
+    seq_length: int,
+    num_samples: tuple[int, int, int],
+    tokenizer: TokenizerIds | None = None,
+    split: str | None = None,
+    cache_dir: str | None = None,
+    seed: int = 1234,
+    **settings: bool,
 ) -> dict[str, Dataset | None]:
     """Data sets of `train`, `validation` and `test` (None where there is none).
 
-    All ranks must call it, within a process group (`parallel.init()` makes one of a single rank). With only training
-    corpora and `blend.split`, each is cut into the three splits as Megatron's --split does.
+    All ranks must call it, within a process group (`parallel.init()` makes one of a single rank).
+
+    Parameters
+    ----------
+    seq_length : tokens of a sample
+    num_samples : of train, validation and test
+    tokenizer : by default what `preprocess` recorded
+    split : "969,30,1" cuts each training corpus as Megatron's --split does, where validation and test have no corpora
+    settings : of megatron's GPTDatasetConfig. `reset_position_ids` starts positions from 0 after an EOD,
+        `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss
 
     Each item is a dict: `tokens`, `labels`, `position_ids` int64 [seq_length], `loss_mask` float32 [seq_length],
     `attention_mask` bool [1, seq_length, seq_length] (True: hidden), and `dataset_id` where there are several corpora.
     """
     assert dist.is_initialized(), "call parallel.init() first"
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
-    _check_corpora(blend, config)
+    for prefix in blend.prefixes():
+        index = Index.open(prefix)
+        index.require_whole_bin()
+        if not 0 < seq_length < index.num_tokens:
+            raise ValueError(
+                f"seq_length must be 1 to the tokens of each corpus less 1; {prefix} has {index.num_tokens}"
+            )
     if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
-    if blend.split and not blend.validation and not blend.test:
-        chosen: dict[str, object] = {"blend": _pair(blend.train), "split": blend.split}
+    if split and not blend.validation and not blend.test:
+        chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}
     else:
-        chosen = {"blend_per_split": [_pair(blend.sources(s)) if blend.sources(s) else None for s in SPLITS]}
-    settings = GPTDatasetConfig(
-        random_seed=config.seed,
-        sequence_length=config.seq_length,
-        path_to_cache=_cache(blend, config),
+        chosen = {"blend_per_split": [_pair(blend.corpora(s)) for s in SPLITS]}
+    # named by the corpora's sizes and times of change: a replaced .bin never meets an old cache
+    base = cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    cache = Path(base, corpora_sha256(blend.prefixes())[:16])
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    usual = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=seq_length,
+        path_to_cache=str(cache),
         tokenizer=tokenizer,
-        reset_position_ids=config.reset_position_ids,
-        reset_attention_mask=config.reset_attention_mask,
-        eod_mask_loss=config.eod_mask_loss,
-        create_attention_mask=True,
-        **chosen,
+        **{**usual, **settings, **chosen},
     )
-    built = BlendedMegatronDatasetBuilder(GPTDataset, list(config.num_samples), lambda: True, settings).build()
+    built = BlendedMegatronDatasetBuilder(GPTDataset, list(num_samples), lambda: True, config).build()
     return dict(zip(SPLITS, built))
 
 
-def _pair(sources: tuple[Source, ...]) -> tuple[list[str], list[float | None] | None]:
+def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None] | None:
     """Prefixes and weights as megatron takes them: no corpus of weight 0, and no weights for a single corpus."""
-    kept = [s for s in sources if s.weight]
-    return [s.prefix for s in kept], [s.weight for s in kept] if len(kept) > 1 else None
+    kept = [c for c in corpora if c.weight]
+    return ([c.prefix for c in kept], [c.weight for c in kept] if len(kept) > 1 else None) if kept else None
 
 
 class BatchSampler:
     """Sample numbers of this rank's micro-batches, in order.
 
     Sample k of the run goes to global batch k // (micro_batch_size * dp_size); each rank takes its own stretch of it.
-    A last global batch that is not full is left out.
+    A last global batch that is not full is left out. With micro-batches of 2 and 2 ranks:
+
+        rank 0: [0, 1], [4, 5], ...
+        rank 1: [2, 3], [6, 7], ...
     """
 
     def __init__(
         self, total: int, micro_batch_size: int, consumed_samples: int = 0, dp_rank: int = 0, dp_size: int = 1
     ):
-        if not 0 <= dp_rank < dp_size:
-            raise ValueError(f"dp_rank must be 0 to dp_size - 1 = {dp_size - 1}; got {dp_rank}")
         step = micro_batch_size * dp_size
         if consumed_samples % step:
             raise ValueError(

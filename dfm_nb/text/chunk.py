@@ -10,64 +10,37 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, field
-from typing import Sequence
+from typing import Literal, Sequence
 
 import numpy as np
 import orjson
 
+from dfm_nb.base.options import Options, option
 from dfm_nb.text import encode as text_encode
-from dfm_nb.text.input import CHUNK_BYTES, Chunk, TooLong
+from dfm_nb.text.input import CHUNK_BYTES, LineChunk
 from dfm_nb.text.tokenizer import TokenizerSpec
 
-Row = dict[str, list[str]]
-"""The texts of a line under each key that was asked for; a string is a list of one."""
 
+class PreprocessConfig(Options):
+    """JSONL -> PREFIX_KEY_document.bin and .idx. The names of the flags are Megatron-LM's."""
 
-def part_prefix(prefix: str, index: int, count: int) -> str:
-    """`<prefix>` of one run, or of part `index` of `count`."""
-    return prefix if count == 1 else f"{prefix}_part{index:05d}-of-{count:05d}"
+    prog = "dfm text preprocess"
 
-
-@dataclass(frozen=True)
-class PreprocessConfig:
-    """The flags of `dfm text preprocess`; names follow Megatron-LM's tools/preprocess_data.py.
-
-    `workers` processes tokenize beside the one that reads and writes; with 1 all is done in this process.
-    `chunk_size` documents (1 MiB at most) go to a worker at a time, and are the unit of a restart.
-    `partition` is (i, n): only the lines of part i, written under `<prefix>_part<i>-of-<n>`.
-    """
-
-    input: Sequence[str]
-    output_prefix: str
-    tokenizer_model: str
-    json_keys: Sequence[str] = ("text",)
-    workers: int = 1
-    chunk_size: int = 8192
-    append_eod: bool = False
-    dtype: str | None = None
-    on_error: str = "stop"
-    partition: tuple[int, int] = (0, 1)
-    max_document_bytes: int = 256 << 20
-    resume: bool = True
-    fast: bool = True
-    progress: bool = True
-    chunk_bytes: int = CHUNK_BYTES
-
-    def __post_init__(self) -> None:
-        for name in ("workers", "chunk_size", "max_document_bytes", "chunk_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be 1 or more; got {getattr(self, name)}")
-        if self.on_error not in ("stop", "skip"):
-            raise ValueError(f"--on-error must be stop or skip; got {self.on_error!r}")
-        if self.dtype not in (None, "uint16", "int32"):
-            raise ValueError(f"--dtype must be uint16 or int32; got {self.dtype!r}")
-        if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
-            raise ValueError(f"--json-keys must name different keys; got {' '.join(self.json_keys) or 'none'}")
-
-    @property
-    def prefix(self) -> str:
-        """Of the files that this run writes."""
-        return part_prefix(self.output_prefix, *self.partition)
+    input: tuple[str, ...] = option(help="JSONL files or globs, also .gz and .zst; - is stdin")
+    output_prefix: str = option(help="path of the output without _KEY_document.bin", output=True)
+    tokenizer_type: Literal["HuggingFaceTokenizer"] = option("HuggingFaceTokenizer", "docs/text.md: how to have others")
+    tokenizer_model: str = option(help="hub id, folder, or tokenizer.json")
+    json_keys: tuple[str, ...] = option(("text",), "keys to tokenize, one corpus each", min_length=1)
+    workers: int = option(1, "processes that tokenize; 1: this process", ge=1)
+    chunk_size: int = option(8192, "documents a chunk (1 MiB at most), the unit of work and of a restart", ge=1)
+    append_eod: bool = option(False, "end each document with the end-of-document token")
+    dtype: Literal["uint16", "int32"] | None = option(None, "of the tokens; by default as Megatron chooses")
+    on_error: Literal["stop", "skip"] = option("stop", "at a bad line: stop, or skip it and list it")
+    partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
+    max_document_bytes: int = option(256 << 20, "a longer line is refused", ge=1)
+    fast: bool = option(True, "words from memory, as in encode.py", python_only=True)
+    progress: bool = option(True, "show a bar", python_only=True)
+    chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
 
 
 @dataclass
@@ -82,7 +55,10 @@ class BadLine:
 @dataclass
 class Encoded:
     """`files` holds what to append to each part file: KEY.bin tokens, KEY.lengths int32 tokens of each sequence,
-    KEY.counts int32 sequences of each document."""
+    KEY.counts int32 sequences of each document.
+
+    Documents ["a b c"], [""] and ["a", "b c"] have lengths 3, 1, 2 and counts 1, 0, 2.
+    """
 
     files: dict[str, bytes] = field(default_factory=dict)
     documents: int = 0
@@ -95,21 +71,21 @@ class ChunkEncoder:
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
         self.config, self._dtype = config, np.dtype(config.dtype)
-        self._text = text_encode.TextEncoder(spec.backend(), self._dtype, config.fast)
+        self._text = text_encode.WordEncoder(spec.backend(), self._dtype, config.fast)
         self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
 
-    def __call__(self, chunk: Chunk) -> Encoded:
+    def __call__(self, chunk: LineChunk) -> Encoded:
         """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
         out = Encoded()
-        rows: list[Row] = []
+        rows: list[dict[str, list[str]]] = []
         for number, line in enumerate(chunk.lines, chunk.first_line):
-            if not line.strip() and not isinstance(line, TooLong):
+            if not line.strip() and len(line) <= self.config.max_document_bytes:
                 out.blank_lines += 1
                 continue
             try:
-                rows.append(self._row(line))
+                rows.append(self._row(line.removesuffix(b"\n")))
             except ValueError as error:
-                out.bad.append(BadLine(number, str(error), _excerpt(line)))
+                out.bad.append(BadLine(number, str(error), line[:100].decode("utf-8", "backslashreplace")))
                 if self.config.on_error == "stop":
                     break
         out.documents = len(rows)
@@ -117,13 +93,12 @@ class ChunkEncoder:
             self._encode(key, [row[key] for row in rows], out)
         return out
 
-    def _row(self, line: bytes) -> Row:
-        if isinstance(line, TooLong):
+    def _row(self, line: bytes) -> dict[str, list[str]]:
+        """The texts of a line under each key that was asked for; a string is a list of one."""
+        if len(line) > self.config.max_document_bytes:
             raise ValueError(f"the line is longer than --max-document-bytes {self.config.max_document_bytes}")
-        row = _loads(line.removesuffix(b"\n"), self.config.json_keys)
-        if not isinstance(row, dict):
-            raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
-        found: Row = {}
+        row = _loads(line, self.config.json_keys)
+        found = {}
         for key in self.config.json_keys:
             if key not in row:
                 has = ", ".join(map(repr, row)) or "no keys"
@@ -152,28 +127,19 @@ class ChunkEncoder:
         out.files[f"{key}.counts"] = np.array(counts, np.int32).tobytes()
 
 
-def _loads(line: bytes, keys: Sequence[str]) -> object:
-    """The JSON of a line, as Python writes it. Of what is not under `keys`, only the form must be right."""
+def _loads(line: bytes, keys: Sequence[str]) -> dict:
+    """The JSON object of a line, as Python reads it. Of what is not under `keys`, only the form must be right."""
     try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        # What Python's json reads and orjson refuses: a byte order mark, NaN, integers of any length, and half of a
+        # surrogate pair, which is no character (so `encode` refuses it in a text).
         try:
-            text = line.decode("utf-8-sig")  # a byte order mark before the first line is no fault of the text
-        except UnicodeDecodeError as bad:
-            byte = f"byte 0x{line[bad.start]:02x} at {bad.start}"
-            raise ValueError(f"a line must be valid UTF-8; {byte} is not; convert the file to UTF-8") from None
-        try:
-            # what Python's json writes and orjson refuses: NaN, Infinity, integers of any length
-            row = json.loads(text, parse_int=float)
-            wanted = {key: row.get(key) for key in keys} if isinstance(row, dict) else row
-            json.dumps(wanted, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError:
-            raise ValueError("a string holds half of a surrogate pair, which is no character") from None
-        except (ValueError, RecursionError):
-            raise ValueError(f"a line must be JSON; {error}") from None
-        return row
-
-
-def _excerpt(line: bytes) -> str:
-    line = line.removesuffix(b"\n")
-    return line[:100].decode("utf-8", "backslashreplace") + ("..." if len(line) > 100 else "")
+            row = json.loads(line.decode("utf-8-sig"), parse_int=float)
+            if isinstance(row, dict):
+                json.dumps([row.get(key) for key in keys], ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"a line must be JSON in UTF-8; {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"a line must be a JSON object; got {type(row).__name__}")
+    return row

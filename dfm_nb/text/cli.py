@@ -1,81 +1,32 @@
 """`dfm text ...`: preprocess, merge, inspect, verify, blend.
 
-The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
-Each command is one function: its parser, then what it does. The imports are inside, so that `--help` needs none.
+The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py. Each command is one function: its parser,
+then what it does. The imports are inside, so that a command waits for its own alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import os
-import re
 import sys
 
-from dfm_nb.base.argv import ArgumentParser, guard, world_size_from_env
-
-PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
-
-
-def parse_partition(text: str | None) -> tuple[int, int]:
-    """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
-    if text is None and world_size_from_env() == 1:
-        return 0, 1
-    if text is None or text == "auto":
-        for index, count in PARTITION_ENV:
-            if index in os.environ and count in os.environ:
-                return int(os.environ[index]), int(os.environ[count])
-        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
-        raise ValueError(f"--partition auto needs {names} in the environment; give --partition i/n")
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or int(match[1]) >= int(match[2]):
-        raise ValueError(f"--partition must be i/n with 0 <= i < n, for example 0/4 to 3/4, or auto; got {text}")
-    return int(match[1]), int(match[2])
+from dfm_nb.base.argv import ArgumentParser, guard
 
 
 def _preprocess(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text preprocess", description="JSONL -> PREFIX_KEY_document.bin and .idx")
-    p.add_argument("--input", nargs="+", required=True, help="JSONL files or globs, also .gz and .zst; - is stdin")
-    p.add_argument("--output-prefix", required=True, help="path of the output without _KEY_document.bin")
-    p.add_argument("--tokenizer-type", default="HuggingFaceTokenizer", help="only HuggingFaceTokenizer")
-    p.add_argument("--tokenizer-model", required=True, help="hub id, folder, or tokenizer.json")
-    p.add_argument("--json-keys", nargs="+", default=["text"], help="keys to tokenize, one corpus each")
-    p.add_argument("--workers", type=int, default=1, help="processes that tokenize; 1: this process")
-    p.add_argument("--chunk-size", type=int, default=8192, help="documents a chunk (1 MiB at most)")
-    p.add_argument("--append-eod", action="store_true", help="end each document with the end-of-document token")
-    p.add_argument("--dtype", help="of the tokens, uint16 or int32; by default as Megatron chooses")
-    p.add_argument("--on-error", default="stop", help="at a bad line: stop, or skip it and list it")
-    p.add_argument("--partition", help="i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
-    p.add_argument("--max-document-bytes", type=int, default=256 << 20, help="a longer line is refused")
-    p.add_argument("--no-resume", action="store_true", help="begin anew even if a run of this command was stopped")
-    p.add_argument("--split-sentences", action="store_true", help="not offered: a text is one sequence")
-    p.add_argument("--json", action="store_true", help="print the result as JSON")
-    # Flags of Megatron's tool that change nothing here: the order is always kept, and no sentences are split.
-    p.add_argument("--log-interval", type=int, help=argparse.SUPPRESS)
-    p.add_argument("--partitions", type=int, default=1, help=argparse.SUPPRESS)
-    p.add_argument("--keep-sequential-samples", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--keep-newlines", action="store_true", help=argparse.SUPPRESS)
-    p.add_argument("--lang", help=argparse.SUPPRESS)
-    args = p.parse_args(argv)
-    if args.tokenizer_type != "HuggingFaceTokenizer":
-        raise ValueError(
-            f"--tokenizer-type must be HuggingFaceTokenizer; got {args.tokenizer_type}; give --tokenizer-model the "
-            "same tokenizer as a folder with a tokenizer.json (docs/text.md, Flags, says how to make one)"
-        )
-    if args.split_sentences:
-        raise ValueError("--split-sentences is not offered; give a list of strings under the key for several sequences")
-    if args.partitions != 1:
-        raise ValueError(
-            f"--partitions is not needed: --workers {max(args.workers, args.partitions)} uses as many processes on one "
-            "input; --partition i/n cuts it for several machines"
-        )
+    """JSONL -> .bin/.idx"""
     from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
-    named = {f.name for f in dataclasses.fields(PreprocessConfig)}
-    given = {name: value for name, value in vars(args).items() if name in named}
-    given["partition"] = parse_partition(args.partition)
-    result = preprocess(PreprocessConfig(**given, resume=not args.no_resume, progress=sys.stderr.isatty()))
+    p = PreprocessConfig.parser()
+    p.add_argument("--json", action="store_true", help="print the result as JSON")
+    # Flags of Megatron's tool that change nothing here: the order is always kept, and no sentences are split.
+    for flag in ("--log-interval", "--lang"):
+        p.add_argument(flag, help=argparse.SUPPRESS)
+    for flag in ("--keep-sequential-samples", "--keep-newlines"):
+        p.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    p.add_argument("--partitions", type=int, choices=[1], help=argparse.SUPPRESS)
+    args = p.parse_args(argv)
+    result = preprocess(PreprocessConfig(**PreprocessConfig.given(args), progress=sys.stderr.isatty()))
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.json:
@@ -94,7 +45,8 @@ def _preprocess(argv: list[str]) -> int:
 
 
 def _merge(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text merge", description="join corpora by streaming")
+    """join the parts of a partitioned run, or any corpora"""
+    p = ArgumentParser(prog="dfm text merge", description=_merge.__doc__)
     p.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
     p.add_argument("--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts")
     p.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
@@ -112,32 +64,29 @@ def _merge(argv: list[str]) -> int:
 
 
 def _inspect(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text inspect", description="what a corpus holds")
+    """counts, lengths, first documents, frequent tokens"""
+    p = ArgumentParser(prog="dfm text inspect", description=_inspect.__doc__)
     p.add_argument("prefix", metavar="PREFIX", help="path without .bin")
     p.add_argument("--tokenizer-model", help="to decode with; by default the recorded one")
     p.add_argument("--documents", type=int, default=3, help="documents to show")
-    p.add_argument("--histogram", metavar="PNG", help="write the histogram of lengths here")
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
     from dfm_nb.text import check
 
     report = check.inspect(args.prefix, args.tokenizer_model, args.documents)
     print(json.dumps(report, indent=1) if args.json else check.report_text(report))
-    if args.histogram:
-        print(f"histogram: {check.histogram(args.prefix, args.histogram)}", file=sys.stderr)
     return 0
 
 
 def _verify(argv: list[str]) -> int:
-    p = ArgumentParser(prog="dfm text verify", description="the checklist; exits with 1 when a check fails")
+    """the checklist, as checks that can fail (then it exits with 1)"""
+    p = ArgumentParser(prog="dfm text verify", description=_verify.__doc__)
     p.add_argument("prefixes", nargs="+", metavar="PREFIX", help="one corpus, or those of a blend")
     p.add_argument("--tokenizer-model", help="that the corpus must be made with; by default the recorded one")
     p.add_argument("--append-eod", action="store_true", default=None, help="each document must end with EOD")
-    p.add_argument("--input", nargs="+", help="the JSONL, to count its documents (with one PREFIX)")
+    p.add_argument("--input", nargs="+", help="the JSONL of the one PREFIX, to count its documents")
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
-    if args.input and len(args.prefixes) > 1:
-        raise ValueError(f"--input counts the documents of one corpus; got {len(args.prefixes)} prefixes")
     from dfm_nb.text import check
 
     show = sys.stderr.isatty() and not args.json
@@ -156,13 +105,14 @@ def _verify(argv: list[str]) -> int:
 
 
 def _blend(argv: list[str]) -> int:
-    from dfm_nb.text import check, weights
+    """weights, strategies and epochs of a blend"""
+    from dfm_nb.text import check, mixture
 
-    p = ArgumentParser(prog="dfm text blend", description="weights, strategies and epochs of a blend")
+    p = ArgumentParser(prog="dfm text blend", description=_blend.__doc__)
     p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
     p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
     p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
-    p.add_argument("--strategy", help=", ".join(weights.STRATEGIES))
+    p.add_argument("--strategy", help=", ".join(mixture.STRATEGIES))
     p.add_argument("--normalize", action="store_true", help="divide the weights by their sum")
     p.add_argument("--token-budget", type=float, help="training tokens; by default one epoch's worth of them all")
     p.add_argument("--max-epochs", type=float, default=4.0, help="warn when a corpus is seen more often")
@@ -172,59 +122,48 @@ def _blend(argv: list[str]) -> int:
     if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
         raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... and --config YAML")
     if args.config:
-        blend = weights.read_yaml(args.config, args.normalize)
+        blend = mixture.read_yaml(args.config, args.normalize)
     else:
-        blend = weights.parse_list(args.blend or args.data_path, None, args.normalize)
-    counts = weights.token_counts(blend)
+        blend = mixture.parse_list(args.blend or args.data_path, args.normalize)
+    counts = mixture.token_counts(blend)
     if args.strategy or blend.train[0].weight is None:
-        blend = weights.apply_strategy(blend, args.strategy or "proportional", counts)
+        blend = mixture.apply_strategy(blend, args.strategy or "proportional", counts)
     same = check.require_same_tokenizer(blend.prefixes())
-    budget = args.token_budget or float(sum(counts[s.prefix] for s in blend.train))
-    rows = weights.exposures(blend, counts, budget)
+    budget = args.token_budget or float(sum(counts[c.prefix] for c in blend.train))
+    rows = mixture.exposures(blend, counts, budget)
     warnings = [*blend.warnings, *([same.detail] if same.passed is None else [])]
-    warnings += [
-        f"{row.name} is seen {row.epochs:.1f} times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); "
-        "lower its weight or the budget, or add text"
-        for row in rows
-        if row.epochs > args.max_epochs
-    ]
+    seen = f"times in {budget:,.0f} tokens (over --max-epochs {args.max_epochs:g}); lower its weight, or add text"
+    warnings += [f"{row.name} is seen {row.epochs:.1f} {seen}" for row in rows if row.epochs > args.max_epochs]
     if args.output:
-        weights.write_yaml(blend, args.output)
+        mixture.write_yaml(blend, args.output)
     if args.json:
         print(json.dumps({"token_budget": budget, "train": [vars(r) for r in rows], "warnings": warnings}, indent=1))
         return 0
     print(f"training on {budget:,.0f} tokens")
-    width = max(len(r.name) for r in rows)
-    print(f"  {'corpus':<{width}}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
+    print(f"  {'corpus':<24}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}")
     for row in rows:
-        print(f"  {row.name:<{width}}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
-    for split in weights.SPLITS[1:]:
-        for source in blend.sources(split):
-            print(f"  {split}: {source.name} {source.weight:g}, {counts[source.prefix]:,} tokens")
+        print(f"  {row.name:<24}  {row.weight:>7.4f}  {row.tokens:>15,}  {row.epochs:>7.2f}")
+    for split in mixture.SPLITS[1:]:
+        for corpus in blend.corpora(split):
+            print(f"  {split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens")
     for text in warnings:
         print(f"warning: {text}", file=sys.stderr)
     print("--data-path " + " ".join(f"{r.weight:.6g} {r.prefix}" for r in rows))
     return 0
 
 
-COMMANDS = {
-    "preprocess": (_preprocess, "JSONL -> .bin/.idx"),
-    "merge": (_merge, "join the parts of a partitioned run, or any corpora"),
-    "inspect": (_inspect, "counts, lengths, first documents, frequent tokens"),
-    "verify": (_verify, "the checklist, as checks that can fail"),
-    "blend": (_blend, "weights, strategies and epochs of a blend"),
-}
+COMMANDS = {"preprocess": _preprocess, "merge": _merge, "inspect": _inspect, "verify": _verify, "blend": _blend}
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<11} {text}" for name, (_, text) in COMMANDS.items()]
-        print("usage: dfm text COMMAND ...   (dfm text COMMAND --help for its flags)\n\n" + "\n".join(lines))
-        return 0
-    if argv[0] not in COMMANDS:
-        raise ValueError(f"dfm text has {', '.join(COMMANDS)}; got {argv[0]!r}")
-    return COMMANDS[argv[0]][0](argv[1:])
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in COMMANDS:
+        return COMMANDS[name](rest)
+    usage = "\n".join(f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items())
+    if name not in ("-h", "--help"):
+        raise ValueError(f"dfm text has {', '.join(COMMANDS)}; got {name!r}")
+    print("usage: dfm text COMMAND ...   (dfm text COMMAND --help for its flags)\n\n" + usage)
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,26 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
-from dataclasses import asdict, dataclass, field, replace
+import re
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Generator, Iterator
+from typing import Iterator
 
 import numpy as np
 
+from dfm_nb.base.argv import world_size_from_env
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
-from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig, part_prefix
-from dfm_nb.text.index import Index, bin_path, idx_path, optimal_dtype, read_meta
-from dfm_nb.text.input import Chunk, Span
-from dfm_nb.text.parts import Parts
-from dfm_nb.text.tokenizer import TokenizerSpec
-from dfm_nb.text.workers import LostWorker, ordered_map
+from dfm_nb.text.chunk import ChunkEncoder, Encoded, PreprocessConfig
+from dfm_nb.text.indexed import Index, bin_path, optimal_dtype, read_meta
+from dfm_nb.text.input import LineChunk, Position, Span
+from dfm_nb.text.parts import SKIPPED, Parts
+from dfm_nb.text.workers import ordered_map
 
+PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
 _COUNTS = ("documents", "blank_lines", "skipped")
-_MERGE_BYTES = 8 << 20  # copied between two records of the progress: as much is done again after a kill
+_MERGE_BYTES = 8 << 20  # copied at a time
 
 
 @dataclass
@@ -47,6 +50,20 @@ class PreprocessResult:
     warnings: list[str] = field(default_factory=list)
 
 
+def part_of(text: str | None) -> tuple[int, int]:
+    """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
+    if text is None and world_size_from_env() == 1:
+        return 0, 1
+    if text in (None, "auto"):
+        found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
+        text = found[0] if found else "auto"
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match:
+        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
+        raise ValueError(f"--partition must be i/n, for example 0/4, or auto, which needs {names}; got {text}")
+    return int(match[1]), int(match[2])
+
+
 def preprocess(config: PreprocessConfig) -> PreprocessResult:
     """Tokenize JSONL into an indexed corpus.
 
@@ -56,36 +73,33 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     FileNotFoundError : an input that does not exist
     """
     paths = text_input.expand_inputs(list(config.input))
-    spans = text_input.partition(paths, *config.partition)
+    part, num_parts = part_of(config.partition)
+    spans = text_input.partition(paths, part, num_parts)
     spec = text_tokenizer.load(config.tokenizer_model)
     dtype = np.dtype(config.dtype) if config.dtype else optimal_dtype(spec.vocab_size)
-    config = replace(config, dtype=dtype.name)
+    config = config.replace(dtype=dtype.name)
     spec.check(dtype, config.append_eod)
     signature = {
-        "state": 3,  # of the part files and their progress
+        "state": 4,  # of the part files and their progress
         "inputs": text_input.fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod, config.max_document_bytes],
     }
-    prefixes = {key: f"{config.prefix}_{key}_document" for key in config.json_keys}
-    with Parts.open(config.prefix, prefixes, signature, config.resume) as parts:
+    prefix = _part_prefix(config.output_prefix, part, num_parts)
+    prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
+    with Parts.open(prefix, prefixes, signature) as parts:
         done = parts.progress
         resumed = done.documents
-        if not done.finished:
-            at = (done.span, done.offset, done.line)
-            source = text_input.chunks(spans, config.chunk_size, config.max_document_bytes, at, config.chunk_bytes)
-            with contextlib.closing(_encoded(source, spec, config)) as results:
-                _write(config, spans, results, parts)
-            # An input without one document is a mistake; a part that got none is not.
-            if done.documents == 0 and config.partition[1] == 1:
-                skipped = f" ({done.skipped} lines were skipped)" if done.skipped else ""
-                raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none{skipped}")
-            meta = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
-            meta |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
-            meta |= {name: getattr(done, name) for name in _COUNTS}
-            meta["inputs"] = [asdict(s) for s in spans]
-            parts.finish(dtype, meta)
-        parts.publish()
+        source = text_input.chunks(spans, config.chunk_size, config.max_document_bytes, done.at, config.chunk_bytes)
+        with contextlib.closing(ordered_map(ChunkEncoder, (spec, config), source, config.workers)) as results:
+            _write(config, spans, results, parts)
+        # An input without one document is a mistake; a part that got none is not.
+        if done.documents == 0 and num_parts == 1:
+            raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none ({done.skipped} bad lines)")
+        made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
+        made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
+        counts = {name: getattr(done, name) for name in _COUNTS}
+        parts.finish(dtype, {**made, **counts, "inputs": [asdict(s) for s in spans]})
     metas = {key: read_meta(prefix) for key, prefix in prefixes.items()}
     tokens, empty = ({key: meta[name] for key, meta in metas.items()} for name in ("tokens", "empty_documents"))
     warnings = [
@@ -98,32 +112,17 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     )
 
 
-def _encoded(
-    source: Iterator[Chunk], spec: TokenizerSpec, config: PreprocessConfig
-) -> Generator[tuple[Chunk, Encoded], None, None]:
-    """Chunks with their encodings in order."""
-    if config.workers == 1:
-        encode = ChunkEncoder(spec, config)
-        yield from ((chunk, encode(chunk)) for chunk in source)
-        return
-    try:
-        yield from ordered_map(ChunkEncoder, (spec, config), source, config.workers)
-    except LostWorker as error:
-        raise ValueError(
-            "a worker process ended (out of memory, most often); run the same command again to go on from the last "
-            "chunk, with fewer --workers or a smaller --chunk-size"
-        ) from error
-
-
-def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[Chunk, Encoded]], parts: Parts) -> None:
+def _write(
+    config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[LineChunk, Encoded]], parts: Parts
+) -> None:
+    """Append the chunks to the part files; with on_error "stop" ValueError names the first bad line."""
+    done = parts.progress
     # The bar counts bytes of text; a compressed file's size is not known before it is read.
     known = not any(s.path == text_input.STDIN or text_input.is_compressed(s.path) for s in spans)
     total = sum((s.end or os.path.getsize(s.path)) - s.start for s in spans) if known else None
-    with tqdm(
-        total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress, mininterval=0.5
-    ) as bar:
+    with tqdm(total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress) as bar:
         for chunk, encoded in results:
-            span = spans[chunk.span]
+            span = spans[chunk.end.span]
             before = text_input.lines_before(span) if encoded.bad else 0
             bad = [{"file": span.path, **vars(line), "line": before + line.line} for line in encoded.bad]
             if bad and config.on_error == "stop":
@@ -131,9 +130,21 @@ def _write(config: PreprocessConfig, spans: list[Span], results: Iterator[tuple[
                     "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "
                     "--on-error skip".format(**bad[0])
                 )
-            parts.append(chunk, encoded, bad)
+            for name, data in encoded.files.items():
+                parts.write(name, data)
+            parts.write(SKIPPED, b"".join(json.dumps(record).encode() + b"\n" for record in bad))
+            done.at = chunk.end
+            done.documents += encoded.documents
+            done.blank_lines += encoded.blank_lines
+            done.skipped += len(bad)
+            if done.documents:  # else there is nothing to keep
+                parts.save()
             bar.update(sum(map(len, chunk.lines)))
-            bar.set_postfix_str(f"{parts.progress.documents} documents", refresh=False)
+
+
+def _part_prefix(prefix: str, index: int, count: int) -> str:
+    """`<prefix>` of one run, or of part `index` of `count`."""
+    return prefix if count == 1 else f"{prefix}_part{index:05d}-of-{count:05d}"
 
 
 def find_parts(prefix: str, key: str = "text") -> list[str]:
@@ -143,17 +154,14 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     ------
     FileNotFoundError : there are none, or one is missing
     """
-    found = sorted(glob.glob(f"{glob.escape(prefix)}_part*-of-*_{key}_document.idx"))
+    pattern = f"{glob.escape(prefix)}_part?????-of-?????_{key}_document.idx"
+    found = {path.removesuffix(".idx") for path in glob.glob(pattern)}
     if not found:
         raise FileNotFoundError(f"there are no parts {prefix}_part00000-of-0000n_{key}_document")
-    counts = {int(p[len(prefix) :].split("-of-")[1][:5]) for p in found}
-    if len(counts) > 1:
-        raise ValueError(f"the parts of {prefix} are of runs of {sorted(counts)} parts; delete all but one run's")
-    count = counts.pop()
-    wanted = [f"{part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
-    missing = [w for w in wanted if not idx_path(w).exists()]
-    if missing:
-        raise FileNotFoundError(f"all {count} parts must be there; {missing[0]}.idx is missing ({len(missing)} in all)")
+    count = int(min(found)[len(f"{prefix}_part00000-of-") :][:5])
+    wanted = [f"{_part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
+    if odd := found.symmetric_difference(wanted):
+        raise FileNotFoundError(f"the {count} parts of one run must be there; {min(odd)} is missing or of another run")
     return wanted
 
 
@@ -165,7 +173,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     prefixes : of the corpora, without `.bin`; all of one dtype and, where it is known, one tokenizer
     output : prefix of the joined corpus; must differ from all of them
 
-    A killed merge continues when it is called again with the same corpora, at most 8 MiB before where it stood.
+    A killed merge continues when it is called again with the same corpora, with the first that was not yet joined.
     One corpus is mapped at a time, so memory does not grow with their number.
     """
     if not prefixes:
@@ -178,37 +186,30 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     metas = [read_meta(p) for p in prefixes]
     key = metas[0].get("key", "text")
     # A hash, since the state is written often and there may be thousands of parts.
-    signature = {"merge": 1, "inputs": [text_input.corpora_sha256(prefixes)]}
-    with Parts.open(output, {key: output}, signature, resume=True) as parts:
-        if not parts.progress.finished:
-            _join(prefixes, key, parts, progress)
-            meta = None
-            if all(metas):
-                total = {name: sum(m[name] for m in metas) for name in _COUNTS}
-                meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
-            parts.finish(Index.open(prefixes[0]).dtype, meta)
-        parts.publish()
+    signature = {"merge": 2, "inputs": [text_input.corpora_sha256(prefixes)]}
+    with Parts.open(output, {key: output}, signature) as parts:
+        _join(prefixes, key, parts, progress)
+        meta = None
+        if all(metas):
+            total = {name: sum(m[name] for m in metas) for name in _COUNTS}
+            meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
+        parts.finish(Index.open(prefixes[0]).dtype, meta)
     return Index.open(output)
 
 
 def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
     """Append the corpora from where `parts` stands. One is open at a time: memory does not grow with their number."""
-    done = parts.progress
-    block, buffer = 1 << 18, memoryview(bytearray(_MERGE_BYTES))  # documents or sequences at a time; bytes
-    rest = prefixes[done.span :]
-    for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress, total=len(prefixes), initial=done.span):
+    done, block = parts.progress, 1 << 18  # documents or sequences at a time
+    rest = prefixes[done.at.span :]
+    for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress):
         index = Index.open(prefix)
-        if int(index.lengths.sum(dtype=np.int64)) != index.num_tokens:
-            raise ValueError(f"{prefix}.idx: the pointers must follow the lengths; see dfm text verify {prefix}")
-        with open(bin_path(prefix), "rb", buffering=0) as f:
-            f.seek(done.offset)
-            while size := f.readinto(buffer):
-                parts.write(f"{key}.bin", buffer[:size])
-                done.offset += size
-                parts.save()
-        for start in range(0, index.num_sequences, block):
+        with open(bin_path(prefix), "rb") as f:
+            while data := f.read(_MERGE_BYTES):
+                parts.write(f"{key}.bin", data)
+        for start in range(0, len(index.lengths), block):
             parts.write(f"{key}.lengths", index.lengths[start : start + block].tobytes())
         for start in range(0, index.num_documents, block):
             bounds = index.documents[start : start + block + 1]
             parts.write(f"{key}.counts", np.diff(bounds).astype(np.int32).tobytes())
-        done.span, done.offset = done.span + 1, 0
+        done.at = Position(done.at.span + 1)
+        parts.save()

@@ -57,24 +57,21 @@ def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
     """
     spec = json.loads(tokenizer_json)
     model, normalizer, pre = spec["model"], spec["normalizer"], spec["pre_tokenizer"]
-    if model["type"] != "BPE" or model.get("dropout") or pre is None:
+    steps = pre["pretokenizers"] if pre and pre["type"] == "Sequence" else [pre]
+    if model["type"] != "BPE" or model.get("dropout") or not steps or not steps[-1]:
         return None
     # NFC and NFKC leave ASCII as it is; other normalisers do not.
     if normalizer is not None and normalizer["type"] not in ("NFC", "NFKC"):
         return None
     if any(t["normalized"] and normalizer is not None for t in spec["added_tokens"]):
         return None
-    if pre["type"] == "ByteLevel" and not pre["add_prefix_space"] and pre.get("use_regex", True):
-        return _ascii(_GPT2)
-    if pre["type"] == "Sequence" and len(pre["pretokenizers"]) == 2:
-        split, level = pre["pretokenizers"]
-        if split["type"] != "Split" or split["behavior"] != "Isolated" or split["invert"]:
-            return None
-        if level["type"] != "ByteLevel" or level["add_prefix_space"] or level.get("use_regex", True):
-            return None
-        pattern = split["pattern"].get("Regex")
-        return _ascii(pattern) if pattern in _SPLITS else None
-    return None
+    *before, level = steps
+    if level["type"] != "ByteLevel" or level["add_prefix_space"]:
+        return None
+    if level.get("use_regex", True):
+        return None if before else _ascii(_GPT2)
+    known = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in _SPLITS]
+    return _ascii(before[0]["pattern"]["Regex"]) if len(before) == 1 and before[0] in known else None
 
 
 class _Memo(dict[str, bytes]):
@@ -93,7 +90,7 @@ class _Memo(dict[str, bytes]):
         return value
 
 
-class TextEncoder:
+class WordEncoder:
     """Tokenizes documents to bytes.
 
     Parameters

@@ -14,18 +14,20 @@ import io
 import json
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator
+from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
 import zstandard
 
-from dfm_nb.text.index import bin_path, idx_path
+from dfm_nb.text.indexed import bin_path, idx_path
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
 _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda f: gzip.GzipFile(fileobj=f),
+    # files that were joined by `cat` have several frames; fsspec's reader ends after the first
     ".zst": lambda f: zstandard.ZstdDecompressor().stream_reader(f, read_across_frames=True),
 }
 
@@ -39,23 +41,28 @@ class Span:
     end: int | None = None
 
 
-class TooLong(bytes):
-    """The head of a line over the limit; the rest was not kept."""
+class Position(NamedTuple):
+    """How far the input was read: `line` lines of span `span`, up to byte `offset` of its uncompressed file."""
+
+    span: int = 0
+    offset: int = 0
+    line: int = 0
+
+
+START = Position()
 
 
 @dataclass
-class Chunk:
-    """Whole lines with their newlines, from line `first_line` of the span on; the next begins at `next_offset`."""
+class LineChunk:
+    """Whole lines with their newlines. The next chunk begins at `end`."""
 
-    span: int
-    first_line: int
     lines: list[bytes]
-    next_offset: int  # bytes, uncompressed
+    end: Position
 
     @property
-    def next_line(self) -> int:
-        """Lines of the span up to the end of this chunk."""
-        return self.first_line - 1 + len(self.lines)
+    def first_line(self) -> int:
+        """Number of the first line in its span, from 1."""
+        return self.end.line - len(self.lines) + 1
 
 
 def expand_inputs(patterns: list[str]) -> list[str]:
@@ -71,12 +78,7 @@ def expand_inputs(patterns: list[str]) -> list[str]:
         found = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; nothing is at {pattern}")
-        for path in found:
-            if os.path.isdir(path):
-                raise IsADirectoryError(f"--input must name files; {path} is a folder; give '{path}/*.jsonl'")
         paths += found
-    if paths.count(STDIN) and len(paths) > 1:
-        raise ValueError("--input - reads standard input and stands alone; got it together with files")
     return paths
 
 
@@ -85,9 +87,12 @@ def is_compressed(path: str) -> bool:
 
 
 def partition(paths: list[str], index: int, count: int) -> list[Span]:
-    """The lines of part `index` of `count`: by bytes for plain files, by whole files when one is compressed."""
+    """The lines of part `index` of `count`: by bytes for plain files, by whole files when one is compressed.
+
+    Files of 60 and 40 bytes in 2 parts: bytes [0, 50) of the first; bytes [50, 60) of the first and all of the second.
+    """
     if not 0 <= index < count:
-        raise ValueError(f"--partition i/n needs 0 <= i < n; got {index}/{count}")
+        raise ValueError(f"--partition i/n needs 0 <= i < n, for example 0/4 to 3/4; got {index}/{count}")
     if count == 1:
         return [Span(p) for p in paths]
     if STDIN in paths:
@@ -108,8 +113,8 @@ def partition(paths: list[str], index: int, count: int) -> list[Span]:
 
 
 @contextlib.contextmanager
-def open_input(path: str) -> Iterator[BinaryIO]:
-    """Open for reading, uncompressed.
+def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
+    """Open for reading from byte `start` of the uncompressed text; a compressed file is read up to there.
 
     Raises
     ------
@@ -118,13 +123,14 @@ def open_input(path: str) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdin.buffer
         return
-    unpack = _UNPACKERS.get(os.path.splitext(path)[1])
+    unpack = _UNPACKERS.get(os.path.splitext(path)[1], lambda f: f)
     try:
-        with open(path, "rb", CHUNK_BYTES) as f:
-            yield io.BufferedReader(unpack(f), CHUNK_BYTES) if unpack else f
+        with open(path, "rb", buffering=0) as f:
+            text = unpack(f)
+            text.seek(start)
+            yield io.BufferedReader(text, CHUNK_BYTES)
     except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        kind = "zstd" if path.endswith(".zst") else "gzip"
-        raise ValueError(f"{path} must be a whole {kind} file; {error}; copy it again") from error
+        raise ValueError(f"{path} must be a whole compressed file; {error}; copy it again") from error
 
 
 def _skip_line(f: BinaryIO) -> int:
@@ -137,29 +143,20 @@ def _skip_line(f: BinaryIO) -> int:
     return taken
 
 
-def _go_to(f: BinaryIO, path: str, offset: int, line: int) -> int:
-    """Move to the first line that begins at byte `offset` or after it, and say where that is.
+def _lines(span: Span, offset: int, limit: int) -> Iterator[tuple[bytes, int]]:
+    """The span's lines that begin at byte `offset` or after it, and where the next one begins.
 
-    It is line `line`, which is how it is found where a file can only be read from its start.
+    Of a line over `limit` bytes only `limit + 1` are kept.
     """
-    if is_compressed(path):
-        for _ in range(line):
-            _skip_line(f)
-    elif offset:
-        f.seek(offset - 1)  # a newline here means that a line begins at `offset`
-        offset += _skip_line(f) - 1
-    return offset
-
-
-def _lines(f: BinaryIO, offset: int, end: int | None, limit: int) -> Iterator[tuple[bytes, int]]:
-    """The lines from `offset` on that begin before `end`, and where the next one begins."""
-    # One byte over the limit shows that a line is too long.
-    while (end is None or offset < end) and (line := f.readline(limit + 1)):
-        offset += len(line)
-        if len(line) > limit and not line.endswith(b"\n"):
-            offset += _skip_line(f)
-            line = TooLong(line[:4096])
-        yield line, offset
+    # From one byte before: a newline there means that a line begins at `offset`.
+    before = max(0, offset - 1)
+    with open_input(span.path, before) as f:
+        offset = before + (_skip_line(f) if offset else 0)
+        while (span.end is None or offset < span.end) and (line := f.readline(limit + 1)):
+            offset += len(line)
+            if len(line) > limit and not line.endswith(b"\n"):
+                offset += _skip_line(f)
+            yield line, offset
 
 
 def lines_before(span: Span) -> int:
@@ -175,38 +172,35 @@ def chunks(
     spans: list[Span],
     chunk_documents: int,
     max_document_bytes: int,
-    done: tuple[int, int, int] = (0, 0, 0),
+    start: Position = START,
     chunk_bytes: int = CHUNK_BYTES,
-) -> Iterator[Chunk]:
-    """Cut the spans into chunks, after what is `done`: whole spans, then bytes of the file and lines of the next span.
+) -> Iterator[LineChunk]:
+    """Cut the spans into chunks, from `start` on.
 
     Lines are numbered from the span's first; `lines_before` gives what to add for a span inside a file.
     """
-    first, offset, line = done
-    for number, span in enumerate(spans[first:], first):
-        with open_input(span.path) as f:
-            start = _go_to(f, span.path, offset if line else span.start, line)
-            lines: list[bytes] = []
-            size = 0
-            for text, offset in _lines(f, start, span.end, max_document_bytes):
-                lines.append(text)
-                size += len(text)
-                if len(lines) == chunk_documents or size >= chunk_bytes:
-                    yield Chunk(number, line + 1, lines, offset)
-                    line, lines, size = line + len(lines), [], 0
-            if lines:
-                yield Chunk(number, line + 1, lines, offset)
-        line = 0
+    for number, span in enumerate(spans[start.span :], start.span):
+        at, lines, size = start, [], 0
+        for text, offset in _lines(span, max(span.start, start.offset), max_document_bytes):
+            lines.append(text)
+            size += len(text)
+            at = Position(number, offset, at.line + 1)
+            if len(lines) == chunk_documents or size >= chunk_bytes:
+                yield LineChunk(lines, at)
+                lines, size = [], 0
+        if lines:
+            yield LineChunk(lines, at)
+        start = START
 
 
 def fingerprint(spans: list[Span]) -> list[list[object]]:
-    """What a resumed run must find unchanged: names, ranges, sizes and times of change."""
+    """What a resumed run must find unchanged: names, ranges, sizes and times of change. Standard input never is."""
 
     def row(span: Span) -> list[object]:
         stat = os.stat(span.path)
         return [str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns]
 
-    return [[STDIN] if span.path == STDIN else row(span) for span in spans]
+    return [[STDIN, time.time_ns()] if span.path == STDIN else row(span) for span in spans]
 
 
 def corpora_sha256(prefixes: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Hugging Face tokenizers for text corpora: loaded as Megatron loads them, sent to worker processes as text.
 
 The ids are those of megatron.core's HuggingFaceTokenizer: no special tokens are added, so no BOS either; sep stands in
-for a missing eos, cls for a missing bos.
+for a missing eos.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -40,10 +37,7 @@ class TokenizerSpec:
         if self.max_id > top:
             raise ValueError(f"{dtype} holds ids up to {top}; {self.name} gives {self.max_id}; use --dtype int32")
         if append_eod and self.eod_id is None:
-            raise ValueError(
-                f"--append-eod needs a tokenizer with an end-of-document (eos) token; {self.name} has none; set "
-                "eos_token in its tokenizer_config.json, or leave --append-eod away"
-            )
+            raise ValueError(f"--append-eod needs an eos_token in {self.name}/tokenizer_config.json, which has none")
 
     def backend(self) -> Tokenizer:
         """The tokenizer itself, with truncation and padding off."""
@@ -63,14 +57,7 @@ def load(model: str | Path) -> TokenizerSpec:
     tokenizer = _from_transformers(str(model))
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError(f"{model} has only a Python tokenizer; convert it with transformers.convert_slow_tokenizer")
-    aliases: dict[str, str] = {}
-    for a, b in (("sep_token", "eos_token"), ("bos_token", "cls_token")):
-        for missing, given in ((a, b), (b, a)):
-            if getattr(tokenizer, missing, None) is None and getattr(tokenizer, given, None):
-                aliases[missing] = getattr(tokenizer, given)
-    if aliases:
-        tokenizer.add_special_tokens(aliases)
-    eod = tokenizer.eos_token
+    eod = tokenizer.eos_token or tokenizer.sep_token
     return TokenizerSpec(
         name=str(Path(model).resolve()) if os.path.exists(model) else str(model),
         description=tokenizer.backend_tokenizer.to_str(),
@@ -84,36 +71,23 @@ def _from_transformers(model: str) -> Any:
     """A `PreTrainedTokenizerBase`; transformers takes seconds to import, so only here."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    path, local = Path(model), os.path.exists(model)
+    path = Path(model)
     if path.is_file():
         if not (path.parent / "tokenizer_config.json").exists():
             return PreTrainedTokenizerFast(tokenizer_file=model, eos_token=_likely_eos(path))
         path = path.parent
     try:
-        if local and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
-            raise FileNotFoundError(f"the folder holds {', '.join(sorted(os.listdir(path))[:5]) or 'nothing'}")
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=not local and not _hub_is_known())
+        # of a folder with a config.json alone transformers makes a tokenizer without words
+        if path.is_dir() and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
+            raise FileNotFoundError("the folder holds no tokenizer")
+        return AutoTokenizer.from_pretrained(str(path))
     except Exception as error:
         why = str(error).strip().split("\n")[0]
-        hub_id = "MODEL" if local or not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) else model
         raise ValueError(
             f"--tokenizer-model must be a hub id, a tokenizer.json, or a folder that holds one; {model} could not be "
-            f"read ({why}); get one with: hf download {hub_id} --include 'tokenizer*' --include "
+            f"read ({why}); get one with: hf download HUB_ID --include 'tokenizer*' --include "
             "'special_tokens_map.json' --local-dir DIR (some need hf auth login first)"
         ) from error
-
-
-def _hub_is_known() -> bool:
-    """False when the hub's name cannot be resolved here: then the client's minute of retries is spared."""
-    from huggingface_hub import constants
-
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        return False
-    return True
 
 
 def _likely_eos(path: Path) -> str | None:

@@ -1,57 +1,31 @@
 """Worker processes with one connection each.
 
 `concurrent.futures.ProcessPoolExecutor` has one pipe for the results of all its workers. When a worker is killed
-halfway through a result, its reader waits for ever for the rest, as the others keep the pipe open. Here the end of a
-worker is the end of its connection.
+halfway through a result, its reader waits for ever for the rest, as the others keep the pipe open. (loky hangs
+likewise.) Here the end of a worker is the end of its connection.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
+from multiprocessing.connection import Connection, wait
 from typing import Any, Callable, Generator, Iterable, TypeVar
 
-from dfm_nb.base.argv import end_with_parent
+from dfm_nb.base.process import end_with_parent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class LostWorker(Exception):
+class LostWorker(ValueError):
     """A worker process has ended before its work was done."""
 
-
-class _Worker:
-    """A process that answers one item at a time by `make(*arguments)(item)`."""
-
-    def __init__(self, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]):
-        context = get_context("spawn")
-        self._connection, its_end = context.Pipe()
-        self._process = context.Process(target=_work, args=(its_end, make, arguments), daemon=True)
-        self._process.start()
-        its_end.close()  # else its death would not end the connection
-
-    def answer(self, item: Any) -> Any:
-        try:
-            self._connection.send(item)
-            result = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise LostWorker from error
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def join(self) -> None:
-        self._process.join()
-        self._connection.close()
+    def __init__(self) -> None:
+        super().__init__("a worker process ended, most often for lack of memory; repeat with fewer --workers to resume")
 
 
 def _work(connection: Connection, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
@@ -71,36 +45,50 @@ def _work(connection: Connection, make: Callable[..., Callable[[Any], Any]], arg
 def ordered_map(
     make: Callable[..., Callable[[Item], Result]], arguments: tuple[Any, ...], items: Iterable[Item], workers: int
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Each item with `make(*arguments)(item)`, in order, computed by `workers` processes.
+    """Each item with `make(*arguments)(item)`, in order, computed by `workers` processes; with 1 by this one.
 
-    At most `workers + 2` items are in flight. `make`, its arguments, items and results must be picklable. What the
-    function raises is raised here; LostWorker when a process ends.
+    At most `workers + 2` items are in flight, and one more is read ahead. `make`, its arguments, items and results must
+    be picklable. What the function raises is raised here; LostWorker when a process ends.
     """
-    idle: SimpleQueue[_Worker] = SimpleQueue()
-    processes = [_Worker(make, arguments) for _ in range(workers)]
-    for process in processes:
-        idle.put(process)
-
-    def answer(item: Item) -> Result:
-        process = idle.get()
-        try:
-            return process.answer(item)
-        finally:
-            idle.put(process)
-
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
-    threads = ThreadPoolExecutor(workers)
+    if workers == 1:
+        function = make(*arguments)
+        yield from ((item, function(item)) for item in items)
+        return
+    context, processes, idle = get_context("spawn"), [], deque[Connection]()
+    for _ in range(workers):
+        connection, its_end = context.Pipe()
+        processes.append(context.Process(target=_work, args=(its_end, make, arguments), daemon=True))
+        processes[-1].start()
+        its_end.close()  # else its death would not end the connection
+        idle.append(connection)
+    busy: dict[Connection, tuple[int, Item]] = {}  # the item's number, from 0, and the item
+    done: dict[int, tuple[Item, Any]] = {}
+    numbered, given = enumerate(items), 0
     try:
-        for item in items:
-            waiting.append((item, threads.submit(answer, item)))
-            if len(waiting) == workers + 2:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+        upcoming = next(numbered, None)
+        while upcoming or busy or done:
+            while idle and upcoming and upcoming[0] < given + workers + 2:
+                connection = idle.popleft()
+                busy[connection] = upcoming
+                with contextlib.suppress(OSError):  # it has died, which `recv` will say
+                    connection.send(upcoming[1])
+                upcoming = next(numbered, None)
+            while given in done:
+                item, result = done.pop(given)
+                if isinstance(result, Exception):
+                    raise result
+                yield item, result
+                given += 1
+            ready = wait(list(busy), timeout=None if busy else 0)
+            for connection in [c for c in busy if c in ready]:
+                number, item = busy.pop(connection)
+                try:
+                    done[number] = item, connection.recv()
+                except (EOFError, OSError) as error:
+                    raise LostWorker() from error
+                idle.append(connection)
     finally:
-        for process in processes:  # a thread that waits for its answer ends with it
+        for process in processes:
             process.terminate()
-        threads.shutdown(cancel_futures=True)
         for process in processes:
             process.join()

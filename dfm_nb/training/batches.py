@@ -10,7 +10,7 @@ from dfm_nb import parallel
 from dfm_nb.base.files import is_url
 from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
 from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, check_split
 from dfm_nb.packs.packs import PackSettings
@@ -72,6 +72,6 @@ def packed_loader(config: cfg.Config, store: SampleStore, dp_rank: int, dp_size:
     """This data-parallel rank's packs of each global batch."""
     d = config.dataset
     capacity, settings = pack_capacity(config), pack_settings(config)
-    plan = PackPlan(store, settings, capacity, d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window)
+    order = PackOrder(store, settings, capacity, d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window)
     packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
-    return PackedLoader(plan, packs_per_step, dp_rank, dp_size, d.num_workers, d.balance_steps)
+    return PackedLoader(order, packs_per_step, dp_rank, dp_size, d.num_workers, d.balance_steps)

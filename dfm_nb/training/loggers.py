@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import math
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
-from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import read_image, read_video
 from dfm_nb.config.schema import LoggerConfig
 
-GIF_PX = 256
-"""TensorBoard gets a sample's frames in this size at most."""
+FRAMES, FRAME_PX = 8, 256
+"""TensorBoard gets at most so many of a sample's frames, side by side, of this size: its event files are kept."""
 
 
 class Loggers:
@@ -59,11 +54,10 @@ class Loggers:
     def sample(self, iteration: int, index: int, caption: str, path: Path) -> None:
         """A finished sample, the `index`-th of its round; `path` is its .mp4 or .png."""
         if self._tensorboard is not None:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-
-            picture = Summary.Image(encoded_image_string=_small_picture(path))
-            summary = Summary(value=[Summary.Value(tag=f"samples/{index}", image=picture)])
-            self._tensorboard._get_file_writer().add_summary(summary, iteration)
+            frames = read_image(path) if path.suffix == ".png" else read_video(path)[0]
+            fewer, smaller = -(-len(frames) // FRAMES), -(-max(frames.shape[1:3]) // FRAME_PX)
+            shown = frames[::fewer, ::smaller, ::smaller]
+            self._tensorboard.add_images(f"samples/{index}", shown, iteration, dataformats="NHWC")
             self._tensorboard.add_text(f"samples/{index}", caption, iteration)
         if self._wandb is not None:
             import wandb
@@ -93,7 +87,7 @@ def _start_wandb(config: LoggerConfig, run: Run, settings: Mapping[str, object])
             mode=config.wandb_mode,
             dir=str(run.path),
             config=dict(settings),
-            id=_wandb_id(run),
+            id=run.id,  # a resumed run continues its own
             resume="allow",
         )
     except wandb.Error as error:
@@ -113,25 +107,3 @@ def _flat(record: Mapping[str, object]) -> dict[str, float]:
             title = name.removesuffix("_by_sigma")
             out |= {f"{title}/sigma_{s:.3g}": v for s, v in zip(levels, value) if v is not None}
     return out
-
-
-def _small_picture(path: Path) -> bytes:
-    """PNG of a picture, animated GIF of a clip: what TensorBoard shows in its image panel."""
-    frames, fps = (read_image(path), 1.0) if path.suffix == ".png" else read_video(path)
-    pictures = [Image.fromarray(f) for f in frames.reshape(-1, *frames.shape[-3:])]
-    for p in pictures:
-        p.thumbnail((GIF_PX, GIF_PX))
-    buffer = io.BytesIO()
-    if path.suffix == ".png":
-        pictures[0].save(buffer, "PNG")
-    else:
-        pictures[0].save(buffer, "GIF", save_all=True, append_images=pictures[1:], duration=round(1000 / fps), loop=0)
-    return buffer.getvalue()
-
-
-def _wandb_id(run: Run) -> str:
-    """Made once for a run folder and kept in it."""
-    file = run.path / "wandb_id.txt"
-    if not file.is_file():
-        write_atomically(file, uuid.uuid4().hex[:12].encode())
-    return file.read_text().strip()

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.cpu import mlp_flops_per_s, precision
-from dfm_nb.base.log import duration, log, start_logging
+from dfm_nb.base.cpu import precision
+from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import saving
@@ -28,7 +28,7 @@ from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.batches import data_folder, open_store, packed_loader
 from dfm_nb.training.report import Report
-from dfm_nb.training.trainer import LONG_S, StepResult, Trainer, no_bars
+from dfm_nb.training.trainer import Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
@@ -138,7 +138,6 @@ class Training:
         self.watchdog: Watchdog | None = None
         if d.hang_timeout_s and dist.get_world_size() > 1:
             self.watchdog = Watchdog(parallel.store(), parallel.rank(), dist.get_world_size(), d.hang_timeout_s)
-            self.watchdog.start()
 
     # Both are made at the first round of validation, which a run may not have.
 
@@ -252,19 +251,17 @@ class Training:
         started = time.monotonic()
         self._beat("loading data", watched=not first)
         packs = self.loader.next_step()
-        if first:
-            tell_duration(self.config, packs)
         self._beat("in a step", watched=not first)
         result = self.trainer.step(packs)
         self._beat("between steps", watched=False)
         self.iteration += 1
         duration_s = time.monotonic() - started
         counts = {"samples": self.loader.state()["samples"]}
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
         if result.skipped:
-            self._skip(result, packs)
+            self.skipped += 1
+            self.report.skipped(self.iteration, result, packs)
             counts["skipped"] = self.skipped
-        else:
-            self.skipped_in_a_row = 0
         self.report.step(self.iteration, result, packs, duration_s, self.trainer.lr, counts)
         self.bad.see(packs)
         most = self.config.train.max_skipped_steps
@@ -274,11 +271,6 @@ class Training:
                 f"(train.max_skipped_steps={most}); the samples are listed in "
                 f"{self.folder.path / 'skipped.jsonl'}; lower optimizer.lr or use mixed_precision=fp32"
             )
-
-    def _skip(self, result: StepResult, packs: Sequence[Pack]) -> None:
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        self.report.skipped(self.iteration, result, packs)
 
     def _beat(self, phase: str, watched: bool) -> None:
         if self.watchdog is not None:
@@ -311,22 +303,6 @@ class Training:
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")
-
-
-def tell_duration(config: cfg.Config, packs: Sequence[Pack]) -> None:
-    """Log what a step on these packs of this process will take on a CPU, if that is long: FLOPs by a measured rate.
-
-    Every process measures, because they share the cores in training too.
-    """
-    if parallel.device().type != "cpu":
-        return
-    m = config.model
-    assert m.ffn_hidden_size is not None
-    flops = sum(counts.model_flops(m, *p.lengths(padding=True)) for p in packs) // layout_of(m).model_size
-    step_s = flops / mlp_flops_per_s(m.hidden_size, m.ffn_hidden_size, config.mixed_precision == "bf16")
-    if step_s > LONG_S:
-        iters, all_s = config.train.train_iters, step_s * config.train.train_iters
-        log.info("An iteration will take about %s on this CPU, all %d %s", duration(step_s), iters, duration(all_s))
 
 
 def run(resolved: cfg.Resolved, run_dir: str) -> int:

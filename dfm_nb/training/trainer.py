@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 
 import torch
 import torch.distributed as dist
@@ -21,14 +21,14 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.checkpoints import saving
 from dfm_nb.diffusion.objective import get_objective
 from dfm_nb.model.build import build_chunks
-from dfm_nb.model.denoiser import forward
+from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import global_name, layout_of, mpu
 from dfm_nb.training.muon import Muon, matrices_of
 
 LONG_S = 10.0
-"""A step that takes longer gets a bar of its packs on a terminal and, on a CPU, a line before the first one."""
+"""A step that takes longer gets a bar of its packs on a terminal."""
 
 
 @dataclass
@@ -89,7 +89,6 @@ class Trainer:
         self.scheduler = self._build_scheduler()
         self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
         self.run_schedule = get_forward_backward_func()
-        self.capacity = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         self.steps_taken = 0  # optimizer steps that changed the weights
         self._reached: set[str] | None = set()  # parameters that the first backward reaches; None after it
 
@@ -100,18 +99,10 @@ class Trainer:
         from dfm_nb.parallel.megatron_cpu import cuda_type_names
 
         o = self.config.optimizer
+        own = {"optimizer": "adam", "bf16": self.config.mixed_precision == "bf16"}
+        shared = {f.name for f in fields(OptimizerConfig)} & dict(o).keys()  # what both name alike
         settings = OptimizerConfig(
-            optimizer="adam",
-            lr=o.lr,
-            min_lr=o.min_lr,
-            weight_decay=o.weight_decay,
-            adam_beta1=o.adam_beta1,
-            adam_beta2=o.adam_beta2,
-            adam_eps=o.adam_eps,
-            clip_grad=o.clip_grad,
-            bf16=self.config.mixed_precision == "bf16",
-            params_dtype=self.model_config.params_dtype,
-            use_distributed_optimizer=o.use_distributed_optimizer,
+            **{name: getattr(o, name) for name in shared} | own, params_dtype=self.model_config.params_dtype
         )
         if self.device.type == "cuda":
             optimizer = get_megatron_optimizer(settings, self.ddp)
@@ -164,21 +155,27 @@ class Trainer:
         """What a checkpoint holds of this."""
         return saving.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
 
-    def _forward_step(self, packs: Iterator[Pack], model):
-        output, loss_of = forward(model, next(packs), self.objective, self.device)
+    def _forward_step(self, sums_of: Callable[[Pack, TokenLosses], torch.Tensor]):
+        """megatron-core's step function. sums_of : of a pack, the numbers that `reduce_sums` adds up over all."""
 
-        def loss_function(network_output):
-            losses = loss_of(network_output)
-            total, count = (losses.loss * losses.mask).sum(), losses.mask.sum().int()
-            return total, count, {"sum": torch.stack((total.detach(), count.float()))}
+        def forward_step(packs: Iterator[Pack], model):
+            pack = next(packs)
+            output, loss_of = forward(model, pack, self.objective, self.device)
 
-        return output, loss_function
+            def loss_function(network_output):
+                losses = loss_of(network_output)
+                total, count = (losses.loss * losses.mask).sum(), losses.mask.sum().int()
+                return total, count, {"sum": sums_of(pack, losses)}
 
-    def _schedule(self, packs: list[Pack], forward_step, forward_only: bool) -> list[dict]:
+            return output, loss_function
+
+        return forward_step
+
+    def _schedule(self, packs: list[Pack], sums_of, forward_only: bool) -> list[dict]:
         with tqdm(packs, "packs", leave=False, unit="pack", delay=LONG_S, disable=no_bars()) as bar:
             iterators = [iter(bar), *(iter(packs) for _ in self.ddp[1:])]
             return self.run_schedule(
-                forward_step_func=forward_step,
+                forward_step_func=self._forward_step(sums_of),
                 data_iterator=iterators if len(iterators) > 1 else iterators[0],
                 model=self.ddp if len(self.ddp) > 1 else self.ddp[0],
                 num_microbatches=len(packs),
@@ -192,8 +189,12 @@ class Trainer:
         for chunk in self.ddp:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+
+        def loss_and_count(_pack: Pack, losses: TokenLosses) -> torch.Tensor:
+            return torch.stack(((losses.loss * losses.mask).sum().detach(), losses.mask.sum().float()))
+
         with self._every_parameter_reached():
-            return self.reduce_sums(self._schedule(packs, self._forward_step, forward_only=False), 2)
+            return self.reduce_sums(self._schedule(packs, loss_and_count, forward_only=False), 2)
 
     @contextlib.contextmanager
     def _every_parameter_reached(self) -> Iterator[None]:
@@ -234,6 +235,7 @@ class Trainer:
         from megatron.core.optimizer import optimizer as mcore_optimizer
 
         loss_sum, tokens = self.backward(packs).tolist()
+        # `optimizer.step` in its three parts, as a step that is NaN on the loss alone must be skipped, too
         found_inf = self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         loss = loss_sum / tokens if tokens else math.nan
@@ -258,20 +260,12 @@ class Trainer:
         """
         index_of = {id(p): index for p, index in zip(packs, sigma_index)}  # the schedule passes packs alone on
 
-        def forward_step(batches, model):
-            pack = next(batches)
-            output, loss_of = forward(model, pack, self.objective, self.device)
+        def by_level(pack: Pack, losses: TokenLosses) -> torch.Tensor:
+            level = index_of[id(pack)].to(self.device)[losses.row]  # of each token
+            one_hot = (level == torch.arange(num_sigmas, device=self.device)[:, None]) & losses.mask
+            return torch.cat((one_hot.float() @ losses.loss, one_hot.float().sum(1)))
 
-            def loss_function(network_output):
-                losses = loss_of(network_output)
-                level = index_of[id(pack)].to(self.device)[losses.row]  # of each token
-                one_hot = (level == torch.arange(num_sigmas, device=self.device)[:, None]) & losses.mask
-                sums = torch.cat((one_hot.float() @ losses.loss, one_hot.float().sum(1)))
-                return losses.loss.sum(), losses.mask.sum().int(), {"sum": sums}
-
-            return output, loss_function
-
-        sums = self.reduce_sums(self._schedule(packs, forward_step, forward_only=True), 2 * num_sigmas)
+        sums = self.reduce_sums(self._schedule(packs, by_level, forward_only=True), 2 * num_sigmas)
         loss, count = sums.cpu().split(num_sigmas)
         if not count.any():
             raise ValueError("no validation sample can be used; dfm inspect --verify names what is wrong with them")

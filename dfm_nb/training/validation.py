@@ -15,8 +15,8 @@ from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
-from dfm_nb.data.loader import PackBuilder
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.loader import build_pack
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.diffusion import edm
 from dfm_nb.generation.clip_files import output_path
@@ -37,14 +37,14 @@ class Validation:
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore):
         self.trainer, self.store, self.num_sigmas = trainer, store, config.validation.num_sigmas
         settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
-        plan = PackPlan(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
+        order = PackOrder(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
         t = config.train
-        plans = [plan.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
+        packs = [order.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
         # The levels go on from pack to pack, so that every level is met equally often.
-        first_levels = itertools.accumulate(map(len, plans), initial=0)
-        own = list(zip(plans, first_levels))[trainer.dp_rank :: trainer.dp_size]
-        builder = PackBuilder(store, settings)
-        self.packs = [builder.build(p, plan.capacity) for p, _ in own]
+        first_levels = itertools.accumulate(map(len, packs), initial=0)
+        # dealt like cards, so that every layout has the same packs with the same levels
+        own = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
+        self.packs = [build_pack(order, items) for items, _ in own]
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model

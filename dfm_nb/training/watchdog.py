@@ -9,6 +9,7 @@ processes. A machine that sleeps, or a whole job that is suspended and continued
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,22 +24,14 @@ from dfm_nb.base.torchrun import HUNG
 
 PERIOD_S = 1.0
 """Between two heartbeats."""
-CONFIRM_S = 4.0
-"""A suspected hang must last this much longer before the run is ended."""
-_COLLECTIVES = ("distributed_c10d.py",)
-
-
-def main_thread_stack() -> list[tuple[str, int, str]]:
-    """(file, line, function) of the main thread, innermost first."""
-    ident = threading.main_thread().ident
-    assert ident is not None  # it has started
-    top = sys._current_frames().get(ident)  # it has none while the interpreter ends
-    frames = traceback.walk_stack(top) if top else ()
-    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames]
+CONFIRM_BEATS = 4
+"""A suspected hang must last so many more heartbeats before the run is ended: one may be late, four are not."""
+_COLLECTIVES = "distributed_c10d.py"
+"""torch's file of `all_reduce` and the like, whatever the backend: who waits for others is in there."""
 
 
 class Watchdog:
-    """Started by `start`, fed by `beat`, ended by `close`.
+    """Watches from its start to `close`, and is fed by `beat`.
 
     Parameters
     ----------
@@ -48,16 +41,12 @@ class Watchdog:
 
     def __init__(self, store, rank: int, world: int, limit_s: float):
         self.store, self.rank, self.world, self.limit_s = store, rank, world, limit_s
-        self._phase, self._iteration, self._since, self._watched = "starting", 0, time.monotonic(), False
-        self._longest_s = 0.0  # of the watched phases so far
-        self._beats = 0  # heartbeats sent
+        self._phase, self._since, self._watched = "starting", time.monotonic(), False
+        self._longest_s, self._beats = 0.0, 0  # of the watched phases so far; heartbeats sent
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-
-    def start(self) -> Watchdog:
         self._send_heartbeat()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
-        return self
 
     def close(self) -> None:
         self._done.set()
@@ -68,22 +57,29 @@ class Watchdog:
         now = time.monotonic()
         if self._watched:
             self._longest_s = max(self._longest_s, now - self._since)
-        self._phase, self._iteration, self._since, self._watched = phase, iteration, now, watched
+        self._phase, self._since, self._watched = f"at iteration {iteration}, {phase}", now, watched
 
     def _send_heartbeat(self) -> None:
-        stack = main_thread_stack()
-        where = next((f"{Path(f).name}:{line} in {name}" for f, line, name in stack if "threading.py" not in f), "?")
+        # the one way to another thread's stack; it has none while the interpreter ends
+        top = sys._current_frames().get(threading.main_thread().ident or 0)
+        # innermost first; a wait in threading.py says less than who called it
+        frames = [(frame.f_code, line) for frame, line in traceback.walk_stack(top)] if top else []
+        frames = [(code, line) for code, line in frames if "threading.py" not in code.co_filename]
+        where = "".join(f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in frames[:1])
+        host, pid = socket.gethostname(), os.getpid()
         self._beats += 1
         beat = {
+            "rank": self.rank,
             "beats": self._beats,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "phase": self._phase,
-            "iteration": self._iteration,
-            "waits": any(f.endswith(_COLLECTIVES) for f, _, _ in stack),
-            "where": where,
+            "host": host,
+            "pid": pid,
+            "waits": any(code.co_filename.endswith(_COLLECTIVES) for code, _ in frames),
+            "told": f"rank {self.rank} (host {host}, process {pid}) {self._phase}, in {where}",
         }
         self.store.set(f"watchdog/{self.rank}", json.dumps(beat))
+
+    def _read(self, rank: int) -> dict:
+        return json.loads(self.store.get(f"watchdog/{rank}"))
 
     def _watch(self) -> None:
         woke = heard = time.monotonic()  # this thread's last turn; the neighbour's last new heartbeat
@@ -93,59 +89,44 @@ class Watchdog:
             if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while: start counting anew
                 self._since = heard = now
             woke = now
-            try:
+            # the store ends with the process that serves it, and torchrun then ends all the others
+            with contextlib.suppress(Exception):
                 self._send_heartbeat()
                 latest = self._read(neighbour)["beats"]
                 if latest != beats:
                     beats, heard = latest, now
                 if self._overdue() or now - heard > self.limit_s:
                     self._end_if_confirmed()
-            except Exception:  # the store ends with the process that serves it, and torchrun then ends all the others
-                if self._done.is_set():
-                    return
 
     def _overdue(self) -> bool:
         return self._watched and time.monotonic() - self._since > max(self.limit_s, 5 * self._longest_s)
 
-    def _read(self, rank: int) -> dict:
-        return json.loads(self.store.get(f"watchdog/{rank}"))
-
     def _end_if_confirmed(self) -> None:
-        """End the run, unless it moves again in the next seconds."""
-        ranks = range(self.world)
-        before = [self._read(r)["beats"] for r in ranks]
-        end = time.monotonic() + CONFIRM_S
-        while time.monotonic() < end:
+        """End the run, unless it moves again in the next seconds.
+
+        Of four ranks, 2 reads a file that never comes: 0, 1 and 3 wait in a collective, so `busy` is [2], and 2 is
+        named and killed. Had 2 been stopped, it would send nothing: `silent` is [2]. If all wait for each other,
+        none is to blame, and all are named.
+        """
+        before = [self._read(rank)["beats"] for rank in range(self.world)]
+        for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
                 return
             self._send_heartbeat()
-        states = [self._read(r) for r in ranks]
-        silent = [r for r in ranks if states[r]["beats"] == before[r]]
+        states = [self._read(rank) for rank in range(self.world)]
+        silent = [s for s, beats in zip(states, before) if s["beats"] == beats]
+        busy = [s for s in states if not s["waits"]]
         if not silent and not self._overdue():
             return
-        busy = [r for r in ranks if not states[r]["waits"]]
-        if self.rank == next(r for r in ranks if r not in silent):  # one of those that live says it
-            print(self._sentence(states, silent, busy), file=sys.stderr, flush=True)
+        if self.rank == next(s["rank"] for s in states if s not in silent):  # one of those that live says it
+            named = "; ".join(s["told"] for s in (silent or busy or states)[:4])
+            why = ": no sign of life, it was stopped or its machine is lost" if silent else ""
+            what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
+            hint = "the same command goes on from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
+            print(f"error: {what}. The job ends; {hint}", file=sys.stderr, flush=True)
         else:
             time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
-        for r in silent or busy:  # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
-            if r != self.rank and states[r]["host"] == socket.gethostname():
-                os.kill(states[r]["pid"], signal.SIGKILL)
+        for s in silent or busy:  # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
+            if s["rank"] != self.rank and s["host"] == socket.gethostname():
+                os.kill(s["pid"], signal.SIGKILL)
         os._exit(HUNG)
-
-    def _sentence(self, states: list[dict], silent: list[int], busy: list[int]) -> str:
-        def name(r: int) -> str:
-            s = states[r]
-            return f"rank {r} (host {s['host']}, process {s['pid']}) at iteration {s['iteration']}, {s['phase']}"
-
-        if silent:
-            what = "; ".join(name(r) for r in silent[:4]) + ": no sign of life, it was stopped or its machine is lost"
-        elif busy and len(busy) < self.world:
-            what = "; ".join(f"{name(r)}, in {states[r]['where']}" for r in busy[:4])
-        else:
-            places = "; ".join(f"rank {r} in {s['where']}" for r, s in enumerate(states[:4]))
-            what = f"all ranks {'are busy' if busy else 'wait for each other'}; {places}"
-        return (
-            f"error: the run hangs, for {self.limit_s:g} s or more: {what}. The job ends; the same command goes on "
-            "from the last checkpoint (dist.hang_timeout_s sets the limit, 0 turns this off)"
-        )

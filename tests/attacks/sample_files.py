@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from dfm_nb.base.files import sha256
 from dfm_nb.data import shards
+from dfm_nb.data.sample_index import index_dataset
 
 STORED = Path(__file__).parents[1] / "stored"
 MARK = "DFM_ATTACK_MARK"
@@ -86,11 +86,11 @@ def big_numel(data: bytes) -> bytes:
 
 
 def latent(change: Callable[[torch.Tensor], object], **how) -> Callable[[Parts], None]:
-    return lambda p: p.update(pth=saved(change(shards.decode_pth(p["pth"])), **how))
+    return lambda p: p.update(pth=saved(change(shards.decode_tensor("pth", p["pth"])), **how))
 
 
 def text(change: Callable[[torch.Tensor], object]) -> Callable[[Parts], None]:
-    return lambda p: p.update(pickle=pickle.dumps(change(shards.decode_pickle(p["pickle"]))))
+    return lambda p: p.update(pickle=pickle.dumps(change(shards.decode_tensor("pickle", p["pickle"]))))
 
 
 def meta(**values) -> Callable[[Parts], None]:
@@ -198,7 +198,7 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
     "with gradient": latent(lambda t: t.float().requires_grad_()),
     "plain pickle": text(lambda t: t),
     "text without batch": text(lambda t: t[0].clone()),
-    "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_pickle(p["pickle"]), protocol=5)),
+    "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_tensor("pickle", p["pickle"]), protocol=5)),
     "no caption": meta(caption=None),
     "no json": lambda p: p.pop("json"),
     "other keys": meta(anything={"a": [1, None]}),
@@ -207,15 +207,14 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
 
 
 def good_parts() -> Parts:
-    return shards.read_parts(shards.scan_shard(STORED / "data" / "rank0-000000.tar")[0])
+    return shards.samples_of(STORED / "data" / "rank0-000000.tar")[0].parts()
 
 
 def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split: str = "train") -> list[str]:
     """A copy of the stored data in `folder` whose samples from `position` on are changed; returns their keys."""
     shutil.copytree(STORED / "data", folder)
     tar = folder / {"train": "rank0-000000.tar", "val": "rank0-000001.tar"}[split]
-    entries = shards.scan_shard(tar)
-    found = [(entry.key, shards.read_parts(entry)) for entry in entries]
+    found = [(entry.key, entry.parts()) for entry in shards.samples_of(tar)]
     for (_, parts), change in zip(found[position:], changes):
         change(parts)
     with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as file:
@@ -229,11 +228,7 @@ def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split:
 
 
 def reseal(folder: Path) -> None:
-    """Metadata and checksums that fit the tars."""
+    """Metadata, index and checksums that fit the tars."""
     tars = sorted(p.name for p in folder.glob("*.tar"))
     shards.write_energon_metadata(folder, {"train": tars[:1], "val": tars[1:], "test": []})
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for entry in manifest["shards"]:
-        path = folder / entry["name"]
-        entry |= {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    index_dataset(folder)

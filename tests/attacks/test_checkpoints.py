@@ -2,6 +2,7 @@
 
 import io
 import json
+import operator
 import os
 import pickle
 import tempfile
@@ -11,9 +12,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
-from dfm_nb.checkpoints import index as checkpoint_index
-from dfm_nb.checkpoints import saving
+from dfm_nb.checkpoints import saving, torch_dist
 from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.config.schema import marked
 from tests.attacks.checkpoint_files import NAME, WEIGHT, Evil, as_bytes, change_index, copy_run, reseal
 from tests.distributed.layouts import make_trainer
 
@@ -22,7 +23,7 @@ def trainer_like(run: Path):
     from dfm_nb import config as cfg
 
     c = cfg.from_yaml(run / "config.yaml").config
-    same = [f"model.{k}={json.dumps(getattr(c.model, k))}" for k in checkpoint.SHAPES]
+    same = [f"{k}={json.dumps(operator.attrgetter(k)(c))}" for k in marked("shape")]
     muon = [f"optimizer.optimizer={c.optimizer.optimizer}", "optimizer.use_distributed_optimizer=false"]
     return make_trainer([*same, *muon, f"ema.sigma_rels={list(c.ema.sigma_rels)}".replace(" ", "")])[0]
 
@@ -157,7 +158,7 @@ def test_index_cannot_set_attributes_of_torchs_classes(run, name):
     with pytest.raises(checkpoint.CheckpointError):
         checkpoint.verify(folder)
     assert not hasattr(getattr(torch.distributed.checkpoint.metadata, name), "poison")
-    assert not any(hasattr(record, "poison") for record in checkpoint_index._RECORDS.values())
+    assert not any(hasattr(record, "poison") for record in torch_dist._RECORDS.values())
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

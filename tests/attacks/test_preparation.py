@@ -105,7 +105,7 @@ def test_a_table_that_the_user_names_may_hold_any_path_and_a_fetched_one_may_not
     assert [len(list(table.build(str(photos / "t.csv")).read(i))) for i in range(3)] == [1, 1, 1]
     monkeypatch.chdir(photos)
     assert len(list(table.build(pd.DataFrame(named)).read(0))) == 1
-    monkeypatch.setattr(table._fetch, "hub_file", lambda url: photos / "t.csv")
+    monkeypatch.setattr(table._fetch, "hub_path", lambda url: photos / "t.csv")
     fetched = table.build("hf://datasets/a/b/t.csv")
     assert len(list(fetched.read(2))) == 1
     for index in (0, 1):

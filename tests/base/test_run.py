@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.log import start_logging, stop_logging
-from dfm_nb.base.metrics import Metrics, read_metrics, tail_metrics
+from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.run import Run, iteration_name
 
 
@@ -38,10 +38,8 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
     run = Run.create(tmp_path)
     assert run.newest_samples() is None
     for i in (90, 1000):
-        (run.sample_folder(i) / "b.mp4").touch()
-        (run.sample_folder(i) / "a.png").touch()
-        (run.sample_folder(i) / "captions.json").touch()
-        (run.sample_folder(i) / ".part.mp4").touch()
+        for name in ("b.mp4", "a.png", "captions.json", ".part.mp4"):
+            (run.sample_folder(i) / name).touch()
     run.sample_folder(2000)
     iteration, media = run.newest_samples()
     assert iteration == 1000 and [p.name for p in media] == ["a.png", "b.mp4"]
@@ -75,7 +73,7 @@ def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(4)]
     said = [child.stdout.readline() for child in children]
-    owner = run.owner()["pid"]
+    owner = run.owner().pid
     assert said.count("mine\n") == 1 and sum(line.startswith("error") for line in said) == 3, said
     with pytest.raises(FileExistsError, match=f"process {owner} "):
         run.claim()
@@ -86,7 +84,7 @@ def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
     assert run.owner() is None  # a killed owner leaves a stale file, which counts for nothing
     run.claim()
     run.claim()
-    assert run.owner()["pid"] == os.getpid() and not list(run.path.glob(".*.tmp"))
+    assert run.owner().pid == os.getpid() and not list(run.path.glob(".*.tmp"))
     run.release()
     assert not run.pid_file.exists()
 
@@ -101,7 +99,7 @@ def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, mon
     os.utime(run.pid_file, (long_ago, long_ago))
     monkeypatch.setattr("dfm_nb.base.run.BEAT_S", 0.05)
     run.claim()
-    assert run.owner()["pid"] == os.getpid()
+    assert run.owner().pid == os.getpid()
     os.utime(run.pid_file, (long_ago, long_ago))
     time.sleep(0.5)
     assert time.time() - run.pid_file.stat().st_mtime < 50  # the owner touched it again
@@ -177,21 +175,6 @@ def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp
     assert [r["iteration"] for r in read_metrics(path)] == [1, 2]
 
 
-def test_tail_metrics_follows_a_growing_and_a_truncated_file(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert tail_metrics(path) == ([], 0)
-    with Metrics(path) as metrics:
-        metrics.write(record(1))
-        first, offset = tail_metrics(path)
-        metrics.write(record(2))
-        second, offset = tail_metrics(path, offset)
-        assert [r["iteration"] for r in first + second] == [1, 2]
-        assert tail_metrics(path, offset) == ([], offset)
-        metrics.truncate(1)
-        again, _ = tail_metrics(path, offset)
-        assert [r["iteration"] for r in again] == [1]
-
-
 def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
     with Metrics(tmp_path / "metrics.jsonl") as metrics:
         metrics.write(record(1))
@@ -232,12 +215,9 @@ def test_a_name_cannot_control_the_terminal(logger, tmp_path, capsys):
     assert (tmp_path / "log.txt").read_text().endswith(f"[WARNING] {shown}")
 
 
-LINES = ['{"loss": 1}', '{"iteration": true}', '{"iteration": 1, "elapsed_s": "long"}', "[1, 2]", "nothing"]
-
-
-@pytest.mark.parametrize("line", [*LINES, '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}'])
+@pytest.mark.parametrize("line", ["nothing", '{"iteration": true}', '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}'])
 def test_a_damaged_metrics_line_is_named_and_the_reader_of_the_monitor_goes_on(tmp_path, line):
-    from workbench.metrics import MetricsReader
+    from workbench.metrics_reader import MetricsReader
 
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n' + line + "\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):

@@ -35,20 +35,14 @@ def png(image: Image.Image, **options) -> bytes:
 # ---- images -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
-def test_read_image_gives_rgb_for_every_mode(mode, tmp_path):
+@pytest.mark.parametrize("mode", ["L", "P", "RGB", "RGBA", "CMYK"])
+def test_read_image_gives_rgb(mode, tmp_path):
     source = Image.fromarray(gradient(1)[0]).convert(mode)
-    path = tmp_path / ("a.tif" if mode in ("CMYK", "YCbCr") else "a.png")
+    path = tmp_path / ("a.tif" if mode == "CMYK" else "a.png")
     source.save(path)
     image = video.read_image(path)
     assert image.dtype == np.uint8 and image.shape == (1, 48, 64, 3)
     assert np.abs(image[0].astype(int) - np.asarray(source.convert("RGB"))).max() <= 1
-
-
-def test_read_image_sixteen_bit_grey_keeps_its_range():
-    wide = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
-    image = video.read_image(png(Image.fromarray(wide)))
-    assert np.abs(image[0, :, :, 0] - wide / 257).max() <= 0.51
 
 
 def test_read_image_composites_on_the_background():
@@ -71,6 +65,7 @@ UNREADABLE = [
     (video.read_image, "a.png", b"", "unreadable_image"),
     (video.read_image, "a.png", png(Image.new("RGB", (64, 64), "red"))[:60], "unreadable_image"),
     (video.read_image, "a.png", b"P5 16 16 255\n" + bytes(256), "unreadable_image"),  # a picture, of no allowed format
+    (video.read_image, "a.png", png(Image.fromarray(np.zeros((16, 16), np.uint16))), "unreadable_image"),  # 16 bits
     (video.read_image, "a.png", None, "missing_file"),
     (video.read_video, "a.mp4", b"nothing to see", "unreadable_video"),
     (video.read_video, "a.mp4", None, "missing_file"),
@@ -247,9 +242,3 @@ def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
     assert video.read_video(tmp_path / "a.mp4")[0].shape == (5, 48, 64, 3)
     poster = re.search(r'poster="data:image/png;base64,([^"]+)"', text).group(1)
     assert np.array_equal(video.read_image(base64.b64decode(poster)), gradient(5)[:1])
-
-
-@pytest.mark.parametrize("shape, dtype", [((4, 4, 3), np.uint8), ((1, 4, 4, 3), np.float64), ((0, 4, 4, 3), np.uint8)])
-def test_write_mp4_refuses_other_arrays(shape, dtype, tmp_path):
-    with pytest.raises(ValueError, match="video"):
-        video.write_mp4(tmp_path / "a.mp4", np.zeros(shape, dtype), 8)

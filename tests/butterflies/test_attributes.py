@@ -4,19 +4,10 @@ import numpy as np
 import pytest
 
 from dfm_nb.butterflies import captions, synthetic, wordings
-from dfm_nb.butterflies.attributes import (
-    MEASURED,
-    TOGETHER,
-    is_pair,
-    score,
-    share,
-    shares,
-    thresholds,
-    unseen_attributes,
-    wilson,
-)
+from dfm_nb.butterflies.attributes import MEASURED, TOGETHER, is_pair, score, share, shares, unseen_attributes, wilson
 from dfm_nb.butterflies.judge import HEADS
 from dfm_nb.evaluation.table import table
+from scripts import train_classifier as script
 
 
 def test_wilson_interval_is_the_published_one():
@@ -112,7 +103,7 @@ def test_the_interval_holds_the_scatter_of_the_thresholds():
     wanted = unseen_attributes(200, "still")
     judge = Judge(wanted, [{"colour": 0.5 + i / 400} for i in range(200)])
     videos = [np.zeros((1, 8, 8, 3), np.uint8)] * 200
-    found = thresholds(judge, videos, wanted)
+    found = script.thresholds(judge, videos, wanted)
     low, value, high = (found[end]["colour"] for end in ("low", "value", "high"))
     assert low < value < high and value == pytest.approx(0.51, abs=0.003)
     scatter = exactly(0.75) | {"low": dict.fromkeys(MEASURED, 0.7), "high": dict.fromkeys(MEASURED, 0.8)}

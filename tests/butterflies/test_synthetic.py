@@ -117,12 +117,6 @@ def test_clips_beat_their_wings_over_a_still_background():
     assert (change > 60).sum() > 400 and (change[:3] == 0).all()
 
 
-def test_a_frame_alone_is_that_of_the_clip():
-    clip = synthetic.render({"pattern": "spots"}, 4, 64, 64, num_frames=9)
-    for t in (0, 5, 8):
-        assert np.array_equal(synthetic.render({"pattern": "spots"}, 4, 64, 64, 9, only=t), clip[t : t + 1])
-
-
 @pytest.mark.parametrize(
     "call, said",
     [

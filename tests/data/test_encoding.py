@@ -75,7 +75,7 @@ def plans_of(count, size):
 def test_samples_are_the_items_in_order_with_their_own_latents(tmp_path):
     source, ticks = Source([1] * 20, wide=(3, 4, 11), slow_first=True), []
     records = encode(tmp_path, source, plans_of(20, 7), workers=3, on_item=lambda: ticks.append(1))
-    entries = [e for r in records for e in shards.scan_shard(tmp_path / r["name"])]
+    entries = [e for r in records for e in shards.samples_of(tmp_path / r["name"])]
     assert [e.key for e in entries] == [f"item-{i}-0" for i in range(20)] and len(ticks) == 20
     for i, e in enumerate(entries):
         clip = e.read()
@@ -123,11 +123,11 @@ def test_unexpected_faults_and_repeated_keys_are_drops_and_an_empty_shard_has_no
     assert [p.name for p in tmp_path.glob("*.tar")] == ["rank0-000000.tar"]
 
 
-def test_long_shards_are_written_in_chunks_with_the_same_content(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "CHUNK_SAMPLES", 4)
+def test_long_shards_are_written_in_slices_with_the_same_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "SLICE_SAMPLES", 4)
     text = Length()
     (record,) = encode(tmp_path, Source([1] * 11), plans_of(11, 11), text=text)
-    entries = shards.scan_shard(tmp_path / record["name"])
+    entries = shards.samples_of(tmp_path / record["name"])
     assert [e.key for e in entries] == [f"item-{i}-0" for i in range(11)]
     assert text.calls == [["caption 0", "caption 1", "caption 2"]]
     sums = np.array(record["latent_sums"])
@@ -139,10 +139,10 @@ def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr(encoding, "AHEAD_BYTES", 5 * 16 * 16 * 3)
     with encoding.ReadAhead(encoding.Reading(Source([3] * 30), workers=4), range(30)) as ahead:
         taken = ahead.take(30)
-        keys = [next(taken)[1].clip.key for _ in range(2)]
+        keys = [next(taken)[1].key for _ in range(2)]
         time.sleep(0.2)
         held = sum(len(line.waiting) for line in ahead._lines)
-        keys += [r.clip.key for _, r in taken]
+        keys += [r.key for _, r in taken]
     assert held <= 5 + 4 + 64  # the budget, one clip a thread, and the marks of ended items
     assert sum(isinstance(k, str) for k in keys) == 90 and keys == [
         f"item-{i}-{j}" for i in range(30) for j in range(3)
@@ -169,7 +169,7 @@ def test_batch_that_does_not_fit_the_device_is_halved(tmp_path):
 
     tokenizer = Small()
     (record,) = encode(tmp_path, Source([1] * 10), plans_of(10, 10), tokenizer)
-    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.scan_shard(tmp_path / record["name"])]
+    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.samples_of(tmp_path / record["name"])]
     np.testing.assert_allclose(values, [i / 127.5 - 1 for i in range(10)], atol=4e-3)
 
 
@@ -188,6 +188,6 @@ def test_geometry_resizes_once_to_multiples_of_16_without_enlarging(shape, short
         encoding.video, "resize", lambda v, h, w: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1]
     )
     fitted = encoding.Reading(Source([]), short, upscale).fit(Clip("k", np.zeros(shape, np.uint8), "c", 1.0, "s"))
-    t, h, w, _ = fitted.clip.video.shape
+    t, h, w, _ = fitted.video.shape
     assert (h, w) == want and h % 16 == w % 16 == 0 and (t - 1) % 4 == 0 and len(calls) <= 1
-    assert (fitted.original_height, fitted.original_width) == shape[1:3]
+    assert fitted.original_size == shape[1:3]

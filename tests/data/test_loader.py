@@ -7,7 +7,7 @@ import torch
 
 from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
@@ -18,7 +18,7 @@ SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]
 
 def loader(dp_rank=0, dp_size=1, workers=0, packs_per_step=4, settings=SETTINGS, length=41):
     store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6, length=length)
-    return PackedLoader(PackPlan(store, settings, 64, 10), packs_per_step, dp_rank, dp_size, workers)
+    return PackedLoader(PackOrder(store, settings, 64, 10), packs_per_step, dp_rank, dp_size, workers)
 
 
 def digest(packs):
@@ -36,15 +36,16 @@ def draws(settings=SETTINGS, indices=range(6)):
 
 
 def test_pack_holds_each_sample_unchanged_at_its_segment():
-    some = draws()
-    pack = pack_draws(some, SETTINGS)
-    by_key = {d.key: d for d in some}
+    by_key = {d.key: d for d in draws()}
+    store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6)
+    latents = {clip.key: store.statistics.to_model(clip.latent[0], 0.5) for clip in map(store.read, range(6))}
+    pack = pack_draws(by_key.values(), SETTINGS)
     for i, (key, grid) in enumerate(zip(pack.keys, pack.grids)):
         a, b = pack.cu_q[i], pack.cu_q[i + 1]
-        assert torch.equal(unpatchify(pack.x0[a:b], grid, 2), by_key[key].latent)
-        assert torch.equal(unpatchify(pack.noise[a:b], grid, 2), by_key[key].noise)
+        assert torch.equal(unpatchify(pack.x0[a:b], grid, 2), latents[key])
+        assert torch.equal(pack.noise[a:b], by_key[key].noise)
         assert torch.equal(pack.text[pack.cu_kv[i] : pack.cu_kv[i + 1]], by_key[key].text)
-        assert set(pack.sigma[pack.row[a:b]].tolist()) == {torch.tensor(by_key[key].sigma).item()}
+        assert set(pack.sigma[pack.row[a:b]].tolist()) == {torch.tensor(by_key[key].rows[0].sigma).item()}
 
 
 def test_samples_of_a_pack_have_their_own_noise_levels_and_dropout():
@@ -56,7 +57,7 @@ def test_samples_of_a_pack_have_their_own_noise_levels_and_dropout():
 
 def test_padding_is_a_segment_of_its_own_outside_the_loss():
     some = draws()
-    total = sum(d.latent[0].numel() // 4 for d in some)
+    total = sum(len(d.x0) for d in some)
     pack = pack_draws(some, SETTINGS, capacity=total + 7)
     assert pack.cu_q[-2:] == [total, total + 7]
     assert pack.loss_mask[:total].all() and not pack.loss_mask[total:].any()
@@ -75,7 +76,7 @@ def test_lengths_and_rows_are_padded_only_to_their_multiples():
     some = draws()
     plain = pack_draws(some, SETTINGS)
     pack = pack_draws(some, replace(SETTINGS, token_multiple=8, text_multiple=4, row_multiple=16))
-    total = sum(d.latent[0].numel() // 4 for d in some)
+    total = sum(len(d.x0) for d in some)
     assert pack.cu_q[-1] == -(-total // 8) * 8
     assert pack.cu_kv[-1] % 4 == 0
     assert len(pack.sigma) == len(pack.fps) == len(pack.pool) == 16 > len(plain.sigma)
@@ -119,7 +120,7 @@ def test_other_data_sets_and_packs_smaller_than_a_sample_are_refused():
     with pytest.raises(ValueError, match="data set"):
         loader(length=40).restore(loader().state())
     with pytest.raises(ValueError, match="task_encoder_seq_length=64"):
-        PackPlan(MockStore([(1, 16, 16)], channels=4, text_dim=6), SETTINGS, 63, 4)
+        PackOrder(MockStore([(1, 16, 16)], channels=4, text_dim=6), SETTINGS, 63, 4)
 
 
 def test_latent_statistics_invert_and_give_sigma_data():

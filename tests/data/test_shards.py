@@ -25,7 +25,7 @@ def clip(key="a-1", seed=0):
 def test_shard_gives_back_what_was_written(tmp_path):
     clips = [clip("a-1", 1), clip("b_2", 2)]
     digest, size = write_shard(tmp_path / "rank0-000000.tar", clips)
-    entries = shards.scan_shard(tmp_path / "rank0-000000.tar")
+    entries = shards.samples_of(tmp_path / "rank0-000000.tar")
     assert [e.key for e in entries] == ["a-1", "b_2"] and entries[0].meta["caption"] == "grün"
     for want, entry in zip(clips, entries):
         got = entry.read()
@@ -74,7 +74,7 @@ def test_text_part_is_the_same_where_megatron_core_has_replaced_torchs_function(
     buffer = io.BytesIO()
     pickle.Pickler(buffer, protocol=4).dump(tensor)
     assert b"megatron.core.safe_globals" in buffer.getvalue()
-    assert torch.equal(shards.decode_pickle(buffer.getvalue()), tensor)
+    assert torch.equal(shards.decode_tensor("pickle", buffer.getvalue()), tensor)
     assert shards._pickled(tensor) == plain
 
 
@@ -120,7 +120,7 @@ class EvilInside:
 def test_pickle_that_calls_is_refused_and_runs_nothing(tmp_path, hidden):
     mark = tmp_path / "ran"
     with pytest.raises(SampleError, match=r"k7: its \.pickle"):
-        shards.decode_pickle(pickle.dumps(hidden(mark)), "k7")
+        shards.decode_tensor("pickle", pickle.dumps(hidden(mark)), "k7")
     assert not mark.exists()
 
 

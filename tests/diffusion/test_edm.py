@@ -36,11 +36,6 @@ def loss_weight(sigma, sigma_data):
     return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
 
 
-def test_loss_weight_undoes_c_out():
-    product = loss_weight(SIGMAS, SIGMA_DATA) * edm.c_out(SIGMAS, SIGMA_DATA) ** 2
-    torch.testing.assert_close(product, torch.ones_like(product))
-
-
 def test_effective_target_is_equation_8():
     g = torch.Generator().manual_seed(0)
     y, eps = torch.randn(2, 29, 50, generator=g, dtype=torch.float64)

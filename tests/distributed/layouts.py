@@ -146,7 +146,7 @@ def losses_and_gradients(overrides: list[str], iterations: int = 5) -> dict:
         norms.append(result.grad_norm)
         losses.append(result.loss)
     weights = gather(local_values(trainer, "weight"))
-    held_out = Validation(trainer.config, trainer, loader.plan.store).run()
+    held_out = Validation(trainer.config, trainer, loader.order.store).run()
     return {
         "losses": losses[1:],
         "first": losses[0],

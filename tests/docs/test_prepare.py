@@ -101,7 +101,7 @@ def test_every_block_of_the_page_runs(tmp_path):
     data = tmp_path / "data"
     read = lambda name: json.loads((tmp_path / name / "manifest.json").read_text())  # noqa: E731
     assert read("data/first")["counts"]["samples"] == 46 and read("data/table")["counts"]["samples"] == 3
-    clips = {e.key.rpartition("-")[0]: e.read() for e in shards.scan_shard(data / "photos" / "rank0-000000.tar")}
+    clips = {e.key.rpartition("-")[0]: e.read() for e in shards.samples_of(data / "photos" / "rank0-000000.tar")}
     captions = {k: c.meta["caption"] for k, c in clips.items()}
     assert captions == {
         "monarch": "a monarch, wings spread",

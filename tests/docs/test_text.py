@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dfm_nb.text import weights as text_weights
-from dfm_nb.text.index import Index
+from dfm_nb.text import mixture
+from dfm_nb.text.indexed import Index
 from tests.docs.docs_pages import Page, desk
 from tests.text.text_tokenizers import build, sample_text, save
 
@@ -47,6 +47,6 @@ def test_every_block_of_the_page_runs(tmp_path):
     counts = {n: Index.open(prefix / f"{n}_text_document").num_documents for n in ("techpulse", "news", "flawed")}
     assert counts == {"techpulse": 30, "news": 30, "flawed": 30}
     assert "line has 'body'" in said and f"b'MMIDIDX\\x00\\x00' 1 8 {30} {30}" in said and "FAIL" not in said
-    weights = [s.weight for s in text_weights.read_yaml(folder / "data" / "blend.yaml").train]
+    weights = [s.weight for s in mixture.read_yaml(folder / "data" / "blend.yaml").train]
     assert weights == pytest.approx([0.5, 0.3, 0.2])
     assert said.count("torch.Size([8, 32])") == 6

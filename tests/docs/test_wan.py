@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dfm_nb.base.metrics import read_metrics
@@ -46,11 +44,6 @@ def test_every_block_of_the_page_runs(tmp_path, make_once):
     assert read_video(tmp_path / "clip.mp4")[0].shape == (5, 32, 48, 3)
     config = checkpoint.find_weights(tmp_path / "runs" / "wan").config
     assert (config.model.objective, config.model.lora.rank, config.generation.sampler) == ("flow", 16, "unipc_2")
-    clips_own = json.loads((tmp_path / "clips-data" / "manifest.json").read_text())["latent_std"]
-    base, tuned = (json.loads((tmp_path / f / "vae" / "config.json").read_text()) for f in ("wan", "wan-tuned"))
-    assert tuned["latents_std"] == pytest.approx(base["latents_std"]) != pytest.approx(clips_own), (
-        "Wan's, not the clips'"
-    )
     for name in ("wan", "wan-style", "python"):
         losses = [r["loss"] for r in read_metrics(tmp_path / "runs" / name / "metrics.jsonl") if "loss" in r]
         assert losses and all(x == x for x in losses)

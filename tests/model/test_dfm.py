@@ -1,5 +1,7 @@
 """The variant `dfm` against an independent implementation of NeMo DFM's DiT, from its state dict on."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from dfm_nb.checkpoints.nemo_dfm import check_positions, converted, settings_of
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
-from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
+from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.training.batches import open_store
 from tests.attacks.checkpoint_files import STORED
 from tests.model.nemo_dfm import random_network
@@ -30,7 +32,8 @@ def samples(text_dim=24):
     for i, grid in enumerate(GRIDS):
         x, noise = torch.randn(2, 16, *grid, generator=g)
         text = torch.randn(3 + i, text_dim, generator=g)
-        yield Draw(f"{i}", x * 0.5, text, fps=(24.0, 30.0, 12.0, 8.0)[i], sigma=(0.3, 2.0, 20.0, 0.05)[i], noise=noise)
+        sigma, fps = (0.3, 2.0, 20.0, 0.05)[i], (24.0, 30.0, 12.0, 8.0)[i]
+        yield SimpleNamespace(key=f"{i}", latent=x * 0.5, noise=noise, text=text, sigma=sigma, fps=fps)
 
 
 @pytest.mark.parametrize("sizes", [{"h": 288, "layers": 3, "heads": 6, "text": 40}])
@@ -40,7 +43,7 @@ def test_variant_is_the_published_network(one_rank, sizes):
     config = cfg.Config(model=model)
     draws = list(samples(model.text_dim))
     with torch.no_grad():
-        pack = pack_draws(draws, PackSettings.of(config), capacity=400)
+        pack = pack_draws([noised(model, **vars(d)) for d in draws], PackSettings.of(config), capacity=400)
         got, _ = forward(chunk, pack, EDM(0.5), torch.device("cpu"))
         for i, key in enumerate(pack.keys):
             d = draws[int(key)]

@@ -1,5 +1,7 @@
 """The variant `wan` against diffusers' `WanTransformer3DModel`: outputs and gradients, alone, packed and in layouts."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
@@ -14,7 +16,7 @@ from dfm_nb.generation.request import Request
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser, forward
 from dfm_nb.model.wan_names import places
-from dfm_nb.packs.packs import PackSettings, pack_draws, pack_layout, sample_segment
+from dfm_nb.packs.packs import PackSettings, noised, pack_draws, pack_layout, sample_segment
 from dfm_nb.packs.patches import patchify, unpatchify
 from dfm_nb.parallel.groups import layout_of
 from tests import tiny_run
@@ -61,8 +63,10 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
     config = settings_of(network, f"model.text_padding={rows}")
     _, (chunk,) = build_chunks(config.model, "fp32", seed=3)
     assert chunk.load_state_dict(weights_of(network, config.model))
-    draws = samples()
-    pack = pack_draws(draws, PackSettings.of(config), capacity=120)  # 100 tokens and padding
+    draws, settings = samples(), PackSettings.of(config)
+    pack = pack_draws(
+        [noised(config.model, **vars(d)) for d in draws], settings, capacity=120
+    )  # 100 tokens and padding
     output, loss_of = forward(chunk, pack, Flow(), torch.device("cpu"))
     total = 0
     for i, key in enumerate(pack.keys):
@@ -70,7 +74,7 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
         want = reference_output(network, d, rows)
         close(unpatchify(output[pack.cu_q[i] : pack.cu_q[i + 1]], pack.grids[i], 2), want)
         total = total + (want - (d.noise - d.latent)).square().sum() / 64
-        alone, _ = forward(chunk, pack_draws([d], PackSettings.of(config)), Flow(), torch.device("cpu"))
+        alone, _ = forward(chunk, pack_draws([noised(config.model, **vars(d))], settings), Flow(), torch.device("cpu"))
         close(unpatchify(alone, pack.grids[i], 2), want)
     losses = loss_of(output)
     loss = losses.loss[losses.mask].sum()
@@ -97,8 +101,8 @@ def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
     load_exported(chunks, None, weights_of(network, config.model))
     m, draws = config.model, samples()
     grids = [(t, h // 2, w // 2) for t, h, w in (d.latent.shape[1:] for d in draws)]
-    segments = [sample_segment(g, d.text, 1.0, 16.0, 0, m.variant, m.text_padding) for g, d in zip(grids, draws)]
-    pack = pack_layout(segments, 1.0, layout.token_multiple(), layout.text_multiple())
+    segments = [sample_segment(m, g, d.text, 1.0, 16.0) for g, d in zip(grids, draws)]
+    pack = pack_layout(segments, m, layout.token_multiple(), layout.text_multiple())
     tokens = torch.cat([patchify(d.latent + sigma * d.noise, 2) for d in draws])
     D = PackDenoiser(chunks, pack, Flow(), torch.device("cpu"))(tokens.double(), sigma)
     out = [unpatchify(x, g, 2) for x, g in zip(D.split([t * h * w for t, h, w in grids]), grids)]
@@ -113,7 +117,7 @@ def test_every_layout_denoises_as_diffusers(name):
     world, overrides = LAYOUTS[name]
     network, sigma = random_network(layers=4), 0.7
     for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(), strict=True):
-        v = reference_output(network, type(d)(**{**vars(d), "sigma": sigma})).double()
+        v = reference_output(network, SimpleNamespace(**vars(d) | {"sigma": sigma})).double()
         x = d.latent + sigma * d.noise
         close(got, (x - sigma * v) / (1 + sigma))
 

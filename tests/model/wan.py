@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from diffusers import WanTransformer3DModel
-
-from dfm_nb.packs.packs import Draw
 
 GRIDS = [(1, 8, 6), (3, 4, 8), (2, 6, 4), (1, 4, 4)]
 TEXT_DIM = 24
@@ -29,18 +29,19 @@ def random_network(seed: int = 0, heads: int = 4, head: int = 16, layers: int = 
     return network.eval()
 
 
-def samples() -> list[Draw]:
-    """One of each grid, with noise levels from weak to strong."""
+def samples() -> list[SimpleNamespace]:
+    """What `noised` takes, one of each grid, with noise levels from weak to strong."""
     g = torch.Generator().manual_seed(4)
     out = []
     for i, grid in enumerate(GRIDS):
         x, noise = torch.randn(2, 16, *grid, generator=g)
         text = torch.randn(3 + i, TEXT_DIM, generator=g)
-        out.append(Draw(f"{i}", x, text, fps=16.0, sigma=(0.3, 2.0, 20.0, 0.05)[i], noise=noise))
+        sigma = (0.3, 2.0, 20.0, 0.05)[i]
+        out.append(SimpleNamespace(key=f"{i}", latent=x, noise=noise, text=text, sigma=sigma, fps=16.0))
     return out
 
 
-def reference_output(network: WanTransformer3DModel, d: Draw, rows: int = 512) -> torch.Tensor:
+def reference_output(network: WanTransformer3DModel, d: SimpleNamespace, rows: int = 512) -> torch.Tensor:
     """[C, T, H, W]: the velocity that diffusers' network gives, for a text padded as its pipeline does."""
     t = d.sigma / (1 + d.sigma)
     x = (1 - t) * d.latent + t * d.noise

@@ -14,7 +14,7 @@ from dfm_nb import parallel
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser
-from dfm_nb.packs.packs import Draw, PackSettings, pack_draws
+from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.planning.inference_memory import sampling_bytes
 
 SIZE = ["model.size=DiT-XL", "model.in_channels=16"]
@@ -44,7 +44,7 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int]:
     _, chunks = build_chunks(m, "fp32", seed=0)
     chunks[0].eval().requires_grad_(False)
     latent, text = torch.zeros(16, 1, side, side), torch.zeros(8, m.text_dim, dtype=torch.bfloat16)
-    pack = pack_draws([Draw(f"{i:03d}", latent, text, 24.0, 1.0, latent) for i in range(2 * batch)], settings)
+    pack = pack_draws([noised(m, f"{i:03d}", latent, latent, text, 1.0, 24.0) for i in range(2 * batch)], settings)
     denoiser = PackDenoiser(chunks, pack, EDM(0.5), torch.device("cpu"))
     x = torch.zeros(pack.x0.shape, dtype=torch.float64)
     denoiser(x, 1.0)  # buffers of the libraries, and the text's keys and values

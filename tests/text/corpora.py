@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_nb.text.index import Index, write_index
+from dfm_nb.text.indexed import Index, write_index
 
 
 def write_pair(prefix: str | Path, documents: Iterable[list[np.ndarray]], dtype: np.dtype | type) -> Index:

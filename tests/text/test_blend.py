@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dfm_nb import parallel
-from dfm_nb.text import weights as tw
-from dfm_nb.text.blend import BatchSampler, BlendConfig, TokenizerIds, batches, build_datasets
-from dfm_nb.text.index import Index
+from dfm_nb.text import mixture as tm
+from dfm_nb.text.blend import BatchSampler, TokenizerIds, batches, build_datasets
+from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
 
 EOD = 0
@@ -36,16 +36,18 @@ def prefixes(tmp_path):
     return [corpus(tmp_path / name, first, seed=first) for name, first in (("a", 100), ("b", 200), ("c", 300))]
 
 
-def config(tmp_path, n=200, **changes) -> BlendConfig:
-    return BlendConfig(**({"seq_length": 16, "num_samples": (n, 0, 0), "cache_dir": str(tmp_path / "cache")} | changes))
+def build(blend, tmp_path, n=200, tokenizer=TOKENIZER, **changes):
+    usual = {"seq_length": 16, "num_samples": (n, 0, 0), "cache_dir": str(tmp_path / "cache")}
+    return build_datasets(blend, tokenizer=tokenizer, **(usual | changes))
 
 
-def blend_of(prefixes, weights, split=None):
-    return tw.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)], split)
+def blend_of(prefixes, weights):
+    return tm.parse_list([x for w, p in zip(weights, prefixes) for x in (str(w), p)])
 
 
 def stream(index: Index, order: np.ndarray) -> np.ndarray:
-    return np.concatenate([index.sequence(int(i)) for i in order])
+    sequences = np.split(index.tokens(), np.cumsum(index.lengths)[:-1])
+    return np.concatenate([sequences[i] for i in order])
 
 
 def test_samples_hold_the_expected_tokens(prefixes, tmp_path):
@@ -53,7 +55,7 @@ def test_samples_hold_the_expected_tokens(prefixes, tmp_path):
     seq_length."""
     index = Index.open(prefixes[0])
     n = (index.num_tokens - 1) // 16
-    data = build_datasets(blend_of(prefixes[:1], [1.0]), config(tmp_path, n), TOKENIZER)["train"]
+    data = build(blend_of(prefixes[:1], [1.0]), tmp_path, n)["train"]
     text = stream(index, data.document_index)
     assert sorted(data.document_index) == list(range(40)) and len(data) == n
     for i in range(n):
@@ -66,15 +68,15 @@ def test_split_cuts_each_corpus_without_overlap(tmp_path):
     """With unique tokens per document, train, validation and test share none."""
     docs = [[np.append(np.full(20, 10 + i), EOD)] for i in range(100)]
     write_pair(tmp_path / "u", docs, np.uint16)
-    blend = tw.parse_list(["1.0", str(tmp_path / "u")], split="80,10,10")
-    data = build_datasets(blend, config(tmp_path, num_samples=(100, 12, 12)), TOKENIZER)
+    blend = tm.parse_list(["1.0", str(tmp_path / "u")])
+    data = build(blend, tmp_path, num_samples=(100, 12, 12), split="80,10,10")
     seen = {s: {int(t) for i in range(len(d)) for t in d[i]["tokens"]} - {EOD} for s, d in data.items()}
     assert 78 <= len(seen["train"]) <= 80 and seen["validation"] and seen["test"]
     assert not (seen["train"] & seen["validation"] or seen["train"] & seen["test"] or seen["validation"] & seen["test"])
 
 
 def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
-    data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), config(tmp_path, 64), TOKENIZER)["train"]
+    data = build(blend_of(prefixes, [0.5, 0.3, 0.2]), tmp_path, 64)["train"]
     whole = [data[i]["tokens"] for i in range(64)]
     per_rank = [[b["tokens"] for b in batches(data, 4, 0, r, 2)] for r in range(2)]
     joined = [row for a, b in zip(*per_rank) for row in torch.cat([a, b])]
@@ -87,17 +89,16 @@ def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
 
 def test_a_replaced_corpus_does_not_meet_an_old_cache(prefixes, tmp_path):
     blend = blend_of(prefixes[:1], [1.0])
-    build_datasets(blend, config(tmp_path, 20), TOKENIZER)
+    build(blend, tmp_path, 20)
     corpus(prefixes[0], 500, documents=55, seed=9)
-    data = build_datasets(blend, config(tmp_path, 20), TOKENIZER)["train"]
+    data = build(blend, tmp_path, 20)["train"]
     assert all(bool(((data[i]["tokens"] >= 500) | (data[i]["tokens"] == EOD)).all()) for i in range(20))
     assert set(data.document_index) == set(range(55))
 
 
 def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
     def run(cache, seed):
-        settings = config(tmp_path, 50, cache_dir=str(tmp_path / cache), seed=seed)
-        data = build_datasets(blend_of(prefixes, [0.5, 0.3, 0.2]), settings, TOKENIZER)["train"]
+        data = build(blend_of(prefixes, [0.5, 0.3, 0.2]), tmp_path / cache, 50, seed=seed)["train"]
         return torch.stack([data[i]["tokens"] for i in range(50)])
 
     assert torch.equal(run("x", 1), run("y", 1)) and not torch.equal(run("x", 1), run("z", 2))
@@ -106,12 +107,12 @@ def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
 def test_faults_of_a_blend_are_named_before_building(prefixes, tmp_path):
     blend = blend_of(prefixes[:1], [1.0])
     with pytest.raises(ValueError, match=".meta.json"):
-        build_datasets(blend, config(tmp_path))
+        build(blend, tmp_path, tokenizer=None)
     with pytest.raises(ValueError, match="seq_length"):
-        build_datasets(blend, config(tmp_path, seq_length=100_000), TOKENIZER)
+        build(blend, tmp_path, seq_length=100_000)
     with pytest.raises(ValueError, match="micro_batch_size"):
         BatchSampler(10, 2, 3, 0, 2)
     with open(f"{prefixes[0]}.bin", "ab") as f:
         f.write(b"xx")
     with pytest.raises(ValueError, match=prefixes[0]):
-        build_datasets(blend, config(tmp_path), TOKENIZER)
+        build(blend, tmp_path)

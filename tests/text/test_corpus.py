@@ -19,7 +19,7 @@ from dfm_nb.text import cli as text_cli
 from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import parts as text_parts
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
-from dfm_nb.text.index import Index
+from dfm_nb.text.indexed import Index
 from tests.text.text_tokenizers import build, sample_text, save
 
 KINDS = ["bpe", "gpt2", "wordpiece"]
@@ -43,9 +43,8 @@ def write_jsonl(path: Path, documents: list, key: str = "text") -> Path:
 
 
 def config(source, prefix, folder, **changes) -> PreprocessConfig:
-    base = {"append_eod": True, "progress": False, "chunk_bytes": 4096}
-    sources = source if isinstance(source, tuple) else (str(source),)
-    return PreprocessConfig(tuple(map(str, sources)), str(prefix), str(folder), **(base | changes))
+    files = {"input": [str(source)], "output_prefix": prefix, "tokenizer_model": folder}
+    return PreprocessConfig(**files, **({"append_eod": True, "progress": False, "chunk_bytes": 4096} | changes))
 
 
 def pair(prefix, key: str = "text") -> tuple[bytes, bytes]:
@@ -135,7 +134,8 @@ def test_partitions_merge_to_one_run(folders, tmp_path):
     for count in (2, 7):
         prefix = tmp_path / f"many{count}"
         total = sum(
-            preprocess(config(source, prefix, folders["gpt2"], partition=(i, count))).documents for i in range(count)
+            preprocess(config(source, prefix, folders["gpt2"], partition=f"{i}/{count}")).documents
+            for i in range(count)
         )
         assert total == 200
         merge(find_parts(str(prefix)), f"{prefix}_text_document", progress=False)
@@ -173,35 +173,29 @@ def stops_at_each(monkeypatch, owner, name: str, run, folder: Path) -> int:
         return function(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, stopping)
-    monkeypatch.setattr(text_parts.Parts, "_nothing_to_keep", lambda self: False)
     for stops in range(60):
         try:
             run()
             return stops
         except Killed:
-            states = list(folder.glob("*.progress.json"))
-            if states and json.loads(states[0].read_text())["progress"]["finished"]:
-                continue  # nothing appends any more: the parts are whole and on disk
             for part in folder.glob("*.bin.part"):
                 with open(part, "ab") as f:
                     f.write(b"torn")
     raise AssertionError("it does not end")
 
 
-STEPS = {"append": text_parts.Parts, "write": text_parts.Parts, "save": text_parts.Parts, "replace": os}
+STEPS = {"write": text_parts.Parts, "save": text_parts.Parts, "replace": os}
 
 
-@pytest.mark.parametrize(
-    "verb, where",
-    [(preprocess, w) for w in ("append", "save", "replace")] + [(merge, w) for w in ("write", "save", "replace")],
-)
+@pytest.mark.parametrize("where", STEPS)
+@pytest.mark.parametrize("verb", [preprocess, merge])
 def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path, monkeypatch, verb, where):
     """Stop at each chunk, before and after its state is written, and between the renames; leave torn part files."""
     source = write_jsonl(tmp_path / "in.jsonl", texts(60))
     preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
     out = tmp_path / "out" / "out"
     if verb is merge:
-        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=(i, 8))) for i in range(8)]
+        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=f"{i}/8")) for i in range(8)]
         monkeypatch.setattr("dfm_nb.text.corpus._MERGE_BYTES", 300)
 
     def run():
@@ -293,19 +287,19 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
 
 
 def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
-    for text in ("3/3", "x", "1", "-1/3"):
+    for text in ("x", "1", "-1/3"):
         with pytest.raises(ValueError, match="--partition"):
-            text_cli.parse_partition(text)
+            text_corpus.part_of(text)
     with pytest.raises(ValueError, match="JOB_COMPLETION_INDEX"):
-        text_cli.parse_partition("auto")
+        text_corpus.part_of("auto")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     monkeypatch.setenv("JOB_COMPLETIONS", "5")
-    assert text_cli.parse_partition("auto") == (2, 5)
+    assert text_corpus.part_of("auto") == (2, 5)
 
 
 def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(5))
-    with text_parts.Parts.open(str(tmp_path / "out"), {}, {"inputs": []}, False):
+    with text_parts.Parts.open(str(tmp_path / "out"), {}, {}):
         with pytest.raises(ValueError, match="out"):
             preprocess(config(source, tmp_path / "out", folders["gpt2"]))
 
@@ -343,7 +337,7 @@ def test_tokenizers_and_outputs_that_do_not_fit_are_named(folders, tmp_path, mon
     for missing in (tmp_path / "nowhere", "some/hub-model"):  # the tests run without the hub
         with pytest.raises(ValueError, match=str(missing)):
             preprocess(config(source, tmp_path / "out", missing))
-    with pytest.raises(ValueError, match="--output-prefix"):
+    with pytest.raises(OSError, match=str(source)):
         preprocess(config(source, f"{source}/out", folders["gpt2"]))
     large = {"vocab_size": 70_000, "max_id": 69_999}
     monkeypatch.setattr(text_corpus.text_tokenizer, "load", lambda m: dataclasses.replace(load(m), **large))
@@ -356,7 +350,7 @@ def test_tokenizers_and_outputs_that_do_not_fit_are_named(folders, tmp_path, mon
 def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(30))
     for i in (0, 2):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=(i, 3)))
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=f"{i}/3"))
     with pytest.raises(FileNotFoundError, match="00001-of-00003"):
         find_parts(str(tmp_path / "out"))
     for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {}), ("d", "gpt2", {})):
@@ -365,7 +359,7 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
     index = bytearray(Path(f"{d}.idx").read_bytes())
     index[34:38] = (int.from_bytes(index[34:38], "little") + 1).to_bytes(4, "little")  # the first length
     Path(f"{d}.idx").write_bytes(index)
-    for parts, named in (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([d], "d_text_document.idx")):
+    for parts, named in (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([d], "d_text_document")):
         with pytest.raises(ValueError, match=named):
             merge(parts, str(tmp_path / "m"), progress=False)
     assert not list(tmp_path.glob("m.*"))

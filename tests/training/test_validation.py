@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base import video
+from dfm_nb.data.sample_index import index_dataset
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS
@@ -73,9 +74,11 @@ def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path,
 def test_data_without_decoder_or_manifest_train_with_one_notice(tiny_data, tmp_path):
     data, notice = shutil.copytree(tiny_data, tmp_path / "data"), "No samples at validation: "
     (data / "tokenizer.safetensors").unlink()
+    index_dataset(data)
     samples, log = run(tmp_path / "no_decoder", "--dataset-path", str(data), "train.eval_interval=1")
     assert samples == [] and log.count(notice) == 1 and "Validation at iteration 2" in log
     (data / "manifest.json").unlink()
+    index_dataset(data)
     _, log = run(tmp_path / "no_manifest", "--dataset-path", str(data), "train.eval_interval=1")
     assert log.count(notice) == 1 and "manifest.json" in log
     _, log = run(tmp_path / "prompts", "--dataset-path", str(tiny_data), "validation.prompts=[a moth]")

@@ -57,12 +57,12 @@ def test_fault_between_two_keys_shows_where_the_form_can():
     assert "model.num_attention_heads" in form.controls["model.hidden_size"].fault
 
 
-def test_faults_of_the_layout_and_of_hidden_keys_are_shown_in_general():
-    assert "optimizer.lr" in ConfigForm(["train"], {"optimizer.lr": -1.0})._general.value
+def test_faults_of_the_layout_and_of_hidden_keys_are_shown_in_message():
+    assert "optimizer.lr" in ConfigForm(["train"], {"optimizer.lr": -1.0})._message.value
     form = ConfigForm(["model"], {"model.tensor_model_parallel_size": 3}, recipe="demo", nproc=2)
-    assert not form.valid and "number of processes = 2" in form._general.value
+    assert not form.valid and "number of processes = 2" in form._message.value
     form["model.tensor_model_parallel_size"] = 2
-    assert form.valid and form._general.value == ""
+    assert form.valid and form._message.value == ""
 
 
 def test_prepare_argv_is_what_the_command_takes():
@@ -78,7 +78,11 @@ def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
     form = PrepareForm("out", {"limit": 7})
     limit = form.controls["limit"]
     limit.widget.value = "0"
-    assert "--limit" in form.fault and form.fault == limit.fault and 'role="alert"' in limit._fault.value
+    assert (
+        "--limit" in form.faults["limit"]
+        and form.faults == {"limit": limit.fault}
+        and 'role="alert"' in limit._fault.value
+    )
     with pytest.raises(ValueError, match="--limit"):
         form.check()
     limit.widget.value = "many"
@@ -95,13 +99,13 @@ def test_choosing_a_source_clears_the_others_flags(tmp_path):
     shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
     assert {"num_images", "num_clips"} <= shown and "clip_frames" not in shown
     form["source"] = "folder"
-    form["source_spec"] = str(tmp_path)
-    assert form.valid and form.argv() == ["--output-dir", "out", "--source", f"folder:{tmp_path}"]
+    form["file_or_folder"] = str(tmp_path)
+    assert form.valid and form.argv() == ["--output-dir=out", f"--source=folder:{tmp_path}"]
     shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
     assert "num_images" not in shown and "clip_frames" in shown
-    assert form.python() == f"prepare_dataset(source='folder:{tmp_path}', output_dir='out')"
+    assert form.python() == f"prepare_dataset(output_dir='out', source='folder:{tmp_path}')"
     form["source"] = "synthetic"
-    assert form.argv() == ["--output-dir", "out", "--num-images", "20", "--num-clips", "4"]
+    assert form.argv() == ["--output-dir=out", "--num-images=20", "--num-clips=4"]
 
 
 def test_changed_value_offers_the_recipes():
@@ -119,7 +123,7 @@ def test_form_tells_parameters_memory_and_time(monkeypatch):
     from workbench import form as module
 
     monkeypatch.setattr(module.cpu, "cpu_flops", lambda bf16: 1e9)
-    monkeypatch.setattr(module, "_RATES", {})
+    monkeypatch.setattr(module, "RATES", {})
     form = ConfigForm(["model.size", "train.train_iters"], recipe="demo", nproc=2)
     assert "4.1 M" in form._summary.value and "GiB" in form._summary.value and "about" not in form._summary.value
     form._measure()
@@ -135,3 +139,11 @@ def test_command_and_call_are_there_to_copy():
     call = "train_model(recipe='demo', run_dir='runs/a b', num_processes=2, overrides=['train.train_iters=20'])"
     assert form.python() == call
     assert "--run-dir &#x27;runs/a b&#x27;" in form._copy.value
+
+
+def test_a_name_that_is_no_option_is_told_with_the_nearest():
+    for name, make in (("limit", lambda: PrepareForm("out", {"limt": 3})), ("train", lambda: ConfigForm(["trian"]))):
+        with pytest.raises(ValueError, match=f"'{name}"):
+            make()
+    with pytest.raises(ValueError, match="'folder'"):
+        PrepareForm("out", {"source": "foldr:photos"})

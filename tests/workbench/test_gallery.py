@@ -11,7 +11,7 @@ import pytest
 
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.inspection import decoded, false_colours
-from workbench.browser import DatasetBrowser, histogram_svg
+from workbench.browser import DatasetBrowser, bars_html
 from workbench.gallery import Gallery
 
 
@@ -33,7 +33,7 @@ def files(tmp_path):
 def test_gallery_shows_prompt_seed_and_settings_escaped(files):
     page = Gallery([files / "a.mp4"]).html()
     assert "a &lt;b&gt;a&lt;/b&gt; &amp; more" in page and "<b>a" not in page
-    assert "seed 0, guidance 2.5, 18 steps of heun" in page and page.count("aria-label=") == 1
+    assert "seed 0, guidance 2.5, 18 steps, heun" in page and page.count("aria-label=") == 1
     assert "seed 0" not in Gallery([files / "a.mp4"], details=False).html()
 
 
@@ -112,10 +112,10 @@ def test_browser_shows_what_the_tokenizer_decodes_or_the_latent(data):
 def test_length_histogram_counts_every_sample(data):
     lengths = DatasetBrowser(data).lengths()
     assert lengths[1] == 26 and sum(lengths.values()) == 30
-    svg = histogram_svg(lengths, "frames of a sample")
-    assert "26 samples of 1;" in svg and svg.count("<rect") == len(lengths)
-    many = histogram_svg({k: 1 for k in range(5, 105)}, "text tokens")
-    assert many.count("<rect") == 12 and sum(int(n) for n in re.findall(r">(\d+)</text><text", many)) == 100
+    bars = bars_html(lengths, "frames of a sample")
+    assert "26 samples of 1;" in bars and bars.count('"height:') == len(lengths)
+    many = bars_html({k: 1 for k in range(5, 105)}, "text tokens")
+    assert many.count('"height:') == 12 and sum(int(n) for n in re.findall(r"(\d+) samples of", many)) == 100
 
 
 def test_drops_are_told_by_reason(data):

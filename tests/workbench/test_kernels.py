@@ -108,7 +108,7 @@ def test_displayed_widgets_are_text_without_a_front_end(place):
     )
     shown = [c["outputs"][-1]["data"] for c in notebook.cells]
     assert all(list(d) == ["text/plain"] for d in shown)
-    assert "train.train_iters" in shown[0]["text/plain"] and "--limit 3" in shown[1]["text/plain"]
+    assert "train.train_iters" in shown[0]["text/plain"] and "--limit=3" in shown[1]["text/plain"]
 
 
 def test_log_lines_and_progress_are_not_shown_as_errors(place):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
-from workbench.metrics import MetricsReader
+from workbench.metrics_reader import MetricsReader
 from workbench.monitor import Monitor
 from workbench.plot import LinePlot, Series, averaged, downsample, draw_png
 
@@ -64,10 +64,10 @@ def test_reader_reports_a_damaged_line_and_recovers(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\nnot json\n')
     monitor = Monitor(tmp_path)
     monitor.read()
-    assert "line 2" in monitor.reader.fault
+    assert "line 2" in monitor.runs[0].reader.fault
     os.unlink(tmp_path / "metrics.jsonl")
     write(tmp_path, record(1))
-    assert monitor.read() == 1 and monitor.reader.fault == ""
+    assert monitor.read() == 1 and monitor.runs[0].reader.fault == ""
 
 
 def test_status_tells_progress_and_time_left(tmp_path):
@@ -80,10 +80,10 @@ def test_status_tells_progress_and_time_left(tmp_path):
     assert monitor.runs[0].eta_s == pytest.approx(2.0 * 30)
     for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
         assert words in monitor.status()
-    assert monitor.state == "not running here"
+    assert monitor.runs[0].state == "not running here"
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 10\n")
     monitor = Monitor(tmp_path)
-    monitor.finish()
+    monitor.refresh()
     assert monitor.status().startswith("finished · iteration 10/10")
     assert monitor.png().startswith(b"\x89PNG") and 'alt="finished · iteration 10' in monitor.kept_html()
 
@@ -151,9 +151,9 @@ def test_slider_goes_back_through_the_samples(tmp_path):
     monitor = Monitor(tmp_path)
     monitor.widget  # noqa: B018
     assert "Samples at iteration 15 " in monitor._media.value
-    monitor._when.value = 1
+    monitor.when.value = 1
     assert "Samples at iteration 5 " in monitor._media.value
-    monitor._when.value = 3
+    monitor.when.value = 3
     folder = tmp_path / "samples" / "iter_0000020"
     folder.mkdir()
     monitor.paint()
@@ -183,7 +183,7 @@ def test_runs_are_drawn_over_one_another_and_named_by_what_differs(tmp_path):
     made = runs(tmp_path, {"lr": 0.1}, {"lr": 0.2})
     for what in (made, tmp_path):
         monitor = Monitor(what)
-        monitor.finish()
+        monitor.refresh()
         assert [s["name"] for s in monitor.loss.data] == ["lr 0.1", "lr 0.2"]
         assert len({s["color"] for s in monitor.loss.data}) == 2
         assert [s["y"] for s in monitor.validation.data] == [[0.5], [0.5]]
@@ -200,7 +200,7 @@ def test_a_run_can_be_left_out_and_a_new_one_is_found(tmp_path, monkeypatch):
     monitor._picker.children[0].value = False
     assert [s["name"] for s in monitor.loss.data] == ["lr 0.2"]
     runs(tmp_path, {"lr": 0.1}, {"lr": 0.2}, {"lr": 0.3})
-    monitor.finish()
+    monitor.refresh()
     assert [box.description for box in monitor._picker.children] == ["lr 0.1", "lr 0.2", "lr 0.3"]
     assert [s["name"] for s in monitor.loss.data] == ["lr 0.2", "lr 0.3"]
 
@@ -210,7 +210,7 @@ def test_the_axis_can_be_samples_or_time(tmp_path):
     monitor = Monitor(tmp_path)
     monitor.read()
     for over, factor, label in (("samples", 4, "samples"), ("elapsed_s", 2, "s")):
-        monitor._set("_over", over)
+        monitor.axis.value = over
         assert monitor.loss.data[0]["x"] == [factor * i for i in range(1, 11)] and monitor.loss.x_label == label
         assert monitor.loss.data[1]["x"] == [factor * 10]
 
@@ -221,7 +221,9 @@ def test_a_running_run_tells_its_phase(tmp_path):
     try:
         run.tell("validating")
         monitor = Monitor(run.path)
-        assert monitor.state == "running" and re.match(r"running · validating, \d+ s · iteration 0", monitor.status())
+        assert monitor.runs[0].state == "running" and re.match(
+            r"running · validating, \d+ s · iteration 0", monitor.status()
+        )
         write(run.path, *(record(i) for i in range(1, 11)))
         (run.path / "config.yaml").write_text("train:\n  train_iters: 40\n")
         assert "to go" in monitor.status()

@@ -10,8 +10,8 @@ from PIL import Image
 
 from dfm_nb import config as cfg
 from dfm_nb.base.records import Clip
-from dfm_nb.data.loader import PackBuilder
-from dfm_nb.data.pack_plan import PackPlan
+from dfm_nb.data.loader import build_pack
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.packs.packs import PackSettings
@@ -66,8 +66,8 @@ def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
     picture = check(pictures.packs(tiny_data, capacity=capacity, num_packs=2, averaged=count))
     config = cfg.resolve("demo").config
     store, settings = EnergonStore(tiny_data, "train"), PackSettings.of(config)
-    plan = PackPlan(store, settings, capacity, config.dataset.packing_buffer_size)
-    packs = [PackBuilder(store, settings).build(plan.next(), capacity) for _ in range(count)]
+    order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
+    packs = [build_pack(order, order.next()) for _ in range(count)]
     used = sum(pack.num_tokens for pack in packs)
     padded = sum(len(pack.keys) * max(pack.lengths()[0]) for pack in packs)
     assert numbers(picture) == [capacity, round(100 * used / (capacity * count), 1), round(100 * used / padded, 1)]

@@ -16,25 +16,26 @@ def test_groups_are_those_of_megatron_core(world, tp, cp, pp):
 def test_degrees_that_do_not_fit_say_what_would():
     with pytest.raises(ValueError, match="got 6; take 8"):
         RankGrid(6, tp=2, pp=2)
-    with pytest.raises(ValueError, match="'ep'"):
-        RankGrid(2).groups("ep")
     with pytest.raises(ValueError, match="rank .* got 4"):
         RankGrid(4, rank=4)
 
 
 def test_marked_ranks_are_those_of_the_groups():
     grid = RankGrid(16, tp=2, cp=2, pp=2, rank=5)
-    for rank in range(16):
-        axes = [a for a in AXES if rank != 5 and rank in next(g for g in grid.groups(a) if 5 in g)]
-        assert grid._mark(rank) == ("this one" if rank == 5 else axes[0] if axes else "")
     page = grid.kept_html()
-    assert all(page.count(f">rank {r}<") == 1 for r in range(16)) and "stage 1 of 2" in page and "over 2 nodes" in page
+    marked = {rank: axis for axis in AXES for rank in next(g for g in grid.groups(axis) if 5 in g)} | {5: "this one"}
+    for rank in range(16):
+        cell = page.split(f">rank {rank}<")[1].split("</td>")[0]
+        assert f"node {rank // 8}" in cell and [m for m in (*AXES, "this one") if m in cell] == [
+            marked[rank] for _ in range(rank in marked)
+        ]
+    assert "pp 1 dp 0" in page and "over 2 nodes" in page
 
 
 def test_sliders_change_the_layout_and_a_wrong_one_says_what_fits():
     grid = RankGrid(8, tp=2)
     grid.widget  # noqa: B018
     grid._sliders["pp"].value = 4
-    assert (grid.pp, grid.dp) == (4, 1) and "stage 3 of 4" in grid._drawn.value
+    assert (grid.pp, grid.dp) == (4, 1) and "pp 3" in grid._drawn.value
     grid._sliders["world_size"].value = 6
     assert "take 8 processes" in grid._drawn.value and grid.world_size == 8

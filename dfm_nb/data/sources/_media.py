@@ -10,12 +10,12 @@ import hashlib
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ImageColor
 
 from dfm_nb.base import geometry, video
 from dfm_nb.base.plugins import Flag
@@ -44,8 +44,8 @@ class MediaOptions:
     clip_frames : frames of a clip, 1 + 4k; None keeps the whole video, cut to 1 + 4k frames.
     fps : frames per second to sample; None keeps every frame.
     stride : frames from one clip's start to the next; None is `clip_frames`: no overlap.
-    allow_outside : also read files outside the folder: who wrote a folder or a table that was fetched may not choose
-        which other files of this machine go into the data.
+    allow_outside : also read files outside the folder, and fetch from this machine's network: who wrote a folder or a
+        table that was fetched may not choose what else of this machine goes into the data.
     """
 
     background: str = "white"
@@ -60,16 +60,18 @@ class MediaOptions:
             raise ValueError(f"--clip-frames must be 1 + 4k; got {n}; use {geometry.nearest_frames(n)}")
         if self.fps is not None and not self.fps > 0:
             raise ValueError(f"--fps must be positive; got {self.fps}")
-        if self.stride is not None and self.stride < 1:
-            raise ValueError(f"--stride must be at least 1 frame; got {self.stride}")
-        if self.stride is not None and n is None:
-            raise ValueError("--stride says where the next clip starts; give --clip-frames as well")
-        video.parse_colour(self.background)
+        if self.stride is not None and (self.stride < 1 or n is None):
+            raise ValueError(f"--stride must be at least 1 frame, and needs --clip-frames; got {self.stride} and {n}")
+        self.identity()  # ValueError for another colour
+
+    @property
+    def colour(self) -> video.RGB:
+        return ImageColor.getrgb(self.background)[:3]
 
     def identity(self) -> dict:
         """What decides on the pixels."""
-        colour = list(video.parse_colour(self.background))
-        return {"background": colour, "clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride}
+        cut = {"clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride}
+        return {"background": list(self.colour), **cut}
 
     def inside(self, path: Path, folder: Path) -> Path:
         """The path; SampleError when it leaves the folder, by `..`, as an absolute path or through a link."""
@@ -78,54 +80,71 @@ class MediaOptions:
             raise SampleError("outside", said)
         return path
 
-    def clips(self, source: Path | bytes | Image.Image, key: str) -> Clips:
+    def clips(self, source: video.Media, key: str) -> Clips:
         """Yield the clips of one item.
 
         Parameters
         ----------
-        source : a file, a video when its name ends like one; or a picture or animation, or its bytes.
+        source : a file, a video when its name ends like one; a picture, or the content of a file.
         key : of the item; clips cut out of a longer one are `<key>-0000`, `<key>-0001`, ...
 
         Raises
         ------
         SampleError : when the file cannot be used; clips before the fault may already have been given.
         """
-        name = str(source) if isinstance(source, Path) else key
-        if isinstance(source, Path) and source.suffix.lower() in VIDEO_SUFFIXES:
+        name = source if isinstance(source, Path) else key
+        if isinstance(source, (Path, bytes)) and _is_video(source):
             with video.open_video(source, self.fps) as (frames, fps):
                 yield from self._cut(frames, fps, key, name)
             return
-        stills, native = video.read_still_or_animation(source, video.parse_colour(self.background))
+        stills, native = video.read_still_or_animation(source, self.colour)
         if len(stills) == 1:
             yield key, stills, native
             return
         fps = self.fps or native
-        frames = video.held(((i / native, still) for i, still in enumerate(stills)), native, fps, name)
-        yield from self._cut(frames, fps, key, name)
+        timed = ((i / native, still) for i, still in enumerate(stills))
+        yield from self._cut(video.held(timed, native, fps, name), fps, key, name)
 
-    def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: str) -> Clips:
+    def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: object) -> Clips:
         """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
 
         What is shorter than one window gives one clip, cut to 1 + 4k frames. Of 12 frames, 5 every 3 are 0-4, 3-7 and
         6-10; 13 every 3 are 0-8.
         """
         length = self.clip_frames
-        step = self.stride or length or 1
+        if length is None:
+            whole = video.stacked(frames, name)
+            yield key, whole[: geometry.floor_frames(len(whole))], fps
+            return
         window: deque[np.ndarray] = deque(maxlen=length)
         given = 0
         for count, frame in enumerate(frames, 1):
             window.append(frame)
-            if length is None and len(window) * frame.nbytes > video.MAX_BYTES:
-                limit = video.MAX_BYTES >> 20
-                raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it with --clip-frames")
-            if length is not None and count >= length and (count - length) % step == 0:
+            if count >= length and (count - length) % (self.stride or length) == 0:
                 yield f"{key}-{given:04d}", np.stack(window), fps
                 given += 1
         if not given:
             yield key, np.stack(list(window)[: geometry.floor_frames(len(window))]), fps
 
 
+def _is_video(source: Path | bytes) -> bool:
+    """Whether a file's name, or the first bytes of its content, are a video's; else it should be a picture."""
+    if isinstance(source, Path):
+        return source.suffix.lower() in VIDEO_SUFFIXES
+    boxes = source[4:8] == b"ftyp" and source[8:12] not in (b"avif", b"avis", b"mif1", b"heic")
+    other = source.startswith((b"\x1aE\xdf\xa3", b"\x00\x00\x01\xba"))  # Matroska and WebM, MPEG
+    return boxes or other or (source[:4] == b"RIFF" and source[8:12] == b"AVI ")
+
+
 def key_of(name: str) -> str:
     """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
     legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(name).with_suffix("")))[-60:].strip("_") or "item"
     return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+def listing_sha256(items: Iterable[object]) -> str:
+    """A hash of what a source lists."""
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(f"{item!r}\n".encode())
+    return digest.hexdigest()

@@ -11,7 +11,6 @@ unless `allow_outside`: who wrote the folder may not choose which other files of
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -23,9 +22,8 @@ from typing import Any
 from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of
-from dfm_nb.data.sources._rows import open_rows
-from dfm_nb.data.sources.table import CAPTION_COLUMNS
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources.table import CAPTION_COLUMNS, read_rows
 
 FLAGS = MEDIA_FLAGS
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
@@ -33,7 +31,7 @@ LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {*CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
-LARGEST_CAPTION, LARGEST_CAPTIONS = 1 << 20, 1 << 28  # bytes; a CSV takes seven times its own in memory
+LARGEST_CAPTION = 1 << 20  # bytes
 
 
 class Folder:
@@ -43,22 +41,21 @@ class Folder:
 
     def __init__(self, root: Path, reading: MediaOptions):
         self.root, self.reading = root, reading
-        suffixes = {name: PurePosixPath(name).suffix.lower() for name in _visible(root)}
+        names = sorted(_visible(root), reverse=True)
         self.captions: dict[str, str] = {}
-        for name in sorted(suffixes, key=lambda name: (-name.count("/"), name), reverse=True):  # the nearest comes last
-            if PurePosixPath(name).name in LISTS:
-                below = name.rpartition("/")[0]
+        for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
+            folder, _, file = name.rpartition("/")
+            if file in LISTS:
                 listed = _read_captions(reading.inside(root / name, root))
-                self.captions.update({f"{below}/{file}" if below else file: c for file, c in listed.items()})
-        self.files = [name for name, suffix in suffixes.items() if suffix in MEDIA_SUFFIXES]
-        there = {*self.files, *(name.rpartition("/")[2] for name in self.files)}
-        # those that are missing are reported when they are read
-        self.files += [name for name in self.captions if name not in there]
-        self.files.sort()
-        if other := Counter(suffix for suffix in suffixes.values() if suffix not in KNOWN_SUFFIXES):
-            kinds = ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in sorted(other.items()))
-            log.info("%s also holds files that are neither images nor videos: %s", root, kinds)
-        if self.files and not self.captions and not set(CAPTION_SUFFIXES) & set(suffixes.values()):
+                self.captions |= {f"{folder}/{path}" if folder else path: text for path, text in listed.items()}
+        suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
+        media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
+        known = media | {PurePosixPath(name).name for name in media}
+        # those that are listed and missing are reported when they are read
+        self.files = sorted(media | {name for name in self.captions if name not in known})
+        if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
+            log.info("%s also holds files that are neither images nor videos: %s", root, other)
+        if media and not self.captions and not any(suffixes[s] for s in CAPTION_SUFFIXES):
             log.warning("%s has no captions, so names of files are taken; add %s or a .txt for each", root, LISTS[0])
 
     def __len__(self) -> int:
@@ -68,28 +65,23 @@ class Folder:
         return key_of(self.files[index])
 
     def identity(self) -> dict:
-        listing = hashlib.sha256()
-        for name in self.files:
-            path = self.root / name
-            size = path.stat().st_size if path.is_file() else -1
-            listing.update(f"{name} {size} {self.captions.get(name, '')}\n".encode("utf-8", "surrogateescape"))
+        sizes = [path.stat().st_size if path.is_file() else None for path in map(self.root.joinpath, self.files)]
+        captions = (self.captions.get(name) for name in self.files)
         return {
             "name": self.name,
             "folder": self.root.resolve().name,
             "files": len(self.files),
-            "listing_sha256": listing.hexdigest(),
+            "listing_sha256": listing_sha256(zip(self.files, sizes, captions)),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }
 
     def caption(self, index: int) -> str:
         """The caption of a file; SampleError when what should hold it does not."""
-        name = self.files[index]
-        path = self.root / name
-        if listed := self.captions.get(name) or self.captions.get(path.name):
+        path = self.root / self.files[index]
+        if listed := self.captions.get(self.files[index]) or self.captions.get(path.name):
             return listed
-        for suffix in CAPTION_SUFFIXES:
-            beside = path.with_suffix(suffix)
+        for beside in map(path.with_suffix, CAPTION_SUFFIXES):
             if os.path.lexists(beside):
                 return _caption_file(self.reading.inside(beside, self.root))
         words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
@@ -111,55 +103,45 @@ def _visible(root: Path) -> Iterator[str]:
 
     Also pipes, devices and links that lead nowhere: reading them says what they are.
     """
-    below = [""]  # not os.walk, which calls itself: a tree may be deeper than Python's stack
-    while below:
-        place = below.pop()
-        try:
-            entries = [entry for entry in os.scandir(root / place) if not entry.name.startswith(".")]
-        except PermissionError:
-            log.warning("%s may not be read and is left out", root / place)
-            continue
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                below.append(f"{place}{entry.name}/")
-            elif os.path.isdir(entry):  # of a link that leads to itself, entry.is_dir() raises
-                log.warning("%s is a link to a folder and is left out", root / place / entry.name)
-            else:
-                yield place + entry.name
+
+    def left_out(error: OSError) -> None:
+        log.warning("%s may not be read and is left out", error.filename)
+
+    for place, folders, files in os.walk(root, onerror=left_out):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
+            log.warning("%s is a link to a folder and is left out", link)
+        yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))
 
 
 def _read_captions(path: Path) -> dict[str, str]:
     """{file: caption} of one of `LISTS`; a row without a caption counts as no row."""
-    if path.is_file() and path.stat().st_size > LARGEST_CAPTIONS:
-        raise ValueError(f"{path} is over {LARGEST_CAPTIONS >> 20} MiB; give it as --source table:FILE.parquet")
-    rows = open_rows(path)
+    rows = read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
     column = next((c for c in CAPTION_COLUMNS if c in rows), None)
     if file_column is None or column is None:
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
     pairs = zip(rows[file_column], rows[column])
-    return {f.strip().replace("\\", "/").removeprefix("./"): c.strip() for f, c in pairs if f and c}
+    return {str(f).strip().replace("\\", "/").removeprefix("./"): str(c).strip() for f, c in pairs if f and c}
 
 
 def _caption_file(path: Path) -> str:
+    """The text of a .txt, or the string in a .json or in its "caption" or "text"."""
     video.check_regular(path)
     if (size := path.stat().st_size) > LARGEST_CAPTION:
         raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        record = json.loads(text) if path.suffix == ".json" else text
+        found = json.loads(text) if path.suffix == ".json" else text
     except UnicodeDecodeError as error:
         said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
         raise SampleError("caption_not_utf8", said) from None
-    except OSError as error:
-        raise SampleError("caption_unreadable", f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise SampleError("caption_not_json", f"{path} is not JSON: {error}") from None
-    found = (record.get("caption") or record.get("text")) if isinstance(record, dict) else record
-    if not isinstance(found, str):
-        raise SampleError("no_caption", f'{path} must be a string or an object with a string "caption"')
-    if not found.strip():
-        raise SampleError("no_caption", f"{path} is empty; write a caption in it, or remove it to use the file's name")
+    except (OSError, ValueError, RecursionError) as error:
+        raise SampleError("unreadable_caption", f"{path} cannot be read: {error}") from None
+    if isinstance(found, dict):
+        found = found.get("caption") or found.get("text")
+    if not isinstance(found, str) or not found.strip():
+        raise SampleError("no_caption", f"{path} has no caption; write one in it, or remove it to use the file's name")
     return " ".join(found.split())
 
 

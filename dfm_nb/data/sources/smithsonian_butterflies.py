@@ -18,14 +18,9 @@ from dfm_nb.data.sources._media import BACKGROUND_FLAG
 FLAGS = (*table.COLUMN_FLAGS, BACKGROUND_FLAG)
 FETCHES = True
 NAME = "smithsonian_butterflies"
-REPOSITORY = "huggan/smithsonian_butterflies_subset"
 FILE = "data/train-00000-of-00001.parquet"
-URL = f"hf://datasets/{REPOSITORY}/{FILE}"
+URL = f"hf://datasets/huggan/smithsonian_butterflies_subset/{FILE}"
 LIMITS = _fetch.Limits(max_bytes=64 << 20)
-HOW_TO_FETCH = (
-    f"where there is a network, run: hf download {REPOSITORY} {FILE} --repo-type dataset --local-dir DIR, "
-    f"then pass --source {NAME}:DIR"
-)
 
 
 def build(
@@ -44,15 +39,8 @@ def build(
     ------
     FileNotFoundError : the file is not there and cannot be fetched; the message says how to get it.
     """
-    try:
-        path = Path(spec).expanduser() if spec else _fetch.hub_file(URL)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{error}; {HOW_TO_FETCH}") from None
-    if path.is_dir():
-        inside = [path / FILE, *sorted(path.glob("*.parquet")), *sorted(path.glob("data/*.parquet"))]
-        found = next((p for p in inside if p.is_file()), None)
-        if found is None:
-            raise FileNotFoundError(f"{path} holds no parquet file; {HOW_TO_FETCH}")
-        path = found
-    source = table.build(str(path), caption_column=caption_column, limits=limits, **options)
+    path = Path(spec).expanduser() if spec else None
+    if path is not None and path.is_dir():
+        path = next((p for p in (path / FILE, *sorted(path.rglob("*.parquet"))) if p.is_file()), path / FILE)
+    source = table.build(str(path or URL), caption_column=caption_column, limits=limits, **options)
     return replace(source, name=NAME, label=FILE)

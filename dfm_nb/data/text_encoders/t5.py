@@ -1,7 +1,6 @@
 """`t5`: token states of a T5 encoder in bfloat16; google-t5/t5-11b by default, any other by hub id or folder.
 
-Only the encoder half is loaded. Batches are of similar length and padding is masked, so a caption's states do not
-depend on its batch (to rounding). With `accelerate` installed, what does not fit the process's own GPU is kept in host
+Only the encoder half is loaded. With `accelerate` installed, what does not fit the process's own GPU is kept in host
 memory; other GPUs are left alone, as every process of a preparation has its own.
 """
 
@@ -15,77 +14,60 @@ import torch
 
 from dfm_nb.base.files import weights_sha256
 from dfm_nb.base.log import log
+from dfm_nb.data.text_encoders._states import token_states
 
 PATH_FLAG = "--t5-cache-dir"
 DEFAULT = "google-t5/t5-11b"
-BATCH_TOKENS = 4096  # padded tokens of a batch
+BATCH_TOKENS = 4096  # at most in a batch, padding included
 
 
 class T5:
-    """See the module. folder : a local folder or a hub id. weights, words : sub-folders of it, "" for itself."""
+    """See the module.
 
-    name = "t5"
-    network = "T5EncoderModel"  # of transformers
-    flag = PATH_FLAG
+    path : a local folder with config.json, one of diffusers' with text_encoder/ and tokenizer/, a hub id, a cache
+        folder for `default`, or None.
+    """
 
-    def __init__(
-        self, folder: str, cache_dir: str | None, device: str, max_tokens: int, weights: str = "", words: str = ""
-    ):
+    name, network = "t5", "T5EncoderModel"  # of transformers
+    flag, default = PATH_FLAG, DEFAULT
+
+    def __init__(self, path: str | Path | None = None, device: str = "cpu", max_tokens: int = 512):
         import transformers
         from transformers.utils import cached_file, logging
 
         logging.disable_progress_bar()
-        self.folder, self.device, self.max_tokens = folder, device, max_tokens
-        placement, Network = _placement(device), getattr(transformers, self.network)
-        where: dict[str, Any] = {"cache_dir": cache_dir, "subfolder": weights}
+        self.folder, cache_dir = place_of(path, self.default)
+        self.max_tokens = max_tokens
+        placement, of_diffusers = _placement(device), (Path(self.folder) / "text_encoder" / "config.json").is_file()
+        weights: dict[str, Any] = {"cache_dir": cache_dir, "subfolder": "text_encoder" if of_diffusers else ""}
+        words = weights | {"subfolder": "tokenizer" if of_diffusers else ""}
         try:
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, cache_dir=cache_dir, subfolder=words)
-            model: Any = Network.from_pretrained(folder, dtype=torch.bfloat16, **where, **placement)
-            config = Path(str(cached_file(folder, "config.json", **where)))
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **words)
+            Network = getattr(transformers, self.network)
+            model: Any = Network.from_pretrained(self.folder, dtype=torch.bfloat16, **weights, **placement)
+            config = Path(str(cached_file(self.folder, "config.json", **weights)))
         except OSError as error:
             there = f" in {cache_dir}" if cache_dir else ""
             raise FileNotFoundError(
-                f"the {self.name.upper()} encoder {folder} cannot be had{there} ({str(error).splitlines()[0]}); "
-                f"fetch it where there is a network with `hf download {folder}`, "
+                f"the {self.name.upper()} encoder {self.folder} cannot be had{there} ({str(error).splitlines()[0]}); "
+                f"fetch it where there is a network with `hf download {self.folder}`, "
                 f"and pass its folder or cache with {self.flag}"
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
-        beside = config.parent
-        files = sorted(beside.glob("model*.safetensors")) or sorted(beside.glob("pytorch_model*.bin"))
+        files = sorted(config.parent.glob("model*.safetensors")) or sorted(config.parent.glob("pytorch_model*.bin"))
         self.sha256 = weights_sha256(config, files)
 
-    @torch.no_grad()
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
-        """bfloat16 [L, D] per caption, in the order given."""
-        distinct = sorted(set(captions))
-        ids = self.tokenizer(distinct, truncation=True, max_length=self.max_tokens)["input_ids"] if distinct else []
-        order = sorted(range(len(distinct)), key=lambda i: (len(ids[i]), distinct[i]))
-        states: dict[str, torch.Tensor] = {}
-        while order:
-            longest = len(ids[order[-1]])
-            rows = max(1, BATCH_TOKENS // max(longest, 1))
-            batch, order = order[-rows:], order[:-rows]
-            padded = torch.full((len(batch), longest), self.tokenizer.pad_token_id or 0)
-            mask = torch.zeros_like(padded)
-            for row, i in enumerate(batch):
-                padded[row, : len(ids[i])], mask[row, : len(ids[i])] = torch.tensor(ids[i]), 1
-            hidden = self.model(
-                input_ids=padded.to(self.model.device), attention_mask=mask.to(self.model.device)
-            ).last_hidden_state
-            for row, i in enumerate(batch):
-                states[distinct[i]] = hidden[row, : len(ids[i])].bfloat16().cpu().clone()
-        return [states[c] for c in captions]
+        """bfloat16 [L, D] per caption, see `token_states`."""
+        rows = max(1, BATCH_TOKENS // self.max_tokens)
+        return token_states(self.model, self.tokenizer, captions, self.max_tokens, rows)
 
     def identity(self) -> dict:
-        version = getattr(self.model.config, "_commit_hash", None) or Path(self.folder).name
-        return {
-            "name": self.name,
-            "version": f"{Path(self.folder).name}@{version}",
-            "sha256": self.sha256,
-            "dim": self.dim,
-            "max_tokens": self.max_tokens,
-        }
+        name = Path(self.folder).name
+        version = getattr(self.model.config, "_commit_hash", None) or name  # transformers keeps the hub's commit there
+        own = {"name": self.name, "version": f"{name}@{version}", "sha256": self.sha256}
+        return own | {"dim": self.dim, "max_tokens": self.max_tokens}
 
 
 def _placement(device: str) -> dict:
@@ -97,31 +79,23 @@ def _placement(device: str) -> dict:
     index = torch.device(device).index
     index = torch.cuda.current_device() if index is None else index
     free, _ = torch.cuda.mem_get_info(index)
+    # a fifth of the GPU is left for activations and the tokenizer of videos, half of the host for other processes
     room = {index: int(0.8 * free), "cpu": psutil.virtual_memory().available // 2}
     return {"device_map": "auto", "max_memory": room}
 
 
-def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int = 512) -> T5:
-    """Load the encoder.
-
-    Parameters
-    ----------
-    path : a folder with config.json, a hub id `org/name`, or a cache folder of `google-t5/t5-11b`, which is made when
-        it is not there; None: the hub's default cache.
-    max_tokens : longer captions are cut.
-    """
-    return T5(*place_of(path, DEFAULT), device, max_tokens)
-
-
 def place_of(path: str | Path | None, default: str) -> tuple[str, str | None]:
-    """(folder or hub id, cache folder) of what a user names: a folder with config.json, a hub id, or a cache folder."""
+    """(folder or hub id, cache folder) of what a user names: a folder with weights, a hub id, or a cache folder."""
     if path is None:
         return default, None
     place = Path(path).expanduser()
-    if (place / "config.json").is_file():
+    if any((place / config).is_file() for config in ("config.json", "text_encoder/config.json")):
         return str(place), None
     if not place.is_dir():
         if str(path).count("/") == 1 and not place.parent.is_dir():  # `./name` and `folder/name` are no hub ids
             return str(path), None
         log.info("%s is a new cache folder, for %s", place, default)
     return default, str(place)
+
+
+build = T5

@@ -29,6 +29,7 @@ from dfm_nb.base.geometry import (
     latent_size,
     pixel_size,
 )
+from dfm_nb.base.hub import hub_file
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.plugins import Flag
@@ -44,43 +45,31 @@ FLAGS = (
 )
 SHORT_SIDE_PX = 512
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
+HOW_TO_FETCH = (
+    f"where there is a network, run `hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, "
+    "then pass --tokenizer-cache-dir DIR"
+)
 HALVES = ("decoder", "encoder")
 SPATIAL, TEMPORAL = PX_PER_LATENT, FRAMES_PER_LATENT
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
-SMALLEST_WINDOW_FRAMES = 17
+SMALLEST_WINDOW_FRAMES = 17  # 5 latent frames, of which OVERLAP_LATENTS are seen again by the next window
 OVERLAP_LATENTS = 3
 TILE_OVERLAP = 8  # latent pixels
 _checksum = functools.cache(sha256)
 
 
-def _find(name: str, path: str | Path | None) -> Path:
-    """encoder.jit or decoder.jit: in the folder `path`, else from the hub, with `path` as the cache folder."""
-    folder = Path(path).expanduser() if path is not None else None
-    if folder is not None and (folder / name).is_file():
-        return folder / name
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(HUB_ID, name, cache_dir=folder))
-    except Exception as error:
-        where = f" in {path}" if path else ""
-        raise FileNotFoundError(
-            f"{name} of {HUB_ID} was not found{where} and cannot be fetched ({type(error).__name__}); "
-            f"where there is a network, run `hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, "
-            "then pass --tokenizer-cache-dir DIR"
-        ) from None
-
-
 def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
-    """A half-precision trace in float32: its parameters, and the dtypes that tracing wrote into the code as numbers."""
+    """A half-precision trace in float32: its parameters, and the dtypes that tracing wrote into the code as numbers.
+
+    torch has no bfloat16 pooling on CPU, and no public way to change a trace: `.float()` leaves `x.to(dtype=15)` in
+    its graph. So each argument named dtype is replaced there, through `_c` and `_C.parse_schema` of torch 2.13.
+    """
     half = {5, 15}  # float16 and bfloat16, as TorchScript numbers dtypes; 6 is float32
     for part in module.modules():
         code: Any = part._c
         for method in code._method_names():
             graph = code._get_method(method).graph
-            for node in list(graph.nodes()):
-                if node.kind().startswith("prim::"):
-                    continue
+            for node in (n for n in list(graph.nodes()) if not n.kind().startswith("prim::")):
                 arguments = torch._C.parse_schema(node.schema()).arguments
                 for i, (argument, value) in enumerate(zip(arguments, node.inputs())):
                     if argument.name == "dtype" and value.toIValue() in half:
@@ -92,23 +81,17 @@ def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 def _window_latents(frames: int) -> int:
     """Latent frames of a window; ValueError where there can be no such window."""
     if frames < SMALLEST_WINDOW_FRAMES or not is_frame_count(frames):
-        raise ValueError(
-            f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}, "
-            f"use {max(SMALLEST_WINDOW_FRAMES, frames // TEMPORAL * TEMPORAL + 1)}"
-        )
+        raise ValueError(f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}")
     return latent_size(frames, SPATIAL, SPATIAL)[0]
 
 
 def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
-    """(start, stop, how many leading entries to drop) of windows over `count` latent frames."""
-    if count <= size:
-        return [(0, count, 0)]
-    out, start = [(0, size, 0)], size - overlap
-    while out[-1][1] < count:
-        stop = min(start + size, count)
-        out.append((start, stop, overlap))
-        start = stop - overlap
-    return out
+    """(start, stop, how many leading entries to drop) of windows over `count` entries.
+
+    Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
+    """
+    starts = range(0, max(1, count - overlap), max(1, size - overlap))
+    return [(start, min(start + size, count), overlap if start else 0) for start in starts]
 
 
 class CosmosCV:
@@ -136,50 +119,44 @@ class CosmosCV:
         self.tile = tile_px // SPATIAL if tile_px else None
         self.window = _window_latents(tokenizer_window) if tokenizer_window is not None else None
         self._halves: dict[str, tuple[torch.jit.ScriptModule, torch.dtype]] = {}
-        self._files: dict[str, Path] = {}
         self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}  # clips of one size are coded alike
 
     def _file(self, name: str) -> Path:
-        if name not in self._files:
-            self._files[name] = _find(f"{name}.jit", self.path)
-        return self._files[name]
+        """encoder.jit or decoder.jit: in the folder `path`, else from the hub, with `path` as the cache folder."""
+        folder = Path(self.path).expanduser() if self.path is not None else None
+        if folder is not None and (folder / f"{name}.jit").is_file():
+            return folder / f"{name}.jit"
+        return hub_file(HUB_ID, f"{name}.jit", HOW_TO_FETCH, cache_dir=folder)
 
     def _half(self, name: str) -> tuple[torch.jit.ScriptModule, torch.dtype]:
         """The module and the dtype that it takes; ValueError when a probe of 5 frames does not come out right."""
         if name not in self._halves:
             path = self._file(name)
+            pixels, latents = [1, 3, 5, 64, 64], [1, LATENT_CHANNELS, 2, 8, 8]
+            given, wanted = (pixels, latents) if name == "encoder" else (latents, pixels)
             try:
                 module = torch.jit.load(str(path), map_location=self.device).eval()
+                dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+                if self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+                    module, dtype = _in_float32(module), torch.float32
+                made = list(self._run((module, dtype), torch.zeros(given)).shape)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
-                why = str(error).strip().split("\n")[0]
-                raise ValueError(f"{path} is not a TorchScript file ({why}); fetch it again") from None
-            dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-            if self.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
-                module, dtype = _in_float32(module), torch.float32  # torch has no bfloat16 pooling on CPU
-            pixels, latents = (1, 3, 5, 64, 64), (1, LATENT_CHANNELS, 2, 8, 8)
-            given, wanted = (pixels, latents) if name == "encoder" else (latents, pixels)
-            made = list(self._run(name, module, dtype, torch.zeros(given)).shape)
-            if made != list(wanted):
+                why = str(error).strip().split("\n")[-1]
+                raise ValueError(f"{path} does not load or run on {self.device} ({why}); fetch it again") from None
+            if made != wanted:
                 raise ValueError(
-                    f"{path} is not the {name} of {HUB_ID}, which makes {list(wanted)} of {list(given)}, not {made}; "
-                    "fetch it again"
+                    f"{path} is not the {name} of {HUB_ID}, which makes {wanted} of {given}, not {made}; fetch it again"
                 )
             self._halves[name] = module, dtype
         return self._halves[name]
 
     @torch.no_grad()
-    def _run(self, name: str, module: torch.jit.ScriptModule, dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
-        """What a half makes of x, float32; a fault inside TorchScript becomes a sentence."""
-        try:
-            out = module(x.to(self.device, dtype))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            why = str(error).strip().split("\n")[-1]
-            raise ValueError(
-                f"{self._file(name)} does not run on {self.device} with {str(dtype).removeprefix('torch.')} input of "
-                f"{list(x.shape)} ({why}); use the {name} of {HUB_ID}, and a GPU if this is a CPU"
-            ) from None
+    def _run(self, half: tuple[torch.jit.ScriptModule, torch.dtype], x: torch.Tensor) -> torch.Tensor:
+        """What a half makes of x, float32."""
+        module, dtype = half
+        out = module(x.to(self.device, dtype))
         return (out if isinstance(out, torch.Tensor) else out[0]).float()
 
     def encode(self, video: torch.Tensor, window: int | None = None) -> torch.Tensor:
@@ -218,11 +195,10 @@ class CosmosCV:
             needed, free = cosmos_bytes(t, area, self._half(name)[1].itemsize), available_bytes(self.device)
             self._fits[name, size] = needed <= free
             if needed > free and t > _window_latents(WINDOW_FRAMES):
-                frames, height, width = pixel_size(*size)
                 log.warning(
-                    f"a clip of {frames} frames of {height}x{width} px does not fit the {name} whole (an estimated "
-                    f"{needed / GIB:.3g} GiB, {free / GIB:.3g} free), so it is coded in windows of {WINDOW_FRAMES} "
-                    "frames, which changes what follows the first; --tokenizer-window sets how many, up to all"
+                    f"a clip of {'x'.join(map(str, pixel_size(*size)))} (frames, px) does not fit the {name} whole "
+                    f"({needed / GIB:.3g} GiB estimated, {free / GIB:.3g} free), so it is coded in windows of "
+                    f"{WINDOW_FRAMES} frames, which changes what follows the first; --tokenizer-window sets how many"
                 )
         return self._fits[name, size]
 
@@ -230,13 +206,13 @@ class CosmosCV:
         """Run a half, in spatial tiles when asked; `unit_*` is the size of a latent pixel going in and coming out."""
         h, w = x.shape[-2] // unit_in, x.shape[-1] // unit_in
         if self.tile is None or max(h, w) <= self.tile:
-            return self._run(name, *self._half(name), x)
+            return self._run(self._half(name), x)
         total = weight = torch.empty(0)
         rows, columns = (_windows(n, self.tile, TILE_OVERLAP) for n in (h, w))
         for top, bottom, _ in rows:
             for left, right, _ in columns:
                 tile = x[..., top * unit_in : bottom * unit_in, left * unit_in : right * unit_in]
-                part = self._run(name, *self._half(name), tile)
+                part = self._run(self._half(name), tile)
                 down, across = (_ramp(n, TILE_OVERLAP * unit_out).to(part) for n in part.shape[-2:])
                 ramp = down[:, None] * across
                 if not total.numel():  # the first part says what channels and frames come out

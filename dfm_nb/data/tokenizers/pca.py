@@ -15,27 +15,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from einops import rearrange
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from einops import rearrange, repeat
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
 
 CARRIED = True
 CHANNELS, SPATIAL, TEMPORAL = LATENT_CHANNELS, PX_PER_LATENT, FRAMES_PER_LATENT
+FRAMES = {"image": 1, "video": TEMPORAL}
+"""Of a block, by kind."""
+STEPS = 4  # latents that are decoded at a time
+SMALLEST_SCALE = 1e-4  # of a direction without variance (tiny sets), so that whitening stays invertible
 FILE_NAME = "tokenizer.safetensors"
 _FORMAT = "dfm_nb.pca.1"
 
 
-def _image_blocks(frame: torch.Tensor) -> torch.Tensor:
-    """[B, 3, 1, H, W] -> [B, h, w, 192]."""
-    return rearrange(frame, "b c 1 (h p) (w q) -> b h w (c p q)", p=SPATIAL, q=SPATIAL)
-
-
-def _video_blocks(frames: torch.Tensor) -> torch.Tensor:
-    """[B, 3, 4k, H, W] -> [B, k, h, w, 768]."""
-    return rearrange(frames, "b c (t s) (h p) (w q) -> b t h w (c s p q)", s=TEMPORAL, p=SPATIAL, q=SPATIAL)
+def _blocks(video: torch.Tensor, kind: str) -> torch.Tensor:
+    """[B, 3, T, H, W] -> [B, t, h, w, n], n = 192 of an image and 768 of a video."""
+    parts = {"s": FRAMES[kind], "p": SPATIAL, "q": SPATIAL}
+    return rearrange(video, "b c (t s) (h p) (w q) -> b t h w (c s p q)", **parts)
 
 
 def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
@@ -44,6 +44,17 @@ def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
     for key in sorted(tensors):
         digest.update(key.encode() + tensors[key].numpy().tobytes())
     return digest.hexdigest()
+
+
+def read_tensors(file: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a tokenizer's file; FileNotFoundError or ValueError when it is none."""
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no {kind} tokenizer at {file}; name a data set or checkpoint that has one")
+    try:
+        with safe_open(file, "pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a safetensors file ({error}); name that of a data set or checkpoint") from None
 
 
 class _Moments:
@@ -63,11 +74,10 @@ class _Moments:
         """mean [n], leading directions [16, n], standard deviations [16]."""
         mean = self.total / self.count
         covariance = self.second / self.count - torch.outer(mean, mean)
-        values, vectors = torch.linalg.eigh(covariance)
-        basis = vectors.T.flip(0)[:CHANNELS]
+        values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))  # ascending, so the last come first
+        basis = vectors.T[:CHANNELS]
         basis = basis * basis.sum(1).sign().where(basis.sum(1) != 0, 1.0)[:, None]  # eigenvectors have no sign: fix one
-        # a direction without variance (tiny sets) keeps a finite scale, so that whitening stays invertible
-        scale = values.flip(0)[:CHANNELS].clamp_min(0).sqrt().clamp_min(1e-4)
+        scale = values[:CHANNELS].clamp_min(0).sqrt().clamp_min(SMALLEST_SCALE)
         return mean.float(), basis.float().contiguous(), scale.float()
 
 
@@ -86,45 +96,44 @@ class PCATokenizer:
 
         Without any clip the video basis is the image basis held still, so that still clips come out right.
         """
-        image, clip = _Moments(3 * SPATIAL**2), _Moments(3 * TEMPORAL * SPATIAL**2)
-        for v in videos:
-            v = v[None]
-            for t in range(0, v.shape[2], TEMPORAL):
-                image.add(_image_blocks(v[:, :, t : t + 1]))
-            if v.shape[2] > 1:
-                clip.add(_video_blocks(v[:, :, 1:]))
-        if image.count == 0:
+        moments = {kind: _Moments(3 * frames * SPATIAL**2) for kind, frames in FRAMES.items()}
+        for video in videos:
+            video = video[None]
+            for t in range(0, video.shape[2], TEMPORAL):
+                moments["image"].add(_blocks(video[:, :, t : t + 1], "image"))
+            if video.shape[2] > 1:
+                moments["video"].add(_blocks(video[:, :, 1:], "video"))
+        if moments["image"].count == 0:
             raise ValueError("the pca tokenizer needs at least one image to be fitted to; the source gave none")
-        tensors = dict(zip(("image.mean", "image.basis", "image.scale"), image.principal()))
-        if clip.count:
-            parts = clip.principal()
-        else:
-
-            def still(x: torch.Tensor) -> torch.Tensor:
-                pixels = rearrange(x, "... (c p) -> ... c 1 p", c=3)
-                held = pixels.expand(*x.shape[:-1], 3, TEMPORAL, SPATIAL**2)
-                return rearrange(held, "... c s p -> ... (c s p)")
-
-            parts = (
-                still(tensors["image.mean"]),
-                still(tensors["image.basis"]) / TEMPORAL**0.5,
-                tensors["image.scale"] * TEMPORAL**0.5,
-            )
-        tensors |= dict(zip(("video.mean", "video.basis", "video.scale"), (p.contiguous() for p in parts)))
-        return cls(tensors)
+        mean, basis, scale = image = moments["image"].principal()
+        if moments["video"].count:
+            clip = moments["video"].principal()
+        else:  # a direction that is held for 4 frames is twice as long
+            held_mean, held = (repeat(x, "... (c p) -> ... (c s p)", c=3, s=TEMPORAL) for x in (mean, basis))
+            clip = held_mean, held / TEMPORAL**0.5, scale * TEMPORAL**0.5
+        parts = ("mean", "basis", "scale")
+        found = {"image": dict(zip(parts, image)), "video": dict(zip(parts, clip))}
+        return cls({f"{kind}.{part}": x.contiguous() for kind, own in found.items() for part, x in own.items()})
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
         check_codable(video.shape)
         video = video.float()
-        parts = [self._project("image", _image_blocks(video[:, :, :1]))[:, None]]
+        parts = [self._project(video[:, :, :1], "image")]
         if video.shape[2] > 1:
-            parts.append(self._project("video", _video_blocks(video[:, :, 1:])))
+            parts.append(self._project(video[:, :, 1:], "video"))
         return rearrange(torch.cat(parts, 1), "b t h w c -> b c t h w").contiguous()
 
-    def _project(self, kind: str, blocks: torch.Tensor) -> torch.Tensor:
+    def _project(self, video: torch.Tensor, kind: str) -> torch.Tensor:
         p = self._on_device
-        return (blocks - p[f"{kind}.mean"]) @ (p[f"{kind}.basis"] / p[f"{kind}.scale"][:, None]).T
+        return (_blocks(video, kind) - p[f"{kind}.mean"]) @ (p[f"{kind}.basis"] / p[f"{kind}.scale"][:, None]).T
+
+    def _lift(self, codes: torch.Tensor, kind: str) -> torch.Tensor:
+        """The inverse of `_project`, on [B, 16, t, h, w]."""
+        p, parts = self._on_device, {"c": 3, "s": FRAMES[kind], "p": SPATIAL, "q": SPATIAL}
+        codes = rearrange(codes, "b c t h w -> b t h w c")
+        blocks = (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
+        return rearrange(blocks, "b t h w (c s p q) -> b c (t s) (h p) (w q)", **parts)
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w], in [-1, 1] where the input was."""
@@ -133,21 +142,10 @@ class PCATokenizer:
     def decode_windows(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
         """`decode` in pieces along time: the first frame, then those of 4 latents at a time."""
         check_latents(latents.shape)
-        z, p = rearrange(latents.float(), "b c t h w -> b t h w c"), self._on_device
-
-        def lift(kind, codes):
-            return (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
-
-        yield rearrange(lift("image", z[:, :1]), "b 1 h w (c p q) -> b c 1 (h p) (w q)", c=3, p=SPATIAL, q=SPATIAL)
-        for start in range(1, z.shape[1], 4):
-            yield rearrange(
-                lift("video", z[:, start : start + 4]),
-                "b t h w (c s p q) -> b c (t s) (h p) (w q)",
-                c=3,
-                s=TEMPORAL,
-                p=SPATIAL,
-                q=SPATIAL,
-            )
+        latents = latents.float()
+        yield self._lift(latents[:, :, :1], "image")
+        for start in range(1, latents.shape[2], STEPS):
+            yield self._lift(latents[:, :, start : start + STEPS], "video")
 
     def save(self, path: str | Path) -> None:
         """Write the tokenizer's file; `path` may be a folder."""
@@ -167,15 +165,8 @@ def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
     """Load from a file, or from a data set or checkpoint folder that holds `tokenizer.safetensors`."""
     if path is None:
         raise ValueError("the pca tokenizer is fitted to data: name its data set (or its tokenizer.safetensors)")
-    path = Path(path)
-    file = path / FILE_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no pca tokenizer at {file}; dfm prepare --tokenizer pca writes one")
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a safetensors file ({error}); name that of a data set or checkpoint") from None
-    wanted = {f"{k}.{part}" for k in ("image", "video") for part in ("mean", "basis", "scale")}
-    if set(tensors) != wanted:
+    file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+    tensors, _ = read_tensors(file, "pca")
+    if set(tensors) != {f"{kind}.{part}" for kind in FRAMES for part in ("mean", "basis", "scale")}:
         raise ValueError(f"{file} is not a pca tokenizer: it holds {', '.join(sorted(tensors)[:4])} ...")
     return PCATokenizer(tensors, device)

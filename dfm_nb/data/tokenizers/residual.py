@@ -4,8 +4,7 @@
 
 Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8]. E and D work at 1/4 and 1/8 of the
 resolution, the end of D at 1/2 and frame by frame. A quarter of the channels of every block comes from the step before
-(a causal temporal shift), so what earlier frames have shown need not be sent again. Long clips run in windows of
-bounded memory with the result of the whole, as each window starts with as many steps of context as the network can see.
+(a causal temporal shift), so what earlier frames have shown need not be sent again.
 
 The weights travel with the package: 1.5 M parameters, 3.0 MB as float16. The encoder was trained on procedural
 butterflies, the decoder on drawings too. An 8x8 block of a step of time costs about 2 M multiply-adds on the coarser
@@ -15,25 +14,22 @@ grids, encoding and decoding together, and 15 M on the grid of 1/2 (4 M for a lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from einops import rearrange
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import check_latents
-from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, sha256_of
+from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, read_tensors, sha256_of
 
 CARRIED = True
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
-WINDOW_POSITIONS = 1 << 15  # 8x8 blocks that are worked on at a time
 _FORMAT = "dfm_nb.residual.1"
 
 
@@ -64,7 +60,7 @@ def _per_step(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """x + conv(silu(conv(silu(shift(x))))); near the identity at the start of training.
+    """x + conv(silu(conv(silu(shift(x))))).
 
     Without `in_time` nothing is shifted: the steps [B, T, C, h, w] are frames on their own.
     """
@@ -74,9 +70,6 @@ class Block(nn.Module):
         self.in_time = in_time
         self.inner = nn.Conv2d(width, width, 3, padding=1)
         self.outer = nn.Conv2d(width, width, 3, padding=1)
-        for conv, gain in ((self.inner, 1.7), (self.outer, 0.3)):
-            nn.init.normal_(conv.weight, std=gain / conv.weight[0].numel() ** 0.5)
-            _zero_bias(conv)
 
     def forward(self, x: Tensor) -> Tensor:
         seen = _shift(x) if self.in_time else x
@@ -84,22 +77,34 @@ class Block(nn.Module):
 
 
 class TwoKinds(nn.Module):
-    """One convolution for the first frame and one for the groups of 4 frames after it."""
+    """One convolution for the lone first frame and one for the groups of 4 frames after it.
+
+    Of a clip of 9 frames, steps are frame 0, frames 1-4 and frames 5-8.
+    """
 
     def __init__(self, image: nn.Conv2d, video: nn.Conv2d):
         super().__init__()
         self.image, self.video = image, video
 
+    def _parts(self, x: Tensor, dim: int) -> list[tuple[nn.Conv2d, int, Tensor]]:
+        """(convolution, frames of a step, its part of x) of each kind; a still has no groups."""
+        lone, groups = x.tensor_split([1], dim)
+        parts = [(self.image, 1, lone), (self.video, TEMPORAL, groups)]
+        return parts if groups.shape[dim] else parts[:1]
 
-def _zeroed(conv: nn.Conv2d) -> nn.Conv2d:
-    nn.init.zeros_(conv.weight)
-    _zero_bias(conv)
-    return conv
+    def per_step(self, x: Tensor) -> Tensor:
+        """[B, t, C, h, w] -> [B, t, C', h, w]."""
+        return torch.cat([_per_step(conv, part) for conv, _, part in self._parts(x, 1)], 1)
 
+    def of_pixels(self, video: Tensor) -> Tensor:
+        """[B, 3, T, H, W] -> [B, t, C', H/4, W/4]: each block of 4x4 pixels, of all frames of a step, is one vector."""
+        steps, parts = "b c (t s) (h p) (w q) -> b t (c s p q) h w", self._parts(video, 2)
+        return torch.cat([_per_step(conv, rearrange(x, steps, s=s, p=FINE, q=FINE)) for conv, s, x in parts], 1)
 
-def _zero_bias(conv: nn.Conv2d) -> None:
-    assert conv.bias is not None
-    nn.init.zeros_(conv.bias)
+    def to_pixels(self, x: Tensor) -> Tensor:
+        """[B, t, C, H/4, W/4] -> [B, 3, T, H, W]."""
+        pixels, parts = "b t (c s p q) h w -> b c (t s) (h p) (w q)", self._parts(x, 1)
+        return torch.cat([rearrange(_per_step(conv, z), pixels, s=s, p=FINE, q=FINE) for conv, s, z in parts], 2)
 
 
 class Encoder(nn.Module):
@@ -113,20 +118,10 @@ class Encoder(nn.Module):
         self.down = nn.Conv2d(fine, width, 2, stride=2)
         self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.encoder_blocks)))
         self.head = nn.Conv2d(width, CHANNELS, 1)
-        # PCA is a stationary point of training: a start at 0 stays there, a small random code does not
-        nn.init.normal_(self.head.weight, std=0.5 / width**0.5)
 
-    def forward(self, video: Tensor, first: bool) -> Tensor:
-        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]; `first`: it begins with a lone frame, else with a group of 4."""
-        parts, q = [], FINE
-        if first:
-            frame = rearrange(video[:, :, :1], "b c t (h p) (w q) -> b t (c p q) h w", p=q, q=q)
-            parts.append(_per_step(self.stem.image, frame))
-            video = video[:, :, 1:]
-        if video.shape[2]:
-            groups = rearrange(video, "b c (t s) (h p) (w q) -> b t (c s p q) h w", s=TEMPORAL, p=q, q=q)
-            parts.append(_per_step(self.stem.video, groups))
-        x = self.fine(torch.cat(parts, 1))
+    def forward(self, video: Tensor) -> Tensor:
+        """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]."""
+        x = self.fine(self.stem.of_pixels(video))
         return _per_step(self.head, F.silu(self.coarse(_per_step(self.down, x))))
 
 
@@ -140,24 +135,14 @@ class Decoder(nn.Module):
         self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.decoder_blocks)))
         self.up = nn.ConvTranspose2d(width, fine, 2, stride=2)
         self.fine = nn.Sequential(*(Block(fine) for _ in range(shape.decoder_fine_blocks)))
-        self.head = TwoKinds(_zeroed(nn.Conv2d(fine, pixels, 1)), _zeroed(nn.Conv2d(fine, pixels * TEMPORAL, 1)))
+        self.head = TwoKinds(nn.Conv2d(fine, pixels, 1), nn.Conv2d(fine, pixels * TEMPORAL, 1))
         self.finest = Finest(fine, shape.finest_width, shape.finest_blocks) if shape.finest_blocks else None
 
-    def forward(self, z: Tensor, base: Tensor, first: bool) -> Tensor:
+    def forward(self, z: Tensor, base: Tensor) -> Tensor:
         """[B, t, 16, h, w] and the PCA's [B, 3, T, 8h, 8w] -> [B, 3, T, 8h, 8w]."""
-        lone = int(first)
-        stems = [_per_step(self.stem.image, z[:, :lone])] if first else []
-        stems += [_per_step(self.stem.video, z[:, lone:])] if z.shape[1] > lone else []
-        x = F.silu(self.fine(_per_step(self.up, self.coarse(torch.cat(stems, 1)))))
-        parts, q = [], FINE
-        if first:
-            frame = _per_step(self.head.image, x[:, :1])
-            parts.append(rearrange(frame, "b t (c p q) h w -> b c t (h p) (w q)", p=q, q=q))
-        if x.shape[1] > lone:
-            groups = _per_step(self.head.video, x[:, lone:])
-            parts.append(rearrange(groups, "b t (c s p q) h w -> b c (t s) (h p) (w q)", s=TEMPORAL, p=q, q=q))
-        video = base + torch.cat(parts, 2)
-        return video if self.finest is None else self.finest(video, x, first)
+        x = F.silu(self.fine(_per_step(self.up, self.coarse(self.stem.per_step(z)))))
+        video = base + self.head.to_pixels(x)
+        return video if self.finest is None else self.finest(video, x)
 
 
 class Finest(nn.Module):
@@ -171,15 +156,14 @@ class Finest(nn.Module):
         self.pixels = nn.Conv2d(2 * 3 * 4, width, 1)
         self.stem = TwoKinds(nn.Conv2d(fine, 4 * width, 1), nn.Conv2d(fine, 4 * TEMPORAL * width, 1))
         self.blocks = nn.Sequential(*(Block(width, in_time=False) for _ in range(blocks)))
-        self.head = _zeroed(nn.Conv2d(width, 3 * 4, 3, padding=1))
+        self.head = nn.Conv2d(width, 3 * 4, 3, padding=1)
 
-    def forward(self, video: Tensor, x: Tensor, first: bool) -> Tensor:
+    def forward(self, video: Tensor, x: Tensor) -> Tensor:
         """[B, 3, T, 8h, 8w] and the fine grid's [B, t, fine, 2h, 2w] -> the frames [B, 3, T, 8h, 8w]."""
-        sizes = [1] * first + [TEMPORAL] * (x.shape[1] - first)
+        groups = x.shape[1] - 1
+        frames, stems = video.split([1] + [TEMPORAL] * groups, 2), [self.stem.image] + [self.stem.video] * groups
         # A step at a time: on this grid it has 48 times as many numbers as on the 1/8 grid.
-        pieces = zip(video.split(sizes, 2), x.split(1, 1))
-        stems = [self.stem.image] * first + [self.stem.video] * (x.shape[1] - first)
-        return torch.cat([self._step(*piece, stem) for piece, stem in zip(pieces, stems)], 2)
+        return torch.cat([self._step(*step) for step in zip(frames, x.split(1, 1), stems)], 2)
 
     def _step(self, frames: Tensor, x: Tensor, stem: nn.Conv2d) -> Tensor:
         s, filtered = frames.shape[2], bilateral(frames)
@@ -227,66 +211,19 @@ class ResidualTokenizer(nn.Module):
         mean, scale = (s[kind].T[None, :, :, None, None] for s in (self.mean, self.scale))
         return mean, scale
 
-    def forward_encode(self, video: Tensor) -> Tensor:
-        """`encode` with gradients and in one piece."""
-        return self._normalised(self.pca.encode(video) + self.encoder(video, True).transpose(1, 2))
-
-    def forward_decode(self, latents: Tensor) -> Tensor:
-        """`decode` with gradients and in one piece."""
-        z = self._raw(latents)
-        return self.decoder(z.transpose(1, 2), self.pca.decode(z), True)
-
-    def _normalised(self, z: Tensor) -> Tensor:
-        mean, scale = self._statistics(z.shape[2])
-        return (z - mean) / scale
-
-    def _raw(self, latents: Tensor) -> Tensor:
-        mean, scale = self._statistics(latents.shape[2])
-        return latents.float() * scale + mean
-
-    @torch.no_grad()
     def encode(self, video: Tensor) -> Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
         video = video.float()
-        z = self.pca.encode(video)  # checks the shape
-        depth = self.shape.encoder_blocks + self.shape.encoder_fine_blocks
-        for rows, start, stop, seen in _windows(z.shape, depth):
-            a, b = max(0, TEMPORAL * (seen - 1) + 1) if seen else 0, TEMPORAL * (stop - 1) + 1
-            z[rows, :, start:stop] += self.encoder(video[rows, :, a:b], seen == 0).transpose(1, 2)[:, :, start - seen :]
-        return self._normalised(z)
+        z = self.pca.encode(video) + self.encoder(video).transpose(1, 2)
+        mean, scale = self._statistics(z.shape[2])
+        return (z - mean) / scale
 
-    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
         check_latents(latents.shape)
-        z = self._raw(latents)
-        video, codes = self.pca.decode(z), z.transpose(1, 2)
-        depth = self.shape.decoder_blocks + self.shape.decoder_fine_blocks
-        for rows, start, stop, seen in _windows(z.shape, depth):
-            first, a, b = (max(0, TEMPORAL * (step - 1) + 1) for step in (seen, start, stop))
-            # Frames before `a` may be finished ones; what becomes of them here is left out.
-            made = self.decoder(codes[rows, seen:stop], video[rows, :, first:b], seen == 0)
-            video[rows, :, a:b] = made[:, :, a - b :]
-        return video
-
-    @torch.no_grad()
-    def decode_windows(self, latents: Tensor) -> Iterator[Tensor]:
-        """`decode` of one clip [1, 16, 1 + k, h, w] in pieces along time."""
-        if latents.ndim != 5 or latents.shape[:2] != (1, CHANNELS):
-            raise ValueError(f"latents must be [1, {CHANNELS}, T, h, w]; got {list(latents.shape)}")
-        z = self._raw(latents)
-        codes, depth = z.transpose(1, 2), self.shape.decoder_blocks + self.shape.decoder_fine_blocks
-        for _, start, stop, seen in _windows(z.shape, depth):
-            before = min(seen, 1)  # the PCA takes its first latent for a lone frame, which is then left out
-            base = self.pca.decode(z[:, :, seen - before : stop])[:, :, before:]
-            wanted = TEMPORAL * (stop - start) - (TEMPORAL - 1) * (start == 0)
-            yield self.decoder(codes[:, seen:stop], base, seen == 0)[:, :, -wanted:]
-
-    @torch.no_grad()
-    def calibrate(self, mean: Tensor, scale: Tensor) -> None:
-        """Take the mean and standard deviation [2, 16] of the latents as they are now into the normalisation."""
-        self.mean += mean * self.scale
-        self.scale *= scale
+        mean, scale = self._statistics(latents.shape[2])
+        z = latents.float() * scale + mean
+        return self.decoder(z.transpose(1, 2), self.pca.decode(z))
 
     def tensors(self) -> dict[str, Tensor]:
         """What the file holds: the network as float16, the PCA and the statistics as float32."""
@@ -306,21 +243,6 @@ class ResidualTokenizer(nn.Module):
         return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors())}
 
 
-def _windows(shape: torch.Size, depth: int) -> list[tuple[slice, int, int, int]]:
-    """(rows of the batch, start, stop, first step seen) of windows over latents [B, 16, T, h, w] of bounded size."""
-    batch, _, steps, h, w = shape
-    room = max(1, WINDOW_POSITIONS // (h * w))  # steps
-    if room >= steps:
-        size = room // steps
-        return [(slice(i, i + size), 0, steps, 0) for i in range(0, batch, size)]
-    size = max(1, room - depth)
-    return [
-        (slice(i, i + 1), start, min(start + size, steps), max(0, start - depth))
-        for i in range(batch)
-        for start in range(0, steps, size)
-    ]
-
-
 def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokenizer:
     """The tokenizer.
 
@@ -333,18 +255,11 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
     if file.is_dir():
         carried = file / FILE_NAME
         file = carried if carried.is_file() else file / ASSET.name
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no residual tokenizer at {file}; leave the path out for the shipped one")
-    try:
-        with safe_open(file, "pt") as f:
-            about = json.loads((f.metadata() or {}).get("dfm_nb", "{}"))
-            tensors = {k: f.get_tensor(k).float() for k in f.keys()}
-    except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a safetensors file ({error}); name one that scripts/train_tokenizer.py wrote"
-        ) from None
+    tensors, metadata = read_tensors(file, "residual")
+    about = json.loads(metadata.get("dfm_nb", "{}"))
     if about.get("format") != _FORMAT:
         raise ValueError(f"{file} is not a residual tokenizer: its format is {about.get('format')}, not {_FORMAT}")
+    tensors = {name: x.float() for name, x in tensors.items()}
     pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
     tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
     tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})

@@ -13,11 +13,16 @@ from typing import Any
 import torch
 
 from dfm_nb.base.files import weights_sha256
-from dfm_nb.base.geometry import LATENT_CHANNELS, check_codable, check_latents
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
+from dfm_nb.base.hub import hub_file
 
 SHORT_SIDE_PX = 480
 HUB_ID = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
-WEIGHTS = "diffusion_pytorch_model*.safetensors"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+HOW_TO_FETCH = (
+    f"where there is a network, run `hf download {HUB_ID} --include 'vae/*' --local-dir DIR`, "
+    "then pass --tokenizer-path DIR"
+)
 
 
 class WanVAE:
@@ -42,10 +47,11 @@ class WanVAE:
             why = str(error).strip().splitlines()[0]
             raise ValueError(f"{self.folder} is no AutoencoderKLWan ({why}); fetch {HUB_ID} again") from None
         c = network.config
-        if (c.z_dim, c.scale_factor_temporal, c.scale_factor_spatial) != (LATENT_CHANNELS, 4, 8):
+        shape = c.z_dim, c.scale_factor_temporal, c.scale_factor_spatial
+        if shape != (LATENT_CHANNELS, FRAMES_PER_LATENT, PX_PER_LATENT):
             raise ValueError(
                 f"{self.folder} must have {LATENT_CHANNELS} channels and compress 4 x 8 x 8, as Wan 2.1; it has "
-                f"{c.z_dim} and {c.scale_factor_temporal} x {c.scale_factor_spatial} x {c.scale_factor_spatial}"
+                "{} and {} x {} x {}".format(*shape, shape[2])
             )
         self.network = network.to(self.device).eval()
 
@@ -63,27 +69,18 @@ class WanVAE:
 
     def identity(self) -> dict:
         """Name, origin, and a hash of configuration and weights."""
-        digest = weights_sha256(self.folder / "config.json", sorted(self.folder.glob(WEIGHTS)))
+        digest = weights_sha256(self.folder / "config.json", sorted(self.folder.glob("*.safetensors")))
         return {"name": self.name, "version": HUB_ID, "sha256": digest}
 
 
 def _folder(path: str | Path | None) -> Path:
     """Where config.json and weights lie: below `path`, else of the hub, with `path` as the cache folder."""
     place = Path(path).expanduser() if path is not None else None
-    for folder in () if place is None else (place, place / "vae"):
+    for folder in (place, place / "vae") if place else ():
         if (folder / "config.json").is_file():
             return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(HUB_ID, allow_patterns=["vae/*"], cache_dir=place)) / "vae"
-    except Exception as error:
-        where = f" in {path}" if path else ""
-        raise FileNotFoundError(
-            f"the autoencoder of {HUB_ID} was not found{where} and cannot be fetched ({type(error).__name__}); where "
-            f"there is a network, run `hf download {HUB_ID} --include 'vae/*' --local-dir DIR`, then pass "
-            "--tokenizer-path DIR"
-        ) from None
+    files = [hub_file(HUB_ID, f"vae/{name}", HOW_TO_FETCH, cache_dir=place) for name in ("config.json", WEIGHTS)]
+    return files[0].parent
 
 
 build = WanVAE

@@ -85,9 +85,8 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
         ("a.txt", b"\xff\xfe bad", "caption_not_utf8"),
         ("a.txt", b" \n ", "no_caption"),
         ("a.txt", bytes(folder.LARGEST_CAPTION + 1), "too_large"),
-        ("a.json", b"{not json", "caption_not_json"),
+        ("a.json", b"{not json", "unreadable_caption"),
         ("a.json", b"[1, 2]", "no_caption"),
-        ("a.json", b'{"other": "x"}', "no_caption"),
     ],
 )
 def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content, reason, tmp_path):
@@ -98,20 +97,6 @@ def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content,
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
-
-
-def test_unreadable_pictures_are_named(tmp_path):
-    (tmp_path / "a.png").write_bytes(b"not a picture")
-    (tmp_path / "b.mp4").write_bytes(b"not a video")
-    source = folder.build(str(tmp_path))
-    assert [fault(source, i).reason for i in (0, 1)] == ["unreadable_image", "unreadable_video"]
-    assert "a.png" in fault(source, 0).detail and "b.mp4" in fault(source, 1).detail
-
-
-def test_transparency_lies_on_the_background(tmp_path):
-    Image.new("RGBA", (16, 16), (0, 0, 0, 0)).save(tmp_path / "a.webp", lossless=True)
-    clip = read(folder.build(str(tmp_path), background="#102030"))[0]
-    assert clip.video.shape == (1, 16, 16, 3) and (clip.video == (16, 32, 48)).all()
 
 
 def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
@@ -204,11 +189,6 @@ def test_bad_folders_are_refused(tmp_path):
         folder.build(str(tmp_path / "none"))
     with pytest.raises(ValueError, match=tmp_path.name):
         folder.build(str(tmp_path))
-
-
-@pytest.mark.parametrize("content", [b"a,b\n1,2\n", b"", b"file,caption\na.png,\xff\n", b"file,caption\na,b, c\n"])
-def test_a_malformed_captions_csv_is_refused(content, tmp_path):
-    picture(tmp_path / "a.png")
-    (tmp_path / "captions.csv").write_bytes(content)
+    (tmp_path / "captions.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="captions.csv"):
         folder.build(str(tmp_path))

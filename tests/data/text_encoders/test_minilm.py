@@ -1,3 +1,5 @@
+import types
+
 import pytest
 import torch
 
@@ -29,10 +31,12 @@ def test_meaning_is_near_for_near_captions(encoder):
 
 
 def test_missing_and_changed_weights_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *a, **k: None)
-    with pytest.raises(FileNotFoundError, match="minilm"):
-        minilm.build()
-    (tmp_path / "model.safetensors").write_bytes(b"not it")
-    with pytest.raises(ValueError, match="model.safetensors|all-MiniLM-L6-v2"):
-        minilm._checked(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not it")
+    wheel = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    for spec, error in ((wheel, ValueError), (None, FileNotFoundError)):
+        monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name, spec=spec: spec)
+        with pytest.raises(error, match="MiniLM|minilm"):
+            minilm.build()
+    with pytest.raises(FileNotFoundError, match=tmp_path.name):
+        minilm.build(tmp_path)

@@ -73,9 +73,9 @@ def test_path_is_a_folder_a_hub_id_or_a_cache_to_be(tmp_path, monkeypatch):
     (tmp_path / "weights" / "t5").mkdir(parents=True)
     (tmp_path / "weights" / "t5" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(t5, "T5", lambda folder, cache_dir, device, max_tokens: (folder, cache_dir))
     default = "google-t5/t5-11b"
-    assert t5.build(None) == (default, None)
-    assert t5.build("t5_cache") == (default, "t5_cache")  # NeMo DFM's default, made by the download
-    assert t5.build("google-t5/t5-small") == ("google-t5/t5-small", None)
-    assert t5.build("weights") == (default, "weights") and t5.build("weights/t5") == ("weights/t5", None)
+    assert t5.place_of(None, default) == (default, None)
+    assert t5.place_of("t5_cache", default) == (default, "t5_cache")  # NeMo DFM's default, made by the download
+    assert t5.place_of("google-t5/t5-small", default) == ("google-t5/t5-small", None)
+    assert t5.place_of("weights", default) == (default, "weights")
+    assert t5.place_of("weights/t5", default) == ("weights/t5", None)

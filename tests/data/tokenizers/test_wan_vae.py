@@ -41,16 +41,12 @@ def test_identity_tells_other_weights_and_another_configuration(folder, tmp_path
     assert first["name"] == "wan_vae" and wan_vae.build(other).identity()["sha256"] != first["sha256"]
 
 
-def test_wrong_input_and_wrong_files_are_named(folder, tmp_path):
+def test_wrong_files_are_named(folder, tmp_path):
     from diffusers import AutoencoderKLWan
 
-    with pytest.raises(ValueError, match=r"1 \+ 4k"):
-        wan_vae.build(folder).encode(torch.zeros(1, 3, 4, 32, 32))
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=tmp_path.name):
         wan_vae.build(tmp_path)
-    with pytest.raises(FileNotFoundError, match="none"):
-        wan_vae.build(tmp_path / "none")
     AutoencoderKLWan(base_dim=8, num_res_blocks=1, z_dim=8).save_pretrained(tmp_path / "small")
     with pytest.raises(ValueError, match="16 channels.* 8"):
         wan_vae.build(tmp_path / "small")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.text import cli as text_cli
-from dfm_nb.text import weights as tw
+from dfm_nb.text import mixture as tm
 from tests.text.corpora import write_pair
 
 TOKENS = {"news": 600, "docs": 300, "forum": 100}
@@ -41,7 +41,7 @@ def prefixes(folder):
 
 def blend_of(folder, weights=None):
     names = prefixes(folder)
-    return tw.parse_list(names if weights is None else [x for w, p in zip(weights, names) for x in (str(w), p)])
+    return tm.parse_list(names if weights is None else [x for w, p in zip(weights, names) for x in (str(w), p)])
 
 
 def weights(blend):
@@ -50,7 +50,7 @@ def weights(blend):
 
 def test_list_and_yaml_give_the_same_blend(folder):
     (folder / "b.yaml").write_text(PAGE.format(d=folder))
-    from_yaml, from_list = tw.read_yaml(folder / "b.yaml"), blend_of(folder, [0.5, 0.3, 0.2])
+    from_yaml, from_list = tm.read_yaml(folder / "b.yaml"), blend_of(folder, [0.5, 0.3, 0.2])
     assert from_yaml.train == from_list.train
     assert [s.name for s in from_yaml.train] == list(TOKENS)
     assert [s.name for s in from_yaml.validation] == ["news"]
@@ -61,28 +61,28 @@ def test_weights_must_sum_to_one_per_split(folder):
     with pytest.raises(ValueError, match="train.*1.1"):
         blend_of(folder, [0.5, 0.3, 0.3])
     words = [x for w, p in zip([2, 1, 1], prefixes(folder)) for x in (str(w), p)]
-    assert weights(tw.parse_list(words, normalize=True)) == [0.5, 0.25, 0.25]
+    assert weights(tm.parse_list(words, normalize=True)) == [0.5, 0.25, 0.25]
     text = PAGE.format(d=folder).replace("dataset_weight: 1.0", "dataset_weight: 0.9")
     (folder / "b.yaml").write_text(text)
     with pytest.raises(ValueError, match="validation"):
-        tw.read_yaml(folder / "b.yaml")
-    assert tw.read_yaml(folder / "b.yaml", normalize=True).validation[0].weight == 1
+        tm.read_yaml(folder / "b.yaml")
+    assert tm.read_yaml(folder / "b.yaml", normalize=True).validation[0].weight == 1
 
 
 def test_strategies_are_their_formulas(folder):
     blend = blend_of(folder)
-    counts = tw.token_counts(blend)
+    counts = tm.token_counts(blend)
     assert list(counts.values()) == [600, 300, 100]
 
     def run(strategy):
-        return weights(tw.apply_strategy(blend, strategy, counts))
+        return weights(tm.apply_strategy(blend, strategy, counts))
 
     assert run("proportional") == pytest.approx([0.6, 0.3, 0.1])
     assert run("equal") == pytest.approx([1 / 3] * 3)
     assert run("upweight:forum=0.6") == pytest.approx([0.4 * 600 / 900, 0.4 * 300 / 900, 0.6])
     total = 1 / 600 + 1 / 300 + 1 / 100
     assert run("token-balanced") == pytest.approx([1 / 600 / total, 1 / 300 / total, 1 / 100 / total])
-    rows = tw.exposures(tw.apply_strategy(blend, "proportional", counts), counts, 3000)
+    rows = tm.exposures(tm.apply_strategy(blend, "proportional", counts), counts, 3000)
     assert [r.epochs for r in rows] == pytest.approx([3, 3, 3])  # the budget times the weight over the tokens
 
 
@@ -92,7 +92,7 @@ def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
     out, err = capsys.readouterr()
     assert "12.00" in out and out.count("0.5000") == 1 and f"--data-path 0.5 {prefixes(folder)[0]}" in out
     assert "forum is seen 12.0 times" in err and "no .meta.json" in err
-    assert tw.read_yaml(folder / "o.yaml").train == blend_of(folder, [0.5, 0.3, 0.2]).train
+    assert tm.read_yaml(folder / "o.yaml").train == blend_of(folder, [0.5, 0.3, 0.2]).train
     assert text_cli.main(["blend", "--config", str(folder / "o.yaml"), "--strategy", "equal", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [r["weight"] for r in report["train"]] == pytest.approx([1 / 3] * 3) and report["token_budget"] == 1000
@@ -101,9 +101,9 @@ def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (("dataset_weight: 0.5", "dataset_weight: heavy"), "entry 1: dataset_weight.*'heavy'"),
-        (("dataset_split: validation", "dataset_split: dev"), "entry 4: dataset_split"),
-        (("dataset_weight: 0.3", "weight: 0.3"), "entry 2 .*weight"),
+        (("dataset_weight: 0.5", "dataset_weight: heavy"), "0.dataset_weight.*'heavy'"),
+        (("dataset_split: validation", "dataset_split: dev"), "3.dataset_split"),
+        (("dataset_weight: 0.3", "weight: 0.3"), "1.dataset_weight"),
         (("docs_text", "news_text"), "news_text"),
         (("  dataset_weight: 0.3\n", ""), "weight"),
         (("dataset_split: train", "dataset_split: test"), "dataset_split train"),
@@ -113,20 +113,20 @@ def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
 def test_yaml_faults_are_named(folder, change, named):
     (folder / "b.yaml").write_text(PAGE.format(d=folder).replace(*change))
     with pytest.raises(ValueError, match=named):
-        tw.read_yaml(folder / "b.yaml")
+        tm.read_yaml(folder / "b.yaml")
 
 
 @pytest.mark.parametrize("strategy", ["best", "upweight", "upweight:news=1.5", "upweight:nws=0.5", "equal:3"])
 def test_strategy_faults_are_named(folder, strategy):
     blend = blend_of(folder)
     with pytest.raises(ValueError, match=strategy.rpartition(":")[2]):
-        tw.apply_strategy(blend, strategy, tw.token_counts(blend))
+        tm.apply_strategy(blend, strategy, tm.token_counts(blend))
 
 
 @pytest.mark.parametrize("words", [["0.5", "A", "B"], ["A", "0.5"], [], ["nan", "A"], ["-1", "A"]])
 def test_list_faults_are_refused(words):
     with pytest.raises(ValueError, match=r"blend|weights"):
-        tw.parse_list(words)
+        tm.parse_list(words)
 
 
 def test_missing_corpus_is_named(folder):

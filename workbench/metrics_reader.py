@@ -19,6 +19,7 @@ from dfm_nb.base.metrics import series, tail_metrics
 CHUNK_BYTES = 16 << 20
 """Of the file, in memory at a time."""
 RECENT = 60
+"""Records that are kept whole: the monitor takes its pace from the last fifty steps, with validations in between."""
 
 
 class MetricsReader:
@@ -38,19 +39,26 @@ class MetricsReader:
     def __init__(self, run_dir: str | Path):
         path = Path(run_dir).expanduser()
         self.path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
-        self.fault, self.count, self._offset, self._inode, self.written_s = "", 0, 0, 0, 0.0
         self._restart(0)
+
+    def _restart(self, inode: int) -> None:
+        self._inode, self._offset, self.count = inode, 0, 0
+        self.fault, self.written_s = "", 0.0
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.last: dict[str, float] = {}
+        self.rounds: list[dict[str, Any]] = []
+        self._columns: defaultdict[str, tuple[array, array]] = defaultdict(lambda: (array("i"), array("d")))
 
     def read(self) -> int:
         """Take in what was added; returns how many records are new (all of them when the file was rewritten)."""
         try:
             stat = self.path.stat()
         except OSError:
-            return self._restart(0)
-        self.written_s = stat.st_mtime
+            self._restart(0)
+            return 0
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._restart(stat.st_ino)
-        before = self.count
+        self.written_s, self.fault, before = stat.st_mtime, "", self.count
         try:
             while self._offset < stat.st_size:
                 new, offset = tail_metrics(self.path, self._offset, CHUNK_BYTES)
@@ -60,17 +68,7 @@ class MetricsReader:
                 self._take(new)
         except ValueError as error:
             self.fault = str(error)
-            return self.count - before
-        self.fault = ""
         return self.count - before
-
-    def _restart(self, inode: int) -> int:
-        self._offset, self._inode, self.count = 0, inode, 0
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
-        self.last: dict[str, float] = {}
-        self.rounds: list[dict[str, Any]] = []
-        self._columns: defaultdict[str, tuple[array, array]] = defaultdict(lambda: (array("i"), array("d")))
-        return 0
 
     def _take(self, records: Sequence[dict[str, Any]]) -> None:
         for key in set().union(*records) - {"iteration"}:
@@ -79,11 +77,9 @@ class MetricsReader:
                 self._columns[key][0].extend(x)
                 self._columns[key][1].extend(y)
                 self.last[key] = y[-1]
-        rounds = [r for r in records if r.get("val_loss_by_sigma") and r.get("val_sigmas")]
-        if rounds:
-            first = self.rounds[0] if self.rounds else rounds[0]
-            self.rounds = [first] if first is rounds[-1] else [first, rounds[-1]]
-        self.recent.extend(records[-RECENT:])
+        rounds = self.rounds + [r for r in records if r.get("val_loss_by_sigma") and r.get("val_sigmas")]
+        self.rounds = rounds[:1] + rounds[1:][-1:]
+        self.recent.extend(records)
         self.count += len(records)
 
     @property

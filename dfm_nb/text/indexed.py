@@ -19,10 +19,10 @@ import numpy as np
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-HEADER_BYTES = 34
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document bounds
 DTYPES = dict(enumerate(map(np.dtype, ("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2")), 1))
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-_BLOCK = 1 << 17
+_BLOCK_BYTES = 1 << 19
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype:
@@ -49,11 +49,11 @@ def read_meta(prefix: str | Path) -> dict:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def read_blocks(path: Path, dtype: type[np.generic]) -> Iterator[np.ndarray]:
-    """The numbers in a file, some at a time."""
+def read_blocks(path: Path) -> Iterator[np.ndarray]:
+    """The int32 numbers in a file, some at a time."""
     with open(path, "rb") as f:
-        while data := f.read(_BLOCK * np.dtype(dtype).itemsize):
-            yield np.frombuffer(data, dtype)
+        while data := f.read(_BLOCK_BYTES):
+            yield np.frombuffer(data, np.int32)
 
 
 def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file: Path) -> None:
@@ -67,7 +67,7 @@ def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file:
     counts_file : int32, the sequences of each document (0 for an empty one)
     """
     sequences, documents = lengths_file.stat().st_size // 4, counts_file.stat().st_size // 4
-    out.write(MAGIC + struct.pack("<QBQQ", VERSION, CODES[dtype], sequences, documents + 1))
+    out.write(HEADER.pack(MAGIC, VERSION, CODES[dtype], sequences, documents + 1))
     with open(lengths_file, "rb") as f:
         shutil.copyfileobj(f, out)
     _write_starts(out, lengths_file, dtype.itemsize)
@@ -82,7 +82,7 @@ def _write_starts(out: BinaryIO, sizes_file: Path, scale: int) -> int:
     Sizes 3, 0, 2 and scale 2 (bytes a token) write 0, 6, 6 and give 10.
     """
     start = 0
-    for block in read_blocks(sizes_file, np.int32):
+    for block in read_blocks(sizes_file):
         ends = start + np.cumsum(block, dtype=np.int64) * scale
         out.write((ends - block * np.int64(scale)).tobytes())
         start = int(ends[-1])
@@ -108,31 +108,22 @@ class Index:
         FileNotFoundError : one file of the pair is missing
         ValueError : the file is no index, or its size does not agree with its counts
         """
-        prefix = Path(prefix)
-        for path in (idx_path(prefix), bin_path(prefix)):
-            if not path.is_file():
-                raise FileNotFoundError(f"a corpus is a .bin and an .idx file; {path} is missing{_near(prefix)}")
         path = idx_path(prefix)
+        if missing := [str(p) for p in (path, bin_path(prefix)) if not p.is_file()]:
+            raise FileNotFoundError(f"a corpus is a .bin and an .idx file; {' and '.join(missing)} is missing")
         size = path.stat().st_size
         with open(path, "rb") as f:
-            header = f.read(HEADER_BYTES)
-        if len(header) < HEADER_BYTES or header[:9] != MAGIC:
-            raise ValueError(f"{path} must begin with {MAGIC!r} and a {HEADER_BYTES}-byte header; got {header[:9]!r}")
-        version, code, sequences, documents = struct.unpack("<QBQQ", header[9:])
-        if version != VERSION:
-            raise ValueError(f"{path}: the version must be {VERSION}; got {version}")
-        if code not in DTYPES:
-            raise ValueError(f"{path}: the dtype code must be one of {sorted(DTYPES)}; got {code}")
-        want = HEADER_BYTES + 12 * sequences + 8 * documents
+            header = f.read(HEADER.size).ljust(HEADER.size)
+        magic, version, code, sequences, bounds = HEADER.unpack(header)
+        if (magic, version) != (MAGIC, VERSION) or code not in DTYPES:
+            raise ValueError(f"{path} must be an index of Megatron's version {VERSION}; it begins with {header!r}")
+        want = HEADER.size + 12 * sequences + 8 * bounds
         if size != want:
             raise ValueError(f"{path} must have {want} bytes, as its header says; it has {size}; copy it again")
-        data = np.memmap(path, mode="r")
-        lengths, pointers, bounds = np.split(data[HEADER_BYTES:], (4 * sequences, 12 * sequences))
-        return cls(prefix, DTYPES[code], lengths.view(np.int32), pointers.view(np.int64), bounds.view(np.int64))
-
-    @property
-    def num_sequences(self) -> int:
-        return len(self.lengths)
+        data = np.memmap(path, mode="r")[HEADER.size :]
+        lengths, pointers, documents = np.split(data, (4 * sequences, 12 * sequences))
+        arrays = lengths.view(np.int32), pointers.view(np.int64), documents.view(np.int64)
+        return cls(Path(prefix), DTYPES[code], *arrays)
 
     @property
     def num_documents(self) -> int:
@@ -140,35 +131,23 @@ class Index:
 
     @property
     def num_tokens(self) -> int:
-        """Where the last sequence ends: sequences lie one behind the other (`dfm text verify` checks that)."""
-        return int(self.pointers[-1]) // self.dtype.itemsize + int(self.lengths[-1]) if len(self.lengths) else 0
+        return int(self.lengths.sum(dtype=np.int64))
 
     def require_whole_bin(self) -> None:
         """Raise ValueError unless `.bin` has the size that the index says."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
             raise ValueError(
-                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; see dfm text verify"
+                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; copy it again"
             )
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""
-        size = bin_path(self.prefix).stat().st_size
-        if size < self.dtype.itemsize:
-            return np.zeros(0, self.dtype)
-        return np.memmap(bin_path(self.prefix), self.dtype, "r", shape=(size // self.dtype.itemsize,))
-
-    def sequence(self, i: int) -> np.ndarray:
-        """Tokens of one sequence, shape [lengths[i]]."""
-        start = int(self.pointers[i]) // self.dtype.itemsize
-        return self.tokens()[start : start + int(self.lengths[i])]
+        count = bin_path(self.prefix).stat().st_size // self.dtype.itemsize
+        # an empty file cannot be mapped
+        return np.memmap(bin_path(self.prefix), self.dtype, "r", shape=(count,)) if count else np.zeros(0, self.dtype)
 
     def document_tokens(self) -> np.ndarray:
         """Tokens of each document, int64 [documents]; an empty document has 0."""
         ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
         return np.diff(ends[self.documents])
-
-
-def _near(prefix: Path) -> str:
-    found = sorted({p.with_suffix("").name for p in prefix.parent.glob("*.idx")}) if prefix.parent.is_dir() else []
-    return f"; in {prefix.parent} there are {', '.join(found[:5])}" if found else ""

@@ -17,6 +17,8 @@ import torch
 from megatron.core.dist_checkpointing.dict_utils import merge, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factory_merges
 from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess
+
+# Private names, the same in 0.16 and 0.19. The public `load` of 0.18 and later unpickles the common values.
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreLoadPlanner,
     _replace_sharded_keys_with_state_dict_keys,
@@ -61,7 +63,15 @@ class CheckpointError(ValueError):
 
 
 class _Frozen(type):
-    """A pickle can set attributes of the classes that it names: these have none that can be set."""
+    """A pickle can set attributes of the classes that it names: these have none that can be set.
+
+    Opcodes of an index, and what they make here. Nothing is called but `_Record.__new__`, which keeps its arguments:
+
+        torch.distributed.checkpoint.metadata Metadata    GLOBAL    -> the class `_Record` of that NAME
+        () NEWOBJ                                                   -> a record of arguments ()
+        {"storage_data": ...} BUILD                                 -> `__setstate__`: its state is that dict
+        os system GLOBAL                                            -> UnpicklingError: it is not among `_KNOWN`
+    """
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"it sets the attribute {name} of a class")
@@ -142,7 +152,7 @@ def _fields(value: Any, name: str, *wanted: str) -> list[Any]:
 
 
 def _count(value: object, what: str) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or value < 0:  # True is an int, too
         raise _Wrong(f"{what} must be a whole number of 0 or more; it is {value!r:.40}")
     return value
 
@@ -176,7 +186,7 @@ def _place(info: Any) -> _StorageInfo:
     name, offset, length = _fields(info, "_StorageInfo", "relative_path", "offset", "length")
     if type(name) is not str or Path(name).name != name or name in ("", "..") or "\\" in name or "\0" in name:
         raise _Wrong(f"{name!r:.80} must be the plain name of a file in the folder")
-    if info.state.get("transform_descriptors"):
+    if info.state.get("transform_descriptors"):  # torch would look a decoder up by its name
         raise _Wrong("a file must not be transformed")
     return _StorageInfo(name, _count(offset, "an offset"), _count(length, "a length"))
 
@@ -247,7 +257,14 @@ class _Planner(MCoreLoadPlanner):
 
 
 def _tensors(wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """As megatron-core's strategy loads them, with the two above."""
+    """As megatron-core's strategy loads them (`TorchDistLoadShardedStrategy.load`, 0.16), with the two above.
+
+    torch wants a flat dict by the names in the files, megatron-core a nested one by those of modules. So for
+    {"model": {"decoder.layers.0.w": place of layer 0, "decoder.layers.1.w": of layer 1}}, which are one tensor "w":
+
+        flattened   {"w": [place of layer 0, of layer 1]}, and how to undo it: `flat`, `renamed`
+        read        {"w": [tensor, tensor]}, and put back under the names of the modules
+    """
     places = [t for t in nested_values(wanted) if isinstance(t, ShardedTensor)]
     state, flat, renamed = _replace_state_dict_keys_with_sharded_keys(wanted)
     tensors = mcore_to_pyt_state_dict(state, True)
@@ -293,7 +310,11 @@ def load_tensors(state: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 class _Part(DefaultLoadPlanner):
-    """A part of one tensor: megatron-core's planner takes all layers of a weight, which are one tensor, or none."""
+    """A part of one tensor: megatron-core's planner takes all layers of a weight, which are one tensor, or none.
+
+    For rows 3 to 5 of layer 1 of a weight [layers, 6, 4]: key "decoder.layers.w", box (1, 3, 0) of size (1, 3, 4), and
+    a read for each stored chunk that it overlaps. torch calls `create_local_plan` once, then `lookup_tensor` for each.
+    """
 
     def __init__(self, place: ShardedTensor):
         super().__init__()
@@ -325,6 +346,7 @@ class PartReader:
 
     def __call__(self, place: ShardedTensor) -> torch.Tensor:
         """What `place` describes, in float32 [place.local_shape]."""
+        # the axes that megatron-core puts in front (layers) are of size 1, and away again below
         part = torch.empty((1,) * place.prepend_axis_num + tuple(place.local_shape))
         _load_alone({place.key: part}, self.folder, self.reader, _Part(place))
         return part.view(place.local_shape)
@@ -335,6 +357,7 @@ def load_foreign(folder: Path) -> dict[str, torch.Tensor]:
     reader = _Reader(folder, foreign=True)
     entries: dict[str, Any] = reader.index.state_dict_metadata
     names = [name for name in entries if not name.startswith(("optimizer.", "chained_"))]
+    # A size is a number that anybody can write: no memory is taken for more than the files have.
     held = sum(p.stat().st_size if p.is_file() else -math.inf for p in (folder / f for f in reader.files))
     if sum(math.prod(e.size) * e.properties.dtype.itemsize for e in entries.values()) > held:
         raise CheckpointError(f"{folder / INDEX} lists more than is there: a file is missing, short or no regular one")

@@ -1,0 +1,285 @@
+"""The order of the data: which samples make which pack, and which packs make a step, resumed exactly in any layout.
+
+The shards are dealt to *lanes* of the same number of tokens. A lane is an endless stream: epochs over its own samples,
+shuffled within windows, and a packer. Pack g is the next one of lane g modulo the number of lanes. So what a rank reads
+lies together where lanes are a multiple of the data-parallel size, memory is bounded by the windows, and nothing
+depends on ranks, workers, restarts or time. Where there is one lane, its window is the whole data set.
+
+    shards                      a = 0 1 2 3    b = 4 5 6 7    c = 8 9 10 11    d = 12 13 14 15
+    two lanes                   a, d           b, c
+    an epoch of the second one  8 9 10 11 4 5 6 7        its shards in a random order,
+    in windows of 6             10 4 9 8 5 11 | 7 6      shuffled within each window
+
+Learned from: mosaicml's streaming (canonical nodes, shuffles within blocks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from dfm_nb.base.files import older
+from dfm_nb.base.log import log
+from dfm_nb.base.records import SampleError
+from dfm_nb.base.seeds import generator_for
+from dfm_nb.data.stores import SampleStore
+from dfm_nb.packs.packer import Packer, PackItem
+from dfm_nb.packs.packs import PackSettings
+
+# One permutation of a million samples is 8 MB and read in milliseconds; of 100 million, it takes seconds and gigabytes.
+ONE_LANE_BELOW = 1 << 20
+LANES = 256  # divides by the data-parallel sizes of most layouts
+LANE_WINDOW = 8192
+UNEVEN = 0.02  # of the mean; in 50 epochs the samples of the lightest lane are seen once more than others
+
+
+def deal_shards(weights: np.ndarray, lanes: int) -> list[np.ndarray]:
+    """The shards of each lane, as many lanes as are even.
+
+    Lanes give their packs in turn, so one of fewer tokens than another would go through its samples more often. Shards
+    are dealt there and back, the heaviest first; of weights 9 8 7 6 5 4, two lanes get 9 6 5 and 8 7 4.
+
+    Parameters
+    ----------
+    weights : the tokens of each shard, or what is in proportion to them. lanes : wanted; halved until their weights are
+        within `UNEVEN` of one another.
+    """
+    heaviest_first = np.argsort(-weights, kind="stable")
+    turn = np.arange(len(weights)) % (2 * lanes)
+    turn = np.minimum(turn, 2 * lanes - 1 - turn)
+    loads = np.bincount(turn, weights[heaviest_first], lanes)
+    if lanes > 1 and np.ptp(loads) > UNEVEN * loads.mean():
+        return deal_shards(weights, lanes // 2)
+    return [heaviest_first[turn == lane] for lane in range(lanes)]
+
+
+class SampleOrder:
+    """The order of a lane's samples, a window at a time: a function of (seed, lane, epoch, window).
+
+    Parameters
+    ----------
+    ranges_R2 : int64, first sample and the one after the last of each of the lane's shards. window : samples that are
+        shuffled with one another. lane : its number; None where there is one. shuffle : False, as the samples lie.
+    """
+
+    def __init__(self, ranges_R2: np.ndarray, window: int, seed: int, lane: int | None, shuffle: bool = True):
+        self.ranges_R2, self.window, self.seed, self.lane, self.shuffle = ranges_R2, window, seed, lane, shuffle
+        self.size = int((ranges_R2[:, 1] - ranges_R2[:, 0]).sum())
+
+    def samples(self, epoch: int, window: int) -> np.ndarray:
+        """int64, the samples at positions [window * self.window, ...) of an epoch."""
+        ranges = self._shuffled(self.ranges_R2, "lane", self.lane, "ranges", epoch)
+        ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
+        start = window * self.window
+        stop = min(start + self.window, self.size)
+        first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")
+        found = np.concatenate([np.arange(a, b) for a, b in ranges[first : last + 1]])
+        found = found[start - (ends[first - 1] if first else 0) :][: stop - start]
+        # a lone lane has one window an epoch; runs and figures of before there were lanes are of its key
+        key = ("order", epoch) if self.lane is None else ("lane", self.lane, "window", epoch, window)
+        return self._shuffled(found, *key)
+
+    def _shuffled(self, rows: np.ndarray, *key: object) -> np.ndarray:
+        if not self.shuffle:
+            return rows
+        return rows[torch.randperm(len(rows), generator=generator_for(self.seed, *key)).numpy()]
+
+
+class Lane:
+    """Where a lane is: an epoch, a position in it, and the samples that wait for room in a pack."""
+
+    def __init__(self, order: SampleOrder, packer: Packer, tokens_of: Callable[[np.ndarray], np.ndarray]):
+        self.order, self.packer, self._tokens_of = order, packer, tokens_of
+        self.epoch = self.cursor = 0
+        self._window: tuple[int, int, np.ndarray, np.ndarray] | None = None  # epoch, number, samples, tokens
+
+    def next(self) -> list[PackItem]:
+        """The samples of the lane's next pack."""
+        return self.packer.next(self._items())
+
+    def _items(self) -> Iterator[PackItem]:
+        while True:
+            if self.cursor == self.order.size:
+                self.epoch, self.cursor = self.epoch + 1, 0
+            window, at = divmod(self.cursor, self.order.window)
+            if self._window is None or self._window[:2] != (self.epoch, window):
+                samples = self.order.samples(self.epoch, window)
+                self._window = self.epoch, window, samples, self._tokens_of(samples)
+            self.cursor += 1
+            yield PackItem(self.epoch, int(self._window[2][at]), int(self._window[3][at]))
+
+    def state(self) -> dict:
+        waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
+        return {"epoch": self.epoch, "cursor": self.cursor, "waiting": waiting, "size": self.order.size}
+
+    def restore(self, state: dict) -> None:
+        self.epoch, self.cursor = state["epoch"], state["cursor"]
+        tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
+        self.packer.waiting = [PackItem(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
+
+
+class PackOrder:
+    """The endless global sequence of packs, as lists of their samples.
+
+    Parameters
+    ----------
+    capacity : tokens of a pack. buffer_size : of the packer. lanes : at most; 0, as many as suit the data set.
+    lane_window : samples of a lane that are shuffled with one another.
+
+    Raises
+    ------
+    ValueError : a sample is longer than a pack.
+    """
+
+    def __init__(
+        self,
+        store: SampleStore,
+        settings: PackSettings,
+        capacity: int,
+        buffer_size: int,
+        shuffle: bool = True,
+        lanes: int = 1,
+        lane_window: int = LANE_WINDOW,
+    ):
+        self.store, self.settings, self.shuffle = store, settings, shuffle
+        self.capacity, self.buffer_size, self.packs = capacity, buffer_size, 0
+        for index in store.larger_than((capacity + 1) * settings.patch_volume - 1):
+            with contextlib.suppress(SampleError):  # then its size is a lie: see `tokens_of`
+                store.read(index)
+                tokens = int(store.voxels(np.array([index]))[0]) // settings.patch_volume
+                raise ValueError(
+                    f"a pack must hold the longest sample: sample {index} has {tokens} tokens and a pack {capacity} "
+                    "(train.micro_batch_size * dataset.task_encoder_seq_length); set "
+                    f"dataset.task_encoder_seq_length={tokens} or more"
+                )
+        self._make_lanes(lanes or (1 if len(store) < ONE_LANE_BELOW else LANES), lane_window)
+        if len(self.lanes) < lanes:
+            log.info("dataset.lanes=%d, but whole shards make only %d even lanes", lanes, len(self.lanes))
+
+    def _make_lanes(self, lanes: int, window: int) -> None:
+        size, seed = len(self.store), self.settings.seed
+        self.lane_window = window
+        orders = [SampleOrder(np.array([[0, size]]), size, seed, None, self.shuffle)]
+        if lanes > 1:
+            # samples that cannot be used have no number, so the last shards may have less than they say, or nothing
+            ends = np.minimum(np.cumsum(self.store.shard_sizes), size)
+            ranges_R2 = np.stack((np.concatenate(([0], ends[:-1])), ends), 1)
+            used = ranges_R2[:, 0] < ranges_R2[:, 1]
+            dealt = deal_shards(self.store.shard_voxels[used], lanes)
+            if len(dealt) > 1:
+                orders = [SampleOrder(ranges_R2[used][shards], window, seed, i) for i, shards in enumerate(dealt)]
+        self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of) for order in orders]
+        self._states = [lane.state() for lane in self.lanes]
+
+    def tokens_of(self, samples: np.ndarray) -> np.ndarray:
+        """Tokens of each sample, int64; 0 of one that claims more than a pack: it is named when its turn comes."""
+        tokens = self.store.voxels(samples) // self.settings.patch_volume
+        return np.where(tokens > self.capacity, 0, tokens)
+
+    def next(self) -> list[PackItem]:
+        number = self.packs % len(self.lanes)
+        items = self.lanes[number].next()
+        self._states[number] = self.lanes[number].state()
+        self.packs += 1
+        return items
+
+    def state(self) -> dict:
+        """JSON-able; `restore` of it continues with the next pack."""
+        return {
+            "fingerprint": self.store.fingerprint,
+            "packs": self.packs,
+            "lane_window": self.lane_window,
+            "lanes": list(self._states),
+        }
+
+    def restore(self, state: dict) -> None:
+        """Go on from a state, in its order: its number of lanes and its window count, not those of the settings."""
+        if state["fingerprint"] != self.store.fingerprint:
+            raise ValueError(
+                "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
+                "meaning; use the same dataset.path, or another --run-dir, with checkpoint.pretrained=<checkpoint>"
+            )
+        lanes = state.get("lanes", [])
+        self._make_lanes(len(lanes), state.get("lane_window", LANE_WINDOW))
+        # older lanes were cut out of shards; their states have no size, and a lone lane needs none
+        if [at.get("size", len(self.store)) for at in lanes] != [lane.order.size for lane in self.lanes]:
+            fix = "or start from its weights with checkpoint.pretrained=<checkpoint>"
+            raise ValueError(older("the checkpoint's place in the data", fix))
+        self.packs = state["packs"]
+        for lane, at in zip(self.lanes, lanes):
+            lane.restore(at)
+        self._states = [lane.state() for lane in self.lanes]
+
+
+class StepOrder:
+    """Which packs make a step.
+
+    Packs are equal in tokens and not in work, as attention grows with the square of a sample's length; and all ranks
+    wait for the slowest. So the packs of `window` steps are taken at once and sorted by work, neighbours make a step,
+    and the steps of a window come in random order. Of six packs with 5 1 9 4 8 2 to do, two a step and a window of 3:
+
+        sorted  1 2 4 5 8 9    steps  1 2 | 4 5 | 8 9    in random order  8 9 | 1 2 | 4 5
+
+    Attributes
+    ----------
+    counts : samples and tokens given out so far.
+    """
+
+    def __init__(self, packs: PackOrder, packs_per_step: int, window: int = 1):
+        self.packs, self.packs_per_step, self.window = packs, packs_per_step, window
+        self.counts = {"samples": 0, "tokens": 0}
+        self._end_window()
+
+    def _end_window(self) -> None:
+        self._queue: deque[list[PackItem]] = deque()
+        self._start, self._begun, self._planned = self.packs.state(), dict(self.counts), 0
+
+    def _begin_window(self, packs_per_step: int) -> None:
+        n = self._planned = packs_per_step
+        packs = [self.packs.next() for _ in range(self.window * n)]
+        if self.window > 1:
+            packs.sort(key=lambda pack: sum(item.tokens**2 for item in pack))
+            g = generator_for(self.packs.settings.seed, "steps", self._begun["samples"])
+            packs = [p for step in torch.randperm(self.window, generator=g).tolist() for p in packs[step * n :][:n]]
+        self._queue.extend(packs)
+
+    def _take(self) -> list[PackItem]:
+        pack = self._queue.popleft()
+        self.counts["samples"] += len(pack)
+        self.counts["tokens"] += sum(item.tokens for item in pack)
+        if not self._queue:
+            self._end_window()
+        return pack
+
+    def next(self) -> list[list[PackItem]]:
+        """The packs of the next step; it may lie in two windows when the batch size has changed meanwhile."""
+        packs = []
+        for _ in range(self.packs_per_step):
+            if not self._queue:
+                self._begin_window(self.packs_per_step)
+            packs.append(self._take())
+        return packs
+
+    def state(self) -> dict:
+        """JSON-able; `restore` of it continues with the next step: where the window began, and what of it is taken."""
+        now = self._start | self.counts
+        if self.window == 1:
+            return now
+        taken = self.window * self._planned - len(self._queue)
+        steps = {"window": self.window, "packs_per_step": self._planned, "taken": taken, "begun": self._begun}
+        return now | {"steps": steps}
+
+    def restore(self, state: dict) -> None:
+        """Go on from a state, in its order: its window counts, not that of the settings."""
+        self.packs.restore(state)
+        steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
+        self.window, self.counts = steps["window"], {name: steps["begun"][name] for name in self.counts}
+        self._end_window()
+        if steps["taken"]:
+            self._begin_window(steps["packs_per_step"])
+        for _ in range(steps["taken"]):
+            self._take()

@@ -1,0 +1,208 @@
+"""The index of a split: where each sample lies and how large it is, as columns of one memory-mapped file.
+
+`train.index.arrow` beside the shards is an uncompressed Arrow IPC file of one batch. A row is a sample that can be
+used, in the order of the shards and of the samples in them:
+
+    key      shard  t  h  w  text_tokens  offset   size
+    image-7      0  1  8  8           12  403456  20480      `shard` counts the names in the schema's metadata
+
+The folder's listing (`prepared_folder`) has its checksum, which is compared once, when the index is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from dfm_nb.base import files
+from dfm_nb.base.progress import tqdm
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.prepared_folder import (
+    CHECKSUMS,
+    INDEX,
+    MEND,
+    PreparedFolder,
+    read_checksums,
+    read_manifest,
+    seal_folder,
+)
+from dfm_nb.data.shard_plan import SPLITS
+from dfm_nb.data.shards import SampleEntry, samples_of, shards_of
+
+SCHEMA = pa.schema(
+    [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
+    + [("text_tokens", pa.uint32()), ("offset", pa.uint64()), ("size", pa.uint64())]
+)
+"""t, h, w: of the latent. text_tokens: 0 where unknown. offset, size: of the sample in its tar, in bytes."""
+
+
+class Shard(NamedTuple):
+    """A tar as it was indexed.
+
+    samples: those that cannot be used among them. voxels, largest: sum and maximum of T * H * W of the others.
+    """
+
+    name: str
+    samples: int
+    voxels: int
+    largest: int
+
+
+Measure = Callable[[SampleEntry], Sequence[int] | None]
+"""Latent T, H, W and text tokens of a sample; None for one that gets no row. SampleError: it cannot be used."""
+
+
+def described(entry: SampleEntry) -> list[int]:
+    """A `Measure`: as the .json says, or of the latent itself."""
+    size = entry.meta.get("latent_shape") or entry.read().latent.shape
+    return [*size[-3:], entry.meta.get("text_tokens") or 0]
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> dict[str, list[Shard]]:
+    """The index of each split beside its shards, from headers and .json parts; a split without shards has none."""
+    for split in SPLITS:
+        index_path(folder, split).unlink(missing_ok=True)
+    with tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
+        return {s: _index_split(folder, s, names, measure, bar.update) for s, names in splits.items() if names}
+
+
+def _index_split(
+    folder: Path, split: str, names: list[str], measure: Measure, done: Callable[[int], object]
+) -> list[Shard]:
+    tables, shards, dropped = [], [], []
+    for number, name in enumerate(names):
+        rows: list[tuple[Any, ...]] = []
+        for entry in (entries := samples_of(folder / name)):
+            try:
+                if (size := measure(entry)) is not None:
+                    # a lie that has no place in its column is named when the sample is read
+                    *grid, tokens = (min(max(n, 0), 0xFFFF) for n in size)
+                    rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size))
+            except SampleError as error:
+                dropped.append((error.reason, error.detail))
+        columns = [list(column) for column in zip(*rows)] or [[] for _ in SCHEMA]
+        tables.append(pa.table(columns, schema=SCHEMA))
+        voxels = [t * h * w for _, _, t, h, w, *_ in rows]
+        shards.append(Shard(name, len(entries), sum(voxels), max(voxels, default=0)))
+        done(1)
+    write_index(index_path(folder, split), tables, shards, dropped)
+    return shards
+
+
+def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
+    """tables : of `SCHEMA`, a shard each. dropped : (reason, detail) of samples that have no row."""
+    about = {"shards": json.dumps(shards), "dropped": json.dumps(dropped)}
+    (batch,) = pa.concat_tables(tables).combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], SCHEMA)]
+    with files.replacing(path) as temporary, pa.ipc.new_file(str(temporary), SCHEMA.with_metadata(about)) as writer:
+        writer.write_batch(batch)
+
+
+def index_dataset(folder: str | Path) -> dict[str, int]:
+    """Write the indexes and checksums of a folder with `.nv-meta` that has none, or that was changed on purpose.
+
+    Returns
+    -------
+    Samples that can be used, by split.
+
+    Raises
+    ------
+    ValueError : one sentence with what must hold and how to mend it.
+    """
+    place = PreparedFolder(folder)
+    if place.held_plan() is not None and not (place.path / CHECKSUMS).is_file():
+        raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
+    manifest = read_manifest(place.path, checked=False) or {"drops": []}
+    # what `dfm adopt` has named; a preparation puts nothing that it drops into a tar
+    unusable = {drop["key"] for drop in manifest["drops"]}
+    with place.turn(), place.full_disk_explained():
+        splits = {split: shards_of(place.path, split) for split in SPLITS}
+        indexed = write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
+        seal_folder(place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names})
+    return {split: len(SampleIndex(place.path, split)) for split in indexed}
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+class SampleIndex:
+    """The rows of a split as columns, none of them copied; safe to use from several threads.
+
+    Parameters
+    ----------
+    here : whether the shards lie beside the index; a server's do not.
+
+    Attributes
+    ----------
+    shards : all of the split, in order. dropped : (reason, detail) of samples that have no row.
+
+    Raises
+    ------
+    ValueError : it, or a shard's size, is not what the folder's checksums say, or it names shards that they do not.
+    """
+
+    def __init__(self, folder: str | Path, split: str, here: bool = True):
+        self.folder, self.split = Path(folder), split
+        self._listed, path, fix = read_checksums(self.folder), index_path(folder, split), MEND.format(folder)
+        files.check(self.folder, self._listed, [path.name], fix)
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            batch, about = reader.get_batch(0), reader.schema.metadata
+            batch.validate(full=True)  # keys of a file that was made to lie could lie beyond it
+            self._keys = batch["key"]
+            self._columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
+            self.shards = [Shard(*shard) for shard in json.loads(about[b"shards"])]
+            self.dropped = [(reason, detail) for reason, detail in json.loads(about[b"dropped"])]
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
+        if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
+            raise ValueError(f"{path} has samples of a shard that it does not list; {fix}")
+        for shard in self.shards:
+            tar, listed = self.folder / shard.name, self._listed.get(shard.name)
+            if listed is None or (here and not (tar.is_file() and tar.stat().st_size == listed["bytes"])):
+                raise ValueError(f"{path} does not fit {tar}, which has changed since or is gone; {fix}")
+
+    def fingerprint(self) -> str:
+        """Of the shards' names and checksums, by which a checkpoint knows the data set."""
+        shards = [[s.name, s.samples, self._listed[s.name]["sha256"]] for s in self.shards]
+        return hashlib.sha256(json.dumps([self.split, len(self), shards]).encode()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
+        """T * H * W of the latents, int64."""
+        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
+        return t * h * w
+
+    def larger_than(self, voxels: int) -> np.ndarray:
+        """Samples whose latent has more than T * H * W voxels, the largest first."""
+        if max(shard.largest for shard in self.shards) <= voxels:  # most often; the sizes of all take memory
+            return np.empty(0, np.int64)
+        sizes = self.voxels(slice(None))
+        return np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]
+
+    def grid(self, index: int) -> tuple[int, int, int]:
+        """Latent T, H, W."""
+        t, h, w = (int(self._columns[side][index]) for side in "thw")
+        return t, h, w
+
+    def text_tokens(self, index: int) -> int:
+        return int(self._columns["text_tokens"][index])
+
+    def entry(self, index: int) -> SampleEntry:
+        """Where a sample lies."""
+        shard, offset, size = (int(self._columns[name][index]) for name in ("shard", "offset", "size"))
+        return SampleEntry(self._keys[index].as_py(), self.folder / self.shards[shard].name, offset, size)
+
+
+def index_path(folder: str | Path, split: str) -> Path:
+    return Path(folder) / f"{split}{INDEX}"

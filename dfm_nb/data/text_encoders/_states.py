@@ -1,0 +1,31 @@
+"""How the text encoders turn captions into the states of their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+@torch.no_grad()
+def token_states(model: Any, tokenizer: Any, captions: list[str], max_tokens: int, rows: int) -> list[torch.Tensor]:
+    """Last hidden states of each caption's own tokens, bfloat16 [L, D] on the CPU, in the order given.
+
+    Equal captions are encoded once. Captions of similar length share a batch of `rows`, so little of it is padding.
+    Padding is masked: a caption's states do not depend on its batch (to rounding).
+
+    Parameters
+    ----------
+    model, tokenizer : of transformers.
+    max_tokens : longer captions are cut.
+    """
+    distinct = sorted(set(captions), key=lambda c: (len(c), c))
+    states: dict[str, torch.Tensor] = {}
+    for start in range(0, len(distinct), rows):
+        batch = distinct[start : start + rows]
+        tokens = tokenizer(batch, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+        tokens = tokens.to(model.device)
+        hidden_BLD = model(**tokens).last_hidden_state
+        for caption, hidden_LD, mask_L in zip(batch, hidden_BLD, tokens["attention_mask"]):
+            states[caption] = hidden_LD[mask_L.bool()].bfloat16().cpu()
+    return [states[c] for c in captions]

@@ -1,0 +1,211 @@
+"""Blends of text corpora: which corpora, with what weights, in which splits, and how often each is seen.
+
+A blend comes from `0.5 PREFIX 0.3 PREFIX ...` or from YAML rows of dataset_prefix, dataset_weight, dataset_split. The
+weights of a split sum to 1, or the blend is refused (or normalised, when that is asked). Only index headers and lengths
+are read; neither torch nor megatron is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Sequence
+
+import yaml
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from dfm_nb.text.indexed import Index
+
+SPLITS = ("train", "validation", "test")
+TOLERANCE = 1e-3  # of a sum of weights that people round, as 0.333 three times
+
+
+@dataclass(frozen=True)
+class BlendCorpus:
+    """One corpus of a split. `name` is how strategies call it: the file's name without `_text_document`."""
+
+    prefix: str
+    weight: float | None = None
+
+    @property
+    def name(self) -> str:
+        return Path(self.prefix).name.removesuffix("_document").removesuffix("_text")
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Corpora by split. The weights of each sum to 1; of training, there may be none yet (a strategy gives them)."""
+
+    train: tuple[BlendCorpus, ...]
+    validation: tuple[BlendCorpus, ...] = ()
+    test: tuple[BlendCorpus, ...] = ()
+
+    def corpora(self, split: str) -> tuple[BlendCorpus, ...]:
+        return getattr(self, split)
+
+    def prefixes(self) -> list[str]:
+        """Every corpus once, in order."""
+        return list(dict.fromkeys(c.prefix for split in SPLITS for c in self.corpora(split)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is lawful but seldom meant."""
+        trained = {c.prefix for c in self.train}
+        twice = dict.fromkeys(c.prefix for c in (*self.validation, *self.test) if c.prefix in trained)
+        return [f"{p} is both trained on and evaluated on: its loss will be too good" for p in twice]
+
+
+def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
+    """A blend from `WEIGHT PREFIX WEIGHT PREFIX ...`, or from prefixes alone (weights by a strategy, later).
+
+    Raises
+    ------
+    ValueError : weights that are no numbers, or do not sum to 1; a corpus named twice
+    """
+    weights = [_number(word) for word in words]
+    pairs = list(zip(weights[::2], words[1::2]))
+    if weights.count(None) == len(words):
+        pairs = [(None, prefix) for prefix in words]
+    elif len(words) % 2 or None in weights[::2]:
+        raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
+    return _sound_blend([("train", BlendCorpus(prefix, weight)) for weight, prefix in pairs], normalize)
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+class _Row(BaseModel, extra="forbid", strict=True):
+    """One row of a blend's YAML."""
+
+    dataset_prefix: str
+    dataset_weight: float
+    dataset_split: Literal["train", "validation", "test"] = "train"
+
+
+def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
+    """A blend from the rows of a YAML file."""
+    try:
+        rows = TypeAdapter(list[_Row]).validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} must be YAML; {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        fault = error.errors()[0]  # its place is the row, from 0, and the key
+        place = ".".join(map(str, fault["loc"])) or "the rows"
+        raise ValueError(
+            f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; docs/text.md has a sample"
+        ) from None
+    return _sound_blend([(r.dataset_split, BlendCorpus(r.dataset_prefix, r.dataset_weight)) for r in rows], normalize)
+
+
+def write_yaml(blend: Blend, path: str | Path) -> None:
+    """Write the blend in the form that `read_yaml` reads."""
+    rows = [
+        {"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": split}
+        for split in SPLITS
+        for c in blend.corpora(split)
+    ]
+    Path(path).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+
+
+def _sound_blend(rows: list[tuple[str, BlendCorpus]], normalize: bool) -> Blend:
+    """The blend of these rows (split, corpus), its weights divided by their sum."""
+    splits = {split: _sound(split, [c for s, c in rows if s == split], normalize) for split in SPLITS}
+    if not splits["train"]:
+        raise ValueError("a blend needs one corpus or more with dataset_split train: 0.5 PREFIX 0.5 PREFIX; got none")
+    return Blend(**splits)
+
+
+def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[BlendCorpus, ...]:
+    prefixes, weights = [c.prefix for c in corpora], [c.weight for c in corpora if c.weight is not None]
+    if twice := [p for p in prefixes if prefixes.count(p) > 1]:
+        raise ValueError(f"a corpus may stand once in a split; {twice[0]} stands {len(twice)} times in {split}")
+    if not weights:
+        return tuple(corpora)
+    total = math.fsum(weights)
+    positive = all(0 <= w < math.inf for w in weights) and total > 0
+    if not positive or (abs(total - 1) > TOLERANCE and not normalize):
+        listed = " + ".join(f"{w:g}" for w in weights)
+        raise ValueError(
+            f"the weights of {split} must be 0 or more and sum to 1; got {listed} = {total:g}; --normalize divides "
+            "them by their sum"
+        )
+    return _weighted(corpora, weights)
+
+
+def _weighted(corpora: Sequence[BlendCorpus], raw: Sequence[float]) -> tuple[BlendCorpus, ...]:
+    """The corpora with weights in proportion to `raw`."""
+    total = math.fsum(raw)
+    return tuple(BlendCorpus(c.prefix, w / total) for c, w in zip(corpora, raw))
+
+
+def token_counts(blend: Blend) -> dict[str, int]:
+    """Tokens of each corpus, by prefix. Raises FileNotFoundError for one that is missing."""
+    return {p: Index.open(p).num_tokens for p in blend.prefixes()}
+
+
+STRATEGIES = ("proportional", "equal", "upweight:NAME=0.6", "token-balanced")
+
+
+def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend:
+    """The blend with the weights of its training corpora set.
+
+    `proportional`: by tokens, so every corpus is seen equally often. `equal`: the same share each. `upweight:NAME=0.6`:
+    that share for NAME, the rest in proportion to tokens. `token-balanced`: inverse to tokens.
+
+    Corpora A, B of 300 and 100 tokens: 0.75, 0.25; 0.5, 0.5; upweight:B=0.6 gives 0.4, 0.6; 0.25, 0.75.
+    """
+    kind, _, argument = strategy.partition(":")
+    tokens = [counts[c.prefix] for c in blend.train]
+    if 0 in tokens:
+        raise ValueError(f"a corpus of a blend must hold tokens; {blend.train[tokens.index(0)].prefix} is empty")
+    shares: dict[str, Sequence[float]] = {
+        "proportional": tokens,
+        "equal": [1.0] * len(tokens),
+        "token-balanced": [1 / t for t in tokens],
+    }
+    if kind == "upweight":
+        shares[strategy] = _upweight(blend.train, tokens, argument)
+    if strategy not in shares:
+        raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
+    return replace(blend, train=_weighted(blend.train, shares[strategy]))
+
+
+def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
+    name, _, value = argument.partition("=")
+    share = _number(value) or 0.0
+    chosen = [name in (c.name, c.prefix) for c in corpora]
+    rest = sum(t for t, mine in zip(tokens, chosen) if not mine)
+    if sum(chosen) != 1 or not 0 < share < 1 or not rest:
+        names = ", ".join(c.name for c in corpora)
+        raise ValueError(
+            f"--strategy upweight:NAME=0.6 needs a share between 0 and 1, NAME one of {names}, and a corpus left; "
+            f"got {argument!r}"
+        )
+    return [share if mine else (1 - share) * t / rest for t, mine in zip(tokens, chosen)]
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """How often a training corpus is seen: `epochs` = weight * budget / tokens."""
+
+    name: str
+    prefix: str
+    weight: float
+    tokens: int
+    epochs: float
+
+
+def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list[Exposure]:
+    """Effective epochs of each training corpus for a budget of training tokens."""
+    if not token_budget > 0:
+        raise ValueError(f"--token-budget must be over 0; got {token_budget:g}")
+    rows = []
+    for corpus in blend.train:
+        weight, tokens = corpus.weight or 0.0, counts[corpus.prefix]
+        rows.append(Exposure(corpus.name, corpus.prefix, weight, tokens, weight * token_budget / max(1, tokens)))
+    return rows

@@ -1,0 +1,131 @@
+"""A damaged index is one sentence; one made to lie, under checksums that fit, is one sentence or costs samples."""
+
+import random
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dfm_nb.base.files import listed_as
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.prepared_folder import read_checksums, seal_folder
+from dfm_nb.data.sample_index import SCHEMA, SampleIndex, Shard, index_path, write_index
+from dfm_nb.data.stores import EnergonStore
+from tests.attacks.sample_files import STORED
+
+FLIPS = 20
+
+
+@pytest.fixture
+def data(tmp_path):
+    return shutil.copytree(STORED / "data", tmp_path / "data")
+
+
+def refused(folder) -> None:
+    with pytest.raises(ValueError, match=r"train\.index\.arrow") as error:
+        EnergonStore(folder)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1000 and not isinstance(error.value, SampleError)
+
+
+def replaced(folder, content: bytes) -> None:
+    path = index_path(folder, "train")
+    path.unlink()  # a file that is mapped is never written to
+    path.write_bytes(content)
+
+
+def sealed(folder) -> None:
+    seal_folder(folder, {tar.name: listed_as(tar) for tar in folder.glob("*.tar")})
+
+
+def test_flipped_bits_are_refused(data):
+    rng, whole = random.Random(0), index_path(data, "train").read_bytes()
+    for _ in range(FLIPS):
+        bad = bytearray(whole)
+        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        replaced(data, bad)
+        refused(data)
+
+
+def rewritten(data, change):
+    """The index again, with other columns (by name, as lists) under checksums that fit."""
+    path = index_path(data, "train")
+    columns = pa.ipc.open_file(path.read_bytes()).read_all().to_pydict()
+    shards = [shard._asdict() for shard in SampleIndex(data, "train").shards]
+    change(columns, shards)
+    path.unlink()
+    write_index(path, [pa.table(columns, schema=SCHEMA)], [Shard(**s) for s in shards], [])
+    sealed(data)
+
+
+def column(name, value):
+    return lambda columns, shards: columns[name].__setitem__(3, value)
+
+
+def shard(**values):
+    return lambda columns, shards: shards[0].update(values)
+
+
+REFUSED = {
+    "shard that is not there": column("shard", 7),
+    "shard of another folder": shard(name="../data/rank0-000000.tar"),
+    "absolute shard": shard(name="/etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_lie_that_leaves_the_shards_is_refused(data, change):
+    rewritten(data, change)
+    refused(data)
+
+
+NAMED = {
+    "other size": column("t", 9),
+    "other key": column("key", "image-000000"),
+    "key with a slash": column("key", "../../etc/passwd"),
+    "offset beyond the end": column("offset", 2**62),
+    "into the middle": column("offset", 5000),
+    "shorter sample": column("size", 100),
+    "longer sample": column("size", 60_000),
+}
+
+
+@pytest.mark.parametrize("change", NAMED.values(), ids=NAMED)
+def test_lie_about_a_sample_costs_that_sample(data, change):
+    wanted = EnergonStore(data)
+    rewritten(data, change)
+    store = EnergonStore(data)
+    for i in range(11):
+        if i == 3:
+            with pytest.raises(SampleError, match="sample "):
+                store.read(i)
+        else:
+            assert np.array_equal(store.read(i).latent.float(), wanted.read(i).latent.float())
+
+
+@pytest.mark.parametrize("kind", ["other columns", "nulls", "no batch", "no metadata", "cut"])
+def test_other_arrow_file_is_one_sentence(data, kind):
+    path = index_path(data, "train")
+    whole = path.read_bytes()
+    table = pa.ipc.open_file(whole).read_all()
+    path.unlink()
+    if kind == "other columns":
+        table = table.drop_columns(["t"])
+    if kind == "nulls":
+        table = table.set_column(2, "t", pa.array([None] * len(table), pa.uint16()))
+    if kind == "no metadata":
+        table = table.replace_schema_metadata({})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        if kind != "no batch":
+            writer.write_table(table)
+    if kind == "cut":
+        path.write_bytes(whole[:-8])
+    sealed(data)
+    refused(data)
+
+
+def test_checksums_name_only_what_is_in_the_folder(data):
+    for name in ("/proc/kmsg", "../secret", "a/" * 2000 + "b"):
+        seal_folder(data, {**read_checksums(STORED / "data"), name: {"bytes": 1, "sha256": "0" * 64}})
+        with pytest.raises(ValueError, match=r"checksums\.json"):
+            EnergonStore(data)

@@ -1,0 +1,107 @@
+"""A split's index: equal to the shards, refused when it does not fit them."""
+
+import json
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+from dfm_nb.data.pack_plan import PackPlan
+
+from dfm_nb.base.argv import guard
+from dfm_nb.config import Config
+from dfm_nb.data import sample_index
+from dfm_nb.data.sample_index import SampleIndex, index_dataset
+from dfm_nb.data.stores import EnergonStore
+from dfm_nb.index import main
+from dfm_nb.inspect import inspect_dataset
+from dfm_nb.packs.packs import PackSettings
+from tests.attacks.sample_files import STORED
+
+SETTINGS = PackSettings.of(Config(), seed=1)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return shutil.copytree(STORED / "data", tmp_path / "data")
+
+
+def test_rows_are_what_tarfile_finds(data):
+    index = SampleIndex(data, "train")
+    with tarfile.open(data / "rank0-000000.tar") as tar:
+        members = {m.name: tar.extractfile(m).read() for m in tar}
+    described = [json.loads(content) for name, content in members.items() if name.endswith(".json")]
+    found = [index.entry(i) for i in range(len(index))]
+    assert {f"{e.key}.{part}": content for e in found for part, content in e.parts().items()} == members
+    assert [index.grid(i) for i in range(11)] == [tuple(meta["latent_shape"][-3:]) for meta in described]
+    assert [index.text_tokens(i) for i in range(11)] == [meta["text_tokens"] for meta in described]
+
+
+def test_sizes_are_those_of_the_grids(data):
+    index = SampleIndex(data, "train")
+    voxels = np.prod([index.grid(i) for i in range(11)], axis=1)
+    assert index.voxels(np.arange(11)).tolist() == voxels.tolist() and index.shards[0].voxels == voxels.sum()
+    for limit in (0, 15, 16, 48, 10**6):
+        found = list(index.larger_than(limit))
+        assert sorted(found) == np.flatnonzero(voxels > limit).tolist()
+        assert not found or voxels[found[0]] == voxels.max()
+
+
+def test_opening_reads_no_sample_but_the_first(data, monkeypatch):
+    def no(*_):
+        raise AssertionError("a shard is walked")
+
+    monkeypatch.setattr(sample_index, "samples_of", no)
+    (data / "rank0-000000.tar.idx").unlink()
+    store = EnergonStore(data)
+    assert len(store) == 11 and store.read(10).key == store.keys[10]
+
+
+def test_writing_it_again_changes_nothing(data):
+    names = [p.name for p in data.glob("*.arrow")]
+    whole = [(data / name).read_bytes() for name in ("checksums.json", *names)]
+    assert index_dataset(data) == {"train": 11, "val": 1}
+    assert [(data / name).read_bytes() for name in ("checksums.json", *names)] == whole
+
+
+def test_fingerprint_follows_the_shards_content(data):
+    before = EnergonStore(data)
+    plan = PackPlan(before, SETTINGS, 64, 4)
+    tar = data / "rank0-000000.tar"
+    content = bytearray(tar.read_bytes())
+    content[1500] ^= 1  # in a sample, which then cannot be used
+    tar.write_bytes(content)
+    index_dataset(data)
+    assert EnergonStore(data).fingerprint != before.fingerprint
+    with pytest.raises(ValueError, match="data set"):
+        PackPlan(EnergonStore(data), SETTINGS, 64, 4).restore(plan.state())
+
+
+def longer(data):
+    with (data / "rank0-000000.tar").open("ab") as f:
+        f.write(bytes(10240))
+
+
+def other_split(data):
+    path = data / ".nv-meta" / "split.yaml"
+    path.write_text(path.read_text() + "# another\n")
+
+
+STALE = {"longer": longer, "gone": lambda d: (d / "rank0-000000.tar").unlink(), "splits": other_split}
+
+
+@pytest.mark.parametrize("change", STALE.values(), ids=STALE)
+def test_index_of_other_shards_is_refused_until_dfm_index_mends_it(data, change):
+    change(data)
+    with pytest.raises(ValueError, match=r"rank0-000000.tar|split.yaml"):
+        EnergonStore(data)
+    if (data / "rank0-000000.tar").exists():
+        assert guard(main, [str(data)]) == 0 and len(EnergonStore(data)) == 11
+
+
+def test_verify_compares_the_index_with_the_shards(data, monkeypatch):
+    assert inspect_dataset(data, verify=True, samples=0)["faults"] == []
+    monkeypatch.setattr(sample_index.described, "__code__", (lambda entry: [7, 7, 7, 7]).__code__)
+    index_dataset(data)
+    faults = inspect_dataset(data, verify=True, samples=0)["faults"]
+    assert len(faults) == 2 and all(".index.arrow is wrong for" in fault for fault in faults)
