@@ -165,7 +165,7 @@ def test_faults_that_pass_cost_attempts_and_nothing_else(server, place, tmp_path
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.name.endswith(".tmp")]
 
 
-@pytest.mark.parametrize("fault, said", [("busy", "503"), ("cut", "could not be fetched"), ("false", "manifest")])
+@pytest.mark.parametrize("fault, said", [("busy", "503"), ("cut", "could not be fetched"), ("false", "checksums.json")])
 def test_faults_that_stay_are_named_and_leave_no_file(server, tmp_path, fault, said):
     _, store = open_remote(server, tmp_path / "cache")
     last = len(store) - 1

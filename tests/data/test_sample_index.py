@@ -6,11 +6,11 @@ import tarfile
 
 import numpy as np
 import pytest
-from dfm_nb.data.pack_plan import PackPlan
 
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import sample_index
+from dfm_nb.data.order import PackOrder
 from dfm_nb.data.sample_index import SampleIndex, index_dataset
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
@@ -66,7 +66,7 @@ def test_writing_it_again_changes_nothing(data):
 
 def test_fingerprint_follows_the_shards_content(data):
     before = EnergonStore(data)
-    plan = PackPlan(before, SETTINGS, 64, 4)
+    plan = PackOrder(before, SETTINGS, 64, 4)
     tar = data / "rank0-000000.tar"
     content = bytearray(tar.read_bytes())
     content[1500] ^= 1  # in a sample, which then cannot be used
@@ -74,7 +74,7 @@ def test_fingerprint_follows_the_shards_content(data):
     index_dataset(data)
     assert EnergonStore(data).fingerprint != before.fingerprint
     with pytest.raises(ValueError, match="data set"):
-        PackPlan(EnergonStore(data), SETTINGS, 64, 4).restore(plan.state())
+        PackOrder(EnergonStore(data), SETTINGS, 64, 4).restore(plan.state())
 
 
 def longer(data):
