@@ -104,11 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     ema = None if asked.ema == "none" else asked.ema if asked.ema == "auto" else float(asked.ema)
     layout = Layout(asked.tp_size, asked.pp_size, asked.cp_size)
     weaker = checkpoint.find_weights(asked.autoguidance_checkpoint) if asked.autoguidance_checkpoint else None
-    made_by = {
-        "checkpoint": weights.identity,
-        "ema": ema,
-        "autoguidance_checkpoint": weaker.identity if weaker else None,
-    }
+    guide = weaker.identity if weaker else None
+    made_by = {"checkpoint": weights.identity, "ema": ema, "autoguidance_checkpoint": guide}
     sidecar = Path(asked.prompts_file) if asked.prompts_file and asked.prompts_file.endswith(".json") else None
     if sidecar:
         check_replay(sidecar, requests[-1], made_by)
@@ -141,11 +138,8 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         if writes:
             names = ", ".join(p.name for p in finished) or "none"
-            print(
-                f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: {names}; run the same "
-                "command with --skip-existing for the rest",
-                flush=True,
-            )
+            kept = f"{len(finished)} of {len(work)} clips are finished and kept: {names}"
+            print(f"interrupted: {kept}; run the same command with --skip-existing for the rest", flush=True)
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)

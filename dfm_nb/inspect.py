@@ -98,7 +98,13 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
     """Write the contact sheet; returns where it is, or why there is none."""
     if not asked.samples or not found.entries:
         return "none"
-    tokenizer = found.tokenizer(asked.tokenizer, asked.tokenizer_path)
+    why = "the tokenizer is unknown: see --tokenizer and --tokenizer-path"
+    try:
+        tokenizer = found.tokenizer(asked.tokenizer, asked.tokenizer_path)
+    except FileNotFoundError as error:  # its weights are not on this machine
+        if asked.tokenizer or asked.tokenizer_path:
+            raise
+        tokenizer, why = None, str(error)
     picture = found.sheet(asked.samples, tokenizer)
     if picture is None:
         return "none, as no sample can be read"
@@ -109,8 +115,7 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
         if asked.contact_sheet:
             raise
         return f"none, as {found.folder} cannot be written; pass --contact-sheet OUT.png"
-    unknown = " (in false colours, as the tokenizer is unknown: see --tokenizer and --tokenizer-path)"
-    return str(target) + (unknown if tokenizer is None else "")
+    return str(target) + (f" (in false colours: {why})" if tokenizer is None else "")
 
 
 def main(argv: list[str] | None = None) -> int:

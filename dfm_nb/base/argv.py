@@ -1,8 +1,6 @@
 """What every command line of the project shares: flags in both spellings, short errors.
 
-A parser also reads keywords named as its flags, which is how the Python functions of the verbs get theirs.
-
-A driver module has `main(argv: list[str] | None = None) -> int`, builds its parser from `ArgumentParser` and ends with
+A driver module has `main(argv: list[str] | None = None) -> int`, reads its options (`base.options`) and ends with
 `if __name__ == "__main__": raise SystemExit(guard(main))`. `dfm <verb>` calls the same `main`.
 """
 
@@ -11,14 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import json
 import os
 import re
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Callable, NoReturn
+from collections.abc import Iterator
+from typing import Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL, local
 from dfm_nb.base.log import legible
@@ -46,75 +43,12 @@ class ArgumentParser(argparse.ArgumentParser):
             local(path or "")
         return found, rest
 
-    def words(self, settings: Mapping[str, Any]) -> list[str]:
-        """Keywords as the words of a command line: `num_steps=4` is `--num-steps=4`, None is the flag's default.
-
-        Parameters
-        ----------
-        settings : by the flag's name, or by that of what comes without a flag (`overrides`, as `settings_words` takes
-            them).
-
-        Raises
-        ------
-        ValueError : a keyword that is no flag; the message has the nearest.
-        """
-        # what comes without a flag is known by its destination
-        known = {
-            flag.lstrip("-").replace("-", "_"): action
-            for action in self._actions
-            for flag in action.option_strings or [action.dest]
-        }
-        words = []
-        for name, value in settings.items():
-            if name not in known or name in ("h", "help"):
-                raise unknown_keyword(self.prog, name, known)
-            action, flag = known[name], f"--{name.replace('_', '-')}"
-            value = plain(value)
-            if value is None or (action.nargs == 0 and value is False):
-                continue
-            if not action.option_strings:
-                words += settings_words(value)
-            elif action.nargs == 0 and value is True:
-                words.append(flag)
-            elif action.nargs or isinstance(action, argparse._AppendAction):
-                several = [value] if isinstance(value, str) else [str(v) for v in value]
-                words += [flag, *several] if action.nargs else [f"{flag}={v}" for v in several]
-            else:
-                words.append(f"{flag}={value}")
-        return words
-
-    def read(self, words: list[str]) -> argparse.Namespace:
-        """What these words mean."""
-        return self.parse_intermixed_args(words)
-
     def error(self, message: str) -> NoReturn:
         """ValueError, which `guard` says in one sentence; of an unknown flag, with the nearest one."""
         unknown = re.search(r"unrecognized arguments: --([\w-]+)", message)
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = unknown and nearest(unknown[1], (flag.lstrip("-") for flag in flags), 0.7)
         raise ValueError(f"{self.prog}: {message}; " + (f"did you mean --{near}?" if near else "see its --help"))
-
-
-def settings_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
-    """Words `group.key=value` as they are, or made of a mapping {"group.key": value} or {"group": {"key": value}}."""
-    if isinstance(overrides, str):
-        return [overrides]
-    if isinstance(overrides, Mapping):
-        return [f"{key}={json.dumps(value, default=plain)}" for key, value in overrides.items()]
-    return [str(word) for word in overrides]
-
-
-def plain(value: Any) -> Any:
-    """A NumPy number or array, a tensor or a path as JSON has it; anything else as it is."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def unknown_keyword(where: str, name: str, known: Iterable[str]) -> ValueError:
-    """For a keyword that `where` does not take: one sentence with the nearest name."""
-    near = nearest(name, known)
-    return ValueError(f"{where} has no setting {name!r}; " + (f"did you mean {near!r}?" if near else "see its --help"))
 
 
 def _dashed(arg: str) -> str:
