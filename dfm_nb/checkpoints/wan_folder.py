@@ -21,6 +21,7 @@ from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.exported import Lazy, check_shapes
 from dfm_nb.checkpoints.torch_dist import CheckpointError
+from dfm_nb.checkpoints.weights import read_object
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.data.prepared_folder import STATISTICS, lacking
@@ -69,17 +70,10 @@ def is_wan(folder: Path) -> bool:
     return (folder / "transformer" / "config.json").is_file()
 
 
-def _object(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    if found is None:
-        raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: fetch it again")
-    return found
-
-
 def settings_of(folder: Path) -> list[str]:
     """Settings as overrides: the network's from transformer/, and of the scheduler what generation recommends."""
     path = folder / "transformer" / "config.json"
-    given = _object(path)
+    given = read_object(path)
     if lacking := [key for key in ("attention_head_dim", *SIZES) if not isinstance(given.get(key), int | float)]:
         raise CheckpointError(f"{path} must have a number as {lacking[0]}: it is no {CLASS} of diffusers")
     wanted = {**FIXED, "_class_name": CLASS, "out_channels": given["in_channels"]}
@@ -112,7 +106,7 @@ def settings_of(folder: Path) -> list[str]:
 def manifest_of(folder: Path) -> dict[str, Any]:
     """What latents and texts mean to it: Wan's encoders, and the statistics in vae/config.json."""
     path = folder / "vae" / "config.json"
-    about = _object(path)
+    about = read_object(path)
     statistics: dict[str, Any] = {f"latent_{k}": about.get(f"latents_{k}") for k in ("mean", "std")}
     std = [] if lacking(statistics, STATISTICS) else statistics["latent_std"]
     if len(std) != LATENT_CHANNELS or min(std) <= 0:
@@ -132,7 +126,7 @@ def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
     """
     folder = folder / "transformer"
     index = folder / f"{STEM}.safetensors.index.json"
-    listed = _object(index).get("weight_map") if index.is_file() else None
+    listed = read_object(index).get("weight_map") if index.is_file() else None
     files = sorted({str(f) for f in listed.values()}) if isinstance(listed, dict) else [f"{STEM}.safetensors"]
     if odd := [f for f in files if Path(f).name != f]:
         raise CheckpointError(f"{index} must name files of its folder; it names {odd[0]!r:.80}")

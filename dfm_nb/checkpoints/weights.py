@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import older, sha256
+from dfm_nb.base.files import older, read_json, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
@@ -69,13 +69,10 @@ def listing_text(files: dict[str, dict]) -> str:
 
 
 def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a file of a checkpoint; `CheckpointError` names the file and what of `wanted` it lacks."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {str(error) or 'nested too deep'}; use another checkpoint") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: it must hold an object; it holds {type(value).__name__}")
+    """The JSON object in a file; `CheckpointError` names the file and what of `wanted` it lacks."""
+    value = read_json(path)
+    if value is None:
+        raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: take another copy")
     if missing := prepared_folder.lacking(value, wanted or {}):
         raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
     return value
@@ -371,16 +368,14 @@ def check_same_model(
 def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
     """ValueError when a checkpoint holds the state of another optimizer, or lacks an average that `config` asks for."""
     theirs, ours = source.config, config
-    anew = f"or start anew in another --run-dir from its weights with checkpoint.pretrained={source.folder}"
-    if theirs.optimizer.optimizer != ours.optimizer.optimizer:
+    checks = {
+        "optimizer.optimizer": ours.optimizer.optimizer == theirs.optimizer.optimizer,
+        "ema.sigma_rels": set(ours.ema.sigma_rels) <= set(theirs.ema.sigma_rels),
+    }
+    for key in (key for key, fits in checks.items() if not fits):
         raise ValueError(
-            f"{source.folder} holds the state of optimizer.optimizer={theirs.optimizer.optimizer}, not "
-            f"{ours.optimizer.optimizer}; set optimizer.optimizer={theirs.optimizer.optimizer}, {anew}"
-        )
-    if not set(ours.ema.sigma_rels) <= set(theirs.ema.sigma_rels):
-        raise ValueError(
-            f"{source.folder} holds the averages ema.sigma_rels={theirs.ema.sigma_rels}, not all of "
-            f"{ours.ema.sigma_rels}; leave out the new ones, {anew}"
+            f"{source.folder} holds the state of {key}={attrgetter(key)(theirs)}, not of {attrgetter(key)(ours)}; set "
+            f"it to that, or start anew in another --run-dir with checkpoint.pretrained={source.folder}"
         )
 
 

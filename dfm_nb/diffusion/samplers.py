@@ -307,8 +307,7 @@ def sample_heun_stochastic(
     S_tmin, S_tmax : levels between which noise is added.
     S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5).
     """
-    if S_churn < 0 or S_noise < 0:
-        raise ValueError(f"S_churn and S_noise must not be negative; got {S_churn} and {S_noise}")
+    assert S_churn >= 0 and S_noise >= 0, (S_churn, S_noise)
     run = _Run(denoise, x, sigmas, callback, noise)
     for i, s, s_next in run.steps():
         x = run.x
@@ -357,8 +356,7 @@ def sample_dpmpp_2m_sde(
     eta : 1 the reverse SDE, 0 the ODE (`sample_dpmpp_2m` exactly), between the two an interpolation.
     S_noise : standard deviation of the added noise.
     """
-    if eta < 0 or S_noise < 0:
-        raise ValueError(f"eta and S_noise must not be negative; got {eta} and {S_noise}")
+    assert eta >= 0 and S_noise >= 0, (eta, S_noise)
     run = _Run(denoise, x, sigmas, callback, noise)
     D_old, h_old = None, 0.0
     for i, s, s_next in run.steps():
@@ -391,8 +389,7 @@ def sample_unipc(
     there are; the step to 0 is first order. Below some 15 steps order 2 is the safer choice: cubic extrapolation over
     steps that long overshoots. Other arguments as in `sample_euler`.
     """
-    if order not in (2, 3):
-        raise ValueError(f"the order of UniPC must be 2 or 3; got {order}")
+    assert order in (2, 3), order
     run = _Run(denoise, x, sigmas, callback)
     D_x = run.D(run.x, run.levels[0])
     nodes: list[tuple[float, Tensor]] = []  # (lambda, D) of the last steps, newest last
@@ -487,8 +484,6 @@ def rescale(D_guided: Tensor, D_cond: Tensor, amount: float) -> Tensor:
     D_guided, D_cond : [B, ...]; the deviation is taken over all dims but the first.
     amount : 0 leaves D_guided, 1 gives it the deviation of D_cond; 0.7 is the paper's choice.
     """
-    if not 0 <= amount <= 1:
-        raise ValueError(f"guidance rescale must be between 0 and 1; got {amount}")
     dims = tuple(range(1, D_guided.ndim))
     std_guided = D_guided.double().std(dims, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     factor = D_cond.double().std(dims, keepdim=True) / std_guided
