@@ -170,6 +170,13 @@ def is_first_of_model() -> bool:
     return first_of_stage and mpu.get_pipeline_model_parallel_rank() == 0
 
 
+def everyones(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank gives, by rank, on every one."""
+    out = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value, group=group)
+    return out
+
+
 def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
     """In place: the last pipeline stage's values on every stage."""
     if mpu.get_pipeline_model_parallel_world_size() > 1:

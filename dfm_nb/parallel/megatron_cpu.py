@@ -63,27 +63,11 @@ _CPU = torch.device("cpu")
 class _CudaOnCpu:
     """What the modules call on `torch.cuda`, answered for the CPU."""
 
-    @staticmethod
-    def current_device() -> torch.device:
-        return _CPU
-
-    @staticmethod
-    def get_rng_state(*_args, **_kwargs) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    @staticmethod
-    def set_rng_state(state: torch.Tensor, *_args, **_kwargs) -> None:
-        torch.set_rng_state(state)
-
-    @staticmethod
-    def manual_seed(seed: int) -> None:
-        torch.default_generator.manual_seed(seed)
-
-    @staticmethod
-    def _nothing(*_args, **_kwargs) -> None:
-        return None
-
-    synchronize = empty_cache = current_stream = _nothing
+    current_device = staticmethod(lambda: _CPU)
+    get_rng_state = staticmethod(lambda *_args, **_kwargs: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda state, *_args, **_kwargs: torch.set_rng_state(state))
+    manual_seed = staticmethod(torch.default_generator.manual_seed)
+    synchronize = empty_cache = current_stream = staticmethod(lambda *_args, **_kwargs: None)
 
     def __getattr__(self, name: str):
         return getattr(torch.cuda, name)

@@ -25,7 +25,7 @@ from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
 from dfm_nb.data.stores import SampleStore, usual_size
 from dfm_nb.packs.packs import LatentStatistics, Pack
-from dfm_nb.parallel.groups import layout_of
+from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training.batches import data_folder, open_store, packed_loader
 from dfm_nb.training.report import Report
 from dfm_nb.training.trainer import Trainer, no_bars
@@ -92,9 +92,7 @@ class BadSamples:
 
     def share(self) -> None:
         """Tell every rank. ValueError when they are too many."""
-        everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, self.new, group=self._group)
-        self._add(bad for found in everyone for bad in found)
+        self._add(bad for found in everyones(self.new, self._group) for bad in found)
 
     def _add(self, new: Iterable[tuple[str, str]]) -> None:
         for reason, detail in dict.fromkeys(new):

@@ -58,12 +58,12 @@ class Report:
         self._write(iteration, record)
         total = self.config.train.train_iters
         if iteration % self.config.logger.log_interval == 0 or iteration in (1, total):
-            more: dict[str, str | float] = {
-                "tokens_per_s": int(record["tokens_per_s"]),
-                "grad_norm": result.grad_norm,
-                "ETA": f"{(total - iteration) * duration_s / 60:.1f} min",
-            }
-            log.info(iteration_line(iteration, total, result.loss, lr, **more))
+            eta, rate = f"{(total - iteration) * duration_s / 60:.1f} min", int(record["tokens_per_s"])
+            log.info(
+                iteration_line(
+                    iteration, total, result.loss, lr, tokens_per_s=rate, grad_norm=result.grad_norm, ETA=eta
+                )
+            )
 
     def skipped(self, iteration: int, result: StepResult, packs: Sequence[Pack]) -> None:
         """A step with NaN or Inf, or without a usable sample: warn, and list its samples in `skipped.jsonl`."""

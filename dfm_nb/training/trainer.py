@@ -24,7 +24,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
-from dfm_nb.parallel.groups import global_name, layout_of, mpu
+from dfm_nb.parallel.groups import everyones, global_name, layout_of, mpu
 from dfm_nb.training.muon import Muon, matrices_of
 
 LONG_S = 10.0
@@ -213,8 +213,7 @@ class Trainer:
         for hook in hooks:
             hook.remove()
         self._reached = None
-        told: list[tuple[set[str], set[str]]] = [(set(), set())] * dist.get_world_size()
-        dist.all_gather_object(told, ({name for name, _ in named}, reached))
+        told = everyones(({name for name, _ in named}, reached))
         lost = set().union(*(held for held, _ in told)) - set().union(*(found for _, found in told))
         if lost:
             raise ValueError(

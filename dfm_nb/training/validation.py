@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb.base import geometry
@@ -22,7 +21,7 @@ from dfm_nb.diffusion import edm
 from dfm_nb.generation.clip_files import output_path
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
-from dfm_nb.parallel.groups import is_first_of_model
+from dfm_nb.parallel.groups import everyones, is_first_of_model
 from dfm_nb.training.batches import data_folder, pack_capacity, pack_settings
 from dfm_nb.training.trainer import Trainer
 
@@ -85,9 +84,7 @@ class Samples:
             work()
         except Exception as error:  # whatever it is: a sample is not worth a training
             failed = str(error) or type(error).__name__
-        everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, failed)
-        if reasons := [reason for reason in everyone if reason]:
+        if reasons := [reason for reason in everyones(failed) if reason]:
             log.info("No samples at validation: %s (validation.samples=false leaves them out)", reasons[0])
         return bool(reasons)
 
@@ -121,9 +118,7 @@ class Samples:
         """Write this round's; returns (index, prompt, file) of every rank's sample, on every rank."""
         done: list[tuple[int, str, Path]] = []
         self.off = self.off or self._agree(lambda: done.extend(self._sample(iteration)))
-        everyone: list = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, done)
-        return [sample for samples in everyone for sample in samples]
+        return [sample for samples in everyones(done) for sample in samples]
 
     def _sample(self, iteration: int) -> list[tuple[int, str, Path]]:
         ema, request = self.trainer.ema, self.request
