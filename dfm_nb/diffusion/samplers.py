@@ -213,7 +213,7 @@ def tail(sigmas: Tensor, strength: float) -> Tensor:
 # ---- plumbing -----------------------------------------------------------------------------------------------------
 
 
-class _Run:
+class _Sampling:
     """State of one sampling run: float64 levels, a widening denoiser, noise by step, and the callback."""
 
     def __init__(self, denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None, noise: Noise = None):
@@ -269,7 +269,7 @@ def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callbac
     -------
     The state at sigmas[-1], in the shape and type of `x`.
     """
-    run = _Run(denoise, x, sigmas, callback)
+    run = _Sampling(denoise, x, sigmas, callback)
     for i, s, s_next in run.steps():
         D_x = run.D(run.x, s)
         run.x = D_x + (s_next / s) * (run.x - D_x)
@@ -308,7 +308,7 @@ def sample_heun_stochastic(
     S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5).
     """
     assert S_churn >= 0 and S_noise >= 0, (S_churn, S_noise)
-    run = _Run(denoise, x, sigmas, callback, noise)
+    run = _Sampling(denoise, x, sigmas, callback, noise)
     for i, s, s_next in run.steps():
         x = run.x
         # at most sqrt(2) - 1: never more new noise than is there
@@ -357,7 +357,7 @@ def sample_dpmpp_2m_sde(
     S_noise : standard deviation of the added noise.
     """
     assert eta >= 0 and S_noise >= 0, (eta, S_noise)
-    run = _Run(denoise, x, sigmas, callback, noise)
+    run = _Sampling(denoise, x, sigmas, callback, noise)
     D_old, h_old = None, 0.0
     for i, s, s_next in run.steps():
         D_x = run.D(run.x, s)
@@ -390,7 +390,7 @@ def sample_unipc(
     steps that long overshoots. Other arguments as in `sample_euler`.
     """
     assert order in (2, 3), order
-    run = _Run(denoise, x, sigmas, callback)
+    run = _Sampling(denoise, x, sigmas, callback)
     D_x = run.D(run.x, run.levels[0])
     nodes: list[tuple[float, Tensor]] = []  # (lambda, D) of the last steps, newest last
     for i, s, s_next in run.steps():
