@@ -98,7 +98,7 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
     A `.safetensors` is written one tensor at a time, each of which is asked for three times.
     """
     texts = {name: content.decode() for name, content in files.items() if re.fullmatch(TEXT, name)}
-    packed = {BYTES + name: files[name] for name in files.keys() - texts.keys()}
+    packed = {BYTES + name: content for name, content in files.items() if name not in texts}
     small = {k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}
     tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
     kinds = kinds_of(tensors)
