@@ -9,6 +9,7 @@ import torch
 
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
+from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import STORED, copy_run, reseal
 
@@ -50,6 +51,7 @@ def mark(tmp_path):
 def data(tmp_path, mark):
     folder = shutil.copytree(STORED / "data", tmp_path / "data")
     poison(folder, mark)
+    index_dataset(folder)  # its maker writes checksums that fit
     return folder
 
 
@@ -60,6 +62,7 @@ def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, mi
     monkeypatch.chdir(data)
     if missing:
         (data / missing).unlink()
+        index_dataset(data)
     named = ["--tokenizer", "cosmos_cv"] if missing == "manifest.json" else []
     assert guard(inspect.main, [str(data), *named]) == 2
     error = capsys.readouterr().err
