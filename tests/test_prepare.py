@@ -224,7 +224,7 @@ def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):
     record = tmp_path / "d" / ".dfm" / "encoders.json"
     record.write_text(record.read_text().replace("53aa51", "000000"))
     assert run(tmp_path / "d", "--resume") == 2
-    assert "text encoder" in capsys.readouterr().err
+    assert "text_encoder" in capsys.readouterr().err
 
 
 def test_padded_form_reads_back_at_its_true_length_and_a_tokenizer_is_reused(prepared, tmp_path):

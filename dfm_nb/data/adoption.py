@@ -7,11 +7,9 @@ empty caption, the manifest, and the checksums last.
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save
 
@@ -23,7 +21,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.preparation import merged_statistics, warn_of_drops
+from dfm_nb.data.preparation import counts, merge, merged_statistics, warn_of_drops
 from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS
@@ -72,21 +70,30 @@ def adopt_dataset(
     about |= {kind: encoder.identity() for kind, encoder in encoders.items() if encoder is not None}
     with place.turn(), place.full_disk_explained():
         splits = _splits(place.path, tars, val_fraction)
-        survey = _Survey()
+        survey = _Survey(place.path, splits)
         write_indexes(place.path, splits, survey)
-        survey.check(place.path, splits)
+        full, drops, reasons = merge(survey.records.values())
+        train = [r for r in full if r["split"] == "train"]
+        if not train:
+            first = drops[0]["detail"] if drops else "its tars are empty"
+            raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
+        mean, std = merged_statistics(train)
         if not shards.has_energon_metadata(place.path):
             shards.write_energon_metadata(place.path, splits)
         if hasattr(encoders["tokenizer"], "save") and (tokenizer_path or not place.tokenizer.is_file()):
             encoders["tokenizer"].save(place.tokenizer)
         _write_empty_caption(place.path, encoders["text_encoder"], survey.text_dim)
-        manifest = {
+        manifest: dict[str, Any] = {
             "dfm_nb": __version__,
             "source": {"name": "adopted"},
             **about,
-            **survey.findings(place.path, splits),
+            "latent_mean": mean,
+            "latent_std": std,
+            "counts": counts(sum(r["samples"] for r in full) + reasons.total(), full, reasons),
             "psnr_db": {},
+            "drops": drops,
             "empty_caption": "zeros" if encoders["text_encoder"] is None else "text encoder",
+            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in full],
         }
         write_manifest(place.path, manifest, {n: listed_as(place.path / n) for names in splits.values() for n in names})
     warn_of_drops(manifest)
@@ -133,60 +140,34 @@ def _write_empty_caption(folder: Path, encoder: Any, text_dim: int) -> None:
 
 
 class _Survey:
-    """Reads every sample once as the index asks for its size, and sums up what a manifest says of them."""
+    """Reads every sample once, as the index asks for its size, and notes what a preparation notes of its shards."""
 
-    def __init__(self) -> None:
-        self.records: dict[Path, dict[str, Any]] = {}  # of each shard with samples that can be used
-        self.drops: list[dict[str, Any]] = []
-        self.text_dim = self.text_tokens = 0
+    def __init__(self, folder: Path, splits: dict[str, list[str]]):
+        self.text_dim = 0
+        self.records: dict[Path, dict[str, Any]] = {
+            folder / name: {"name": name, "split": split, "samples": 0, "drops": [], "latent_sums": 0, "text_tokens": 0}
+            for split, names in splits.items()
+            for name in names
+        }
 
     def __call__(self, entry: shards.SampleEntry) -> list[int] | None:
         """Latent T, H, W and text tokens; None for what cannot be used."""
+        record = self.records[entry.shard]
         try:
             clip = entry.read(shards.Fits(LATENT_CHANNELS, self.text_dim or None))
             if any(side % (SIDE_MULTIPLE // PX_PER_LATENT) for side in clip.latent.shape[3:]):
                 raise SampleError("odd_size", f"sample {clip.key}: latent {list(clip.latent.shape[2:])} has odd sides")
         except SampleError as error:
-            detail = f"{entry.shard.name}: {error.detail}"
-            self.drops.append({"key": entry.key, "shard": entry.shard.name, "reason": error.reason, "detail": detail})
+            detail = f"{record['name']}: {error.detail}"
+            record["drops"].append(
+                {"key": entry.key, "shard": record["name"], "reason": error.reason, "detail": detail}
+            )
             return None
         _, tokens, self.text_dim = clip.text_emb.shape
-        self.text_tokens += tokens
-        record = self.records.setdefault(entry.shard, {"samples": 0, "latent_sums": np.zeros((3, LATENT_CHANNELS))})
         record["samples"] += 1
+        record["text_tokens"] += tokens
         record["latent_sums"] += latent_sums(clip.latent)
         return [*clip.latent.shape[2:], tokens]
-
-    def check(self, folder: Path, splits: dict[str, list[str]]) -> None:
-        """ValueError when there is nothing to train on."""
-        if not any(folder / name in self.records for name in splits["train"]):
-            first = self.drops[0]["detail"] if self.drops else "its tars are empty"
-            raise ValueError(f"{folder}: no sample of the train split can be used; the first: {first}")
-
-    def findings(self, folder: Path, splits: dict[str, list[str]]) -> dict[str, Any]:
-        """A manifest's counts, drops, statistics of the train split, and shards."""
-        none = {"samples": 0}
-        listed = [
-            {"name": name, "split": split, "samples": self.records.get(folder / name, none)["samples"]}
-            for split, names in splits.items()
-            for name in names
-        ]
-        counts = {split: sum(s["samples"] for s in listed if s["split"] == split) for split in SPLITS}
-        mean, std = merged_statistics([self.records[p] for n in splits["train"] if (p := folder / n) in self.records])
-        return {
-            "latent_mean": mean,
-            "latent_std": std,
-            "counts": {
-                "items": sum(counts.values()) + len(self.drops),
-                "samples": sum(counts.values()),
-                "dropped": len(self.drops),
-                **counts,
-                "dropped_by_reason": dict(Counter(d["reason"] for d in self.drops).most_common()),
-                "text_tokens": self.text_tokens,
-            },
-            "drops": self.drops,
-            "shards": listed,
-        }
 
 
 # ---- splits -------------------------------------------------------------------------------------------------------

@@ -348,7 +348,7 @@ class Preparation:
             **self._identities(),
             "latent_mean": mean,
             "latent_std": std,
-            "counts": self._counts(full, reasons),
+            "counts": counts(self.plans.num_items, full, reasons),
             "psnr_db": self._psnr(),
             "drops": drops,
             "short_side": self.config.side_px,
@@ -372,16 +372,6 @@ class Preparation:
         if missing:
             raise ValueError(f"{self.folder.path} lacks {missing[0]}; all processes must write to one shared folder")
 
-    def _counts(self, full: list[dict], reasons: Counter[str]) -> dict[str, Any]:
-        return {
-            "items": self.plans.num_items,
-            "samples": sum(r["samples"] for r in full),
-            "dropped": reasons.total(),
-            **{split: sum(r["samples"] for r in full if r["split"] == split) for split in SPLITS},
-            "dropped_by_reason": dict(reasons.most_common()),
-            "text_tokens": sum(r["text_tokens"] for r in full),
-        }
-
     def _psnr(self) -> dict[str, Any]:
         """How well a small tokenizer gives back held-out items; others may have to fetch a decoder for this."""
         held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
@@ -404,6 +394,18 @@ def merge(records: Iterable[dict[str, Any]]) -> tuple[list[dict], list[dict], Co
         if record["samples"]:
             full.append(record | {"latent_sums": np.array(record["latent_sums"])})
     return full, drops, reasons
+
+
+def counts(items: int, full: list[dict], reasons: Counter[str]) -> dict[str, Any]:
+    """A manifest's, of so many items and what `merge` gives."""
+    return {
+        "items": items,
+        "samples": sum(r["samples"] for r in full),
+        "dropped": reasons.total(),
+        **{split: sum(r["samples"] for r in full if r["split"] == split) for split in SPLITS},
+        "dropped_by_reason": dict(reasons.most_common()),
+        "text_tokens": sum(r["text_tokens"] for r in full),
+    }
 
 
 @torch.no_grad()
@@ -440,9 +442,8 @@ def warn_of_drops(manifest: dict[str, Any]) -> None:
 
 def report(manifest: dict[str, Any], folder: PreparedFolder) -> None:
     """Say what was made, and what was dropped."""
-    counts = manifest["counts"]
     warn_of_drops(manifest)
     psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
     quality = f"; tokenizer PSNR on {manifest['psnr_db']['split']}: {psnr}" if psnr else ""
-    log.info("%d samples in %d shards%s", counts["samples"], len(manifest["shards"]), quality)
+    log.info("%d samples in %d shards%s", manifest["counts"]["samples"], len(manifest["shards"]), quality)
     log.info("Webdataset shards saved to %s/", folder.path)

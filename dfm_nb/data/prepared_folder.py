@@ -144,11 +144,9 @@ class PreparedFolder:
             return False
         if overwrite:
             return False
-        differ = [k for k in sorted(plan.keys() | held.keys()) if plan.get(k) != held.get(k)]
-        if differ:
-            listed = "; ".join(f"{k}: {_brief(held.get(k))} there, {_brief(plan.get(k))} now" for k in differ[:4])
+        if differ := _differences(held, plan):
             raise FileExistsError(
-                f"{self.path} already holds another data set ({listed}); "
+                f"{self.path} already holds another data set ({differ}); "
                 "choose another --output-dir or pass --overwrite"
             )
         if self.manifest.is_file() and (self.path / CHECKSUMS).is_file():
@@ -163,7 +161,7 @@ class PreparedFolder:
             return True
         if overwrite:
             self._clear()
-        for place in (*_places(self.path), *_places(self.records)):
+        for place in (*_places(self.path), *_places(self.records), self.path / ".nv-meta"):
             remove_temporaries(place)
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False
@@ -172,8 +170,9 @@ class PreparedFolder:
         """Delete what the records name, and then these; the lock stays, as we hold it."""
         records = [path for place in _places(self.records) for path in place.glob("*.json")]
         listed = {path.relative_to(self.records).as_posix().removesuffix(".json") for path in records}
-        # a folder that was copied without its records has the manifest's list
-        listed |= {str(shard.get("name")) for shard in (read_json(self.manifest) or {}).get("shards", [])}
+        manifest = read_json(self.manifest) or {}
+        if fits(manifest, {"shards": [{"name": str}]}):  # of a folder that was copied without its records
+            listed |= {shard["name"] for shard in manifest["shards"]}
         names = [name for name in listed if _SHARD.fullmatch(name) and (self.path / name).parent in _places(self.path)]
         for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
             (self.path / name).unlink(missing_ok=True)
@@ -200,13 +199,8 @@ class PreparedFolder:
         held = read_json(path)
         if held is None:
             write_atomically(path, json.dumps(now).encode())
-            return
-        for kind, value in now.items():
-            if held.get(kind) != value:
-                raise ValueError(
-                    f"{self.path} was begun with another {kind.replace('_', ' ')} ({_brief(held.get(kind))} there, "
-                    f"{_brief(value)} now); pass the same one or --overwrite"
-                )
+        elif differ := _differences(held, now):
+            raise ValueError(f"{self.path} was begun with other encoders ({differ}); pass the same or --overwrite")
 
     @contextlib.contextmanager
     def full_disk_explained(self) -> Iterator[None]:
@@ -227,6 +221,8 @@ def _places(folder: Path) -> list[Path]:
     return [folder, *(p for p in folder.glob("[0-9][0-9][0-9][0-9]") if not p.is_symlink())]
 
 
-def _brief(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) < 80 else text[:77] + "..."
+def _differences(held: dict[str, Any], now: dict[str, Any]) -> str:
+    differ = [k for k in sorted(now.keys() | held.keys()) if now.get(k) != held.get(k)]
+    return "; ".join(
+        f"{k}: {json.dumps(held.get(k))[:80]} there, {json.dumps(now.get(k))[:80]} now" for k in differ[:4]
+    )
