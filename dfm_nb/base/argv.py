@@ -68,39 +68,40 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         end_with_parent()
     try:
         return main(argv)
-    except USER_ERRORS as error:
-        if os.environ.get("DFM_DEBUG") == "1":
-            raise
-        text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
-        print(legible(f"error: {text}"), file=sys.stderr, flush=True)
-        return 2
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except RuntimeError as error:
-        why = re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
-        if why is None or os.environ.get("DFM_DEBUG") == "1":
-            raise
-        if (full := os.strerror(errno.EMFILE)) in str(error):
-            print(f"error: a process must be able to open more files ({full}); raise ulimit -n", file=sys.stderr)
-            return 2
-        rank = os.environ.get("RANK", 0)  # whoever ended first says why: it, or its launcher
-        print(f"rank {rank} ends, as it lost another process: {why[1]}", file=sys.stderr, flush=True)
-        time.sleep(1)  # the launcher, which looks ten times a second, sees who was first
-        return 1
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            where = f" for {error.filename}" if error.filename else ""
-            text = f"there is no space left{where} (or ulimit -f is too low); make room and give the same command again"
-        elif error.errno == errno.ENAMETOOLONG:
-            text = f"a path must be shorter: {str(error.filename)[:80]}..."
-        else:
-            raise
-        print(legible(f"error: {text}"), file=sys.stderr, flush=True)
-        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("DFM_DEBUG") == "1":
+            raise
+        if (text := _mistake(error)) is not None:
+            print(legible(f"error: {text}"), file=sys.stderr, flush=True)
+            return 2
+        lost = isinstance(error, RuntimeError) and re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
+        if not lost:
+            raise
+        rank = os.environ.get("RANK", 0)  # whoever ended first says why: it, or its launcher
+        print(f"rank {rank} ends, as it lost another process: {lost[1]}", file=sys.stderr, flush=True)
+        time.sleep(1)  # the launcher, which looks ten times a second, sees who was first
+        return 1
+
+
+def _mistake(error: Exception) -> str | None:
+    """What a user, or who runs the machine, can mend, in a sentence; None for a fault of ours."""
+    number, file = getattr(error, "errno", None), getattr(error, "filename", None)
+    if number in DISK_FULL:
+        where = f" for {file}" if file else ""
+        return f"there is no space left{where} (or ulimit -f is too low); make room and give the same command again"
+    if number == errno.ENAMETOOLONG:
+        return f"a path must be shorter: {str(file)[:80]}..."
+    if (full := os.strerror(errno.EMFILE)) in str(error):  # of Python or of gloo
+        return f"a process must be able to open more files ({full}); raise ulimit -n"
+    if not isinstance(error, USER_ERRORS):
+        return None
+    return f"{error.strerror}: {file}" if isinstance(error, OSError) and file else str(error)
 
 
 def world_size_from_env() -> int:
