@@ -88,4 +88,4 @@ def test_other_weights_are_refused_in_a_sentence(trained, weights, tmp_path, cap
         assert "cosmos_cv" in capsys.readouterr().err
     changed = encoder_files.save_t5(tmp_path / "t5", seed=1)
     assert run(trained, (cosmos, changed), tmp_path / "a.mp4") == 2
-    assert "text encoder (t5" in capsys.readouterr().err
+    assert "--text-encoder-path" in capsys.readouterr().err
