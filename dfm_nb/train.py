@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,8 @@ from dfm_nb import config as cfg
 from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.run import written_path
 from dfm_nb.base.torchrun import launch
 from dfm_nb.config.notation import Overrides
-from dfm_nb.config.schema import CheckpointConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,17 +43,15 @@ class TrainOptions(Options):
         named = {"model.size": self.model, "dataset.path": self.dataset_path, "dataset.mock": self.mock or None}
         overrides = [*(f"{key}={value}" for key, value in named.items() if value is not None), *self.overrides]
         training, world = (False, None) if self.print_config else (True, world_size)
-        settle = partial(cfg.resolve, self.recipe, self.config_file, overrides, settings_of=_settings_of)
-        resolved = settle(training=training, world_size=world)
-        begun = _begun(resolved.config.checkpoint, self.run_dir)
-        return settle(training=training, world_size=world, begun=begun) if begun else resolved
-
-
-def _begun(start: CheckpointConfig, run_dir: str) -> Path | None:
-    """The configuration of the run that goes on, if one does."""
-    places = [written_path(p) for p in (start.load_checkpoint, start.load, run_dir) if p]
-    files = [f / "config.yaml" for p in places for f in (p, *sorted(p.glob("iter_*"), reverse=True))]
-    return next((f for f in files if f.is_file()), None)
+        return cfg.resolve(
+            self.recipe,
+            self.config_file,
+            overrides,
+            training=training,
+            world_size=world,
+            settings_of=_settings_of,
+            run_dir=self.run_dir,
+        )
 
 
 def parse(argv: list[str] | None) -> TrainOptions:

@@ -19,9 +19,10 @@ from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
 from dfm_nb.base.pretrained import weights_path
+from dfm_nb.base.run import written_path
 from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
-from dfm_nb.config.schema import FIELDS, Config, ModelConfig
+from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
 __all__ = [
     "DERIVED",
@@ -44,7 +45,6 @@ __all__ = [
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
-_SEVERAL = ("model.size", "model.variant")
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _UPSTREAM = notation.read(Path(__file__).with_name("upstream.yaml").read_text(encoding="utf-8"))
@@ -303,7 +303,7 @@ def resolve(
     training: bool = False,
     world_size: int | None = None,
     settings_of: Callable[[str], dict[str, Any]] | None = None,
-    begun: Path | None = None,
+    run_dir: str | Path | None = None,
 ) -> Resolved:
     """Settle every key: defaults < packaged recipe < weights to start from < YAML file < `group.key=value`.
 
@@ -315,8 +315,9 @@ def resolve(
     training : also require what a training run needs (a data set that exists, or `dataset.mock=true`).
     world_size : also require that the parallel layout fits this number of processes.
     settings_of : the settings by dotted key that `checkpoint.pretrained` brings along, from its value.
-    begun : the `config.yaml` of the run that goes on, the highest layer for what the run took from a default, recipe,
-        size or weights that are still asked for, and for what `auto` was settled to: the package may have changed.
+    run_dir : where the training writes. The `config.yaml` of the run that resumes, there or where `checkpoint.load` and
+        `load_checkpoint` point, is the highest layer for what the run took from a default, recipe, size or weights that
+        are still asked for, and for what `auto` was settled to: the package may have changed.
 
     Raises
     ------
@@ -341,17 +342,11 @@ def resolve(
     if settings_of and isinstance(start, str) and weights_path(start).exists():
         below[f"{WEIGHTS} {start}"] = settings_of(start)
     now = _settle(below | layers, faults + unreadable, training, world_size)
+    begun = _begun(now.config.checkpoint, run_dir)
     if begun is None:
         return now
     stored = from_yaml(begun)
-
-    def kept(key: str, origin: str) -> bool:
-        began = stored.provenance[key]
-        settled = now.get(key) == "auto" and (began.startswith(DERIVED) or _source(began) != "")
-        return settled or (_source(origin) != "" and _source(origin) == _source(began))
-
-    # not the names that stand for several keys: what they set is kept key by key
-    own = {k: stored.get(k) for k, o in now.provenance.items() if k not in _SEVERAL and kept(k, o)}
+    own = _kept(now, stored)
     again = _settle(below | layers | {f"run {begun}": own}, [], training, world_size)
     changed = {k: again.get(k) for k in own if again.get(k) != now.get(k)}
     stays = [
@@ -363,11 +358,31 @@ def resolve(
     return Resolved(again.config, origin, (*now.notices, *stays))
 
 
-def _source(origin: str) -> str:
-    """`default`, `recipe NAME`, `size NAME` or `weights of PATH`; empty for what a user has set or what is derived."""
-    name = origin.partition(" (")[0]
+def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
+    """The configuration of the run that resumes, if one does."""
+    places = [written_path(p) for p in (start.load_checkpoint, start.load, run_dir) if p]
+    files = [f / "config.yaml" for p in places for f in (p, *sorted(p.glob("iter_*"), reverse=True))]
+    return next((f for f in files if f.is_file()), None)
+
+
+def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
+    """What a run that resumes keeps of its `stored` values."""
     packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
-    return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
+
+    def source(origin: str) -> str:
+        """`default`, `recipe NAME`, `size NAME` or `weights of PATH`; empty for what a user has set or is derived."""
+        name = origin.partition(" (")[0]
+        return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
+
+    kept = {}
+    for key, origin in now.provenance.items():
+        began = stored.provenance[key]
+        settled = now.get(key) == "auto" and (began.startswith(DERIVED) or source(began) != "")
+        if settled or (source(origin) != "" and source(origin) == source(began)):
+            kept[key] = stored.get(key)
+    for several in ("model.size", "model.variant"):  # what these names set is kept key by key
+        kept.pop(several, None)
+    return kept
 
 
 def _settle(

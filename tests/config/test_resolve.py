@@ -412,7 +412,7 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     (tmp_path / "demo.yaml").write_text(recipe)
     monkeypatch.setattr(module, "RECIPES", tmp_path)
     asked = ["model.size=tiny", "optimizer.lr=0.25", "model.P_std=2"]
-    now, kept = (C.resolve("demo", overrides=asked, begun=begun) for begun in (None, stored))
+    now, kept = (C.resolve("demo", overrides=asked, run_dir=run_dir) for run_dir in (None, tmp_path))
     changed = {k: kept.get(k) for k in C.fields() if kept.get(k) != now.get(k)}
     assert changed == {
         "model.adaln_lora_dim": None,
@@ -423,7 +423,9 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     assert kept.provenance == now.provenance
     assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1000, 2.0)
     other = ["model.size=demo"]
-    assert C.resolve(None, overrides=other, begun=stored).config.model == C.resolve(None, overrides=other).config.model
+    assert (
+        C.resolve(None, overrides=other, run_dir=tmp_path).config.model == C.resolve(None, overrides=other).config.model
+    )
 
 
 def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path):
@@ -431,13 +433,13 @@ def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path):
     new = C.resolve("demo")
     assert new.config.mixed_precision == "auto"
     stored.write_text(C.to_yaml(new.with_derived({"mixed_precision": "bf16"}, "the processor")))
-    assert C.resolve("demo", begun=stored).config.mixed_precision == "bf16"
+    assert C.resolve("demo", run_dir=tmp_path).config.mixed_precision == "bf16"
     assert C.resolve("demo", stored).config.mixed_precision == "auto"  # a new run settles it anew
-    asked = C.resolve("demo", overrides=["mixed_precision=auto"], begun=stored)
+    asked = C.resolve("demo", overrides=["mixed_precision=auto"], run_dir=tmp_path)
     stored.write_text(C.to_yaml(asked))  # and a third time
-    assert C.resolve("demo", begun=stored).config.mixed_precision == "bf16"
-    own = tmp_path / "own.yaml"  # what the user set then, and no longer sets, does not count
-    own.write_text(C.to_yaml(C.resolve("demo", overrides=["model.attention_backend=sdpa"])))
-    assert C.resolve("demo", begun=own).config.model.attention_backend == "auto"
+    assert C.resolve("demo", run_dir=tmp_path).config.mixed_precision == "bf16"
+    (own := tmp_path / "own").mkdir()  # what the user set then, and no longer sets, does not count
+    (own / "config.yaml").write_text(C.to_yaml(C.resolve("demo", overrides=["model.attention_backend=sdpa"])))
+    assert C.resolve("demo", run_dir=own).config.model.attention_backend == "auto"
     given = ["mixed_precision=fp32"]
-    assert C.resolve("demo", overrides=given, begun=stored).config.mixed_precision == "fp32"
+    assert C.resolve("demo", overrides=given, run_dir=tmp_path).config.mixed_precision == "fp32"
