@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, output
 
 
 def parser() -> ArgumentParser:
@@ -38,13 +38,18 @@ def parser() -> ArgumentParser:
         )
         c.add_argument("--no-report", action="store_true", help="leave out the HTML page")
         if verb is run:
-            c.add_argument("--output", required=True, help="the executed notebook, OUT.ipynb; also written: OUT.html")
+            c.add_argument(
+                "--output", type=output, required=True, help="the executed notebook, OUT.ipynb; also written: OUT.html"
+            )
             c.add_argument("--quiet", action="store_true", help="do not print what the cells print")
         else:
             c.add_argument("--grid", nargs="+", required=True, metavar="NAME=A,B,C", help="values to combine")
             c.add_argument("--jobs", type=int, default=1, help="runs at a time")
             c.add_argument(
-                "--output-dir", required=True, help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html"
+                "--output-dir",
+                type=output,
+                required=True,
+                help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html",
             )
     return p
 

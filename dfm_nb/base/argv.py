@@ -24,12 +24,9 @@ from dfm_nb.base.process import end_with_parent
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
-OUTPUTS = ("output", "output_dir", "output_prefix", "run_dir", "video_save_path", "contact_sheet")
-"""What a command writes, by its flag: on this machine alone."""
-
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with defaults shown in `--help`, `--num_steps` accepted for `--num-steps`, and no URL in `OUTPUTS`."""
+    """argparse with defaults shown in `--help`, `--num_steps` accepted for `--num-steps`."""
 
     def __init__(self, *args, **kwargs):
         kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
@@ -38,10 +35,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         args = sys.argv[1:] if args is None else list(args)
-        found, rest = super().parse_known_args([_dashed(a) for a in args], namespace)
-        for path in (getattr(found, name, None) for name in OUTPUTS):
-            local(path or "")
-        return found, rest
+        return super().parse_known_args([_dashed(a) for a in args], namespace)
 
     def error(self, message: str) -> NoReturn:
         """ValueError, which `guard` says in one sentence; of an unknown flag, with the nearest one."""
@@ -49,6 +43,15 @@ class ArgumentParser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         near = unknown and nearest(unknown[1], (flag.lstrip("-") for flag in flags), 0.7)
         raise ValueError(f"{self.prog}: {message}; " + (f"did you mean --{near}?" if near else "see its --help"))
+
+
+def output(path: str) -> str:
+    """argparse's type of what a command writes, where its flags are no options of `base.options`: a local path."""
+    try:
+        local(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path
 
 
 def _dashed(arg: str) -> str:

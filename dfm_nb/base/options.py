@@ -1,6 +1,6 @@
 """One declaration for every option: a field `name: type = option(default, help, limits)` of a pydantic model.
 
-From the fields follow the command line (`parser_of`, `parse`), a call in Python (the model itself), its inverse
+From the fields follow the command line (`parser`, `parse`), a call in Python (the model itself), its inverse
 (`words`), the settings of a training (`dfm_nb.config.schema`), forms and tables (`fields`). What is wrong is a
 ValueError of one sentence with the nearest legal name.
 
@@ -42,12 +42,12 @@ def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks:
     Parameters
     ----------
     default : without one the option must be given.
-    help : one line for `--help`, `--print-config` and the tooltip of a form; with `flags=...` and so on below.
+    help : one line for `--help`, `--print-config` and the tooltip of a form.
     **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
         else are marks: `positional` (an argument without a flag), `flag` (where it does not follow from the name),
-        `flags` (its other names), `metavar`, `hidden` (not in `--help`), `python_only` (no flag), `output` (a path that
-        is written, so no URL), `unset` (on a command line the default is another's, which comes later), or what the
-        reader of `fields` knows.
+        `flags` (its other names), `metavar`, `action` (argparse's), `python_only` (no flag), `output` (a path that is
+        written, so no URL), `unset` (on a command line the default is another's, which comes later), or what the reader
+        of `fields` knows.
     """
     limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
     return PydanticField(default, description=help, json_schema_extra=limits_and_marks or None, **limits)
@@ -155,7 +155,7 @@ class Options(BaseModel):
             super().__init__(**given)
         except ValidationError as error:
             raise OptionError(self._faults(error)) from None
-        for name, field in fields(type(self)).items():
+        for name, field in known.items():
             if field.marks.get("output"):
                 local(getattr(self, name) or "")
 
@@ -237,7 +237,7 @@ class Options(BaseModel):
 
 def _add(parser: argparse._ActionsContainer, field: Field) -> None:
     marks = field.marks
-    given: dict[str, Any] = {"help": argparse.SUPPRESS if marks.get("hidden") else field.help}
+    given: dict[str, Any] = {"help": field.help}
     required = field.default is PydanticUndefined
     if field.type is bool:
         given |= {"action": "store_true"}

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import ArgumentParser, guard, output
 
 
 def _preprocess(argv: list[str]) -> int:
@@ -45,7 +45,9 @@ def _merge(argv: list[str]) -> int:
     """join the parts of a partitioned run, or any corpora"""
     p = ArgumentParser(prog="dfm text merge", description=_merge.__doc__)
     p.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
-    p.add_argument("--output-prefix", required=True, help="as given to preprocess; _KEY_document is added for parts")
+    p.add_argument(
+        "--output-prefix", type=output, required=True, help="as given to preprocess; _KEY_document is added for parts"
+    )
     p.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
     args = p.parse_args(argv)
     from dfm_nb.text.corpus import find_parts, merge
@@ -53,10 +55,10 @@ def _merge(argv: list[str]) -> int:
     jobs = {args.output_prefix: args.prefixes}
     if not args.prefixes:
         jobs = {f"{args.output_prefix}_{k}_document": find_parts(args.output_prefix, k) for k in args.json_keys}
-    for output, parts in jobs.items():
-        index = merge(parts, output, progress=sys.stderr.isatty())
+    for joined, parts in jobs.items():
+        index = merge(parts, joined, progress=sys.stderr.isatty())
         held = f"{index.num_documents:,} documents, {index.num_tokens:,} tokens"
-        print(f"{output}.bin .idx: {held} of {len(parts)} parts")
+        print(f"{joined}.bin .idx: {held} of {len(parts)} parts")
     return 0
 
 
@@ -113,7 +115,7 @@ def _blend(argv: list[str]) -> int:
     p.add_argument("--normalize", action="store_true", help="divide the weights by their sum")
     p.add_argument("--token-budget", type=float, help="training tokens; by default one epoch's worth of them all")
     p.add_argument("--max-epochs", type=float, default=4.0, help="warn when a corpus is seen more often")
-    p.add_argument("--output", metavar="YAML", help="write the blend here")
+    p.add_argument("--output", type=output, metavar="YAML", help="write the blend here")
     p.add_argument("--json", action="store_true", help="print JSON")
     args = p.parse_args(argv)
     if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
