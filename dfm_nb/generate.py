@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -128,7 +129,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     pipe.memory_check = not asked.no_memory_check
     finished = []
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to those that are left
+    main_thread = threading.current_thread() is threading.main_thread()  # the only one that may set a handler
+    before = signal.getsignal(signal.SIGTERM)
+    if main_thread:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to those that are left
     try:
         for i, result in pipe.run([r for _, r in work], asked.batch_size, progress=parallel.rank() == 0):
             if writes:
@@ -142,7 +146,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"interrupted: {kept}; run the same command with --skip-existing for the rest", flush=True)
         return 130
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main_thread:
+            signal.signal(signal.SIGTERM, before)
     parallel.shutdown()
     return 0
 
