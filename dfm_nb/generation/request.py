@@ -24,8 +24,6 @@ from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 
 _USUAL = GenerationConfig()
-RECOMMENDED = tuple(GenerationConfig.model_fields)
-"""Settings that a checkpoint recommends (`generation` in its configuration) where no flag or keyword sets them."""
 
 
 @cache  # so that it is said once
@@ -74,7 +72,7 @@ InputPath = Annotated[str, AfterValidator(_absolute)]
 
 
 def recommended(default: Any, help: str, **limits: Any) -> Any:
-    """An option that a checkpoint recommends."""
+    """An option that a checkpoint recommends (`generation` in its configuration)."""
     return option(default, f"{help}; by default as the checkpoint recommends", unset=True, **limits)
 
 

@@ -160,10 +160,6 @@ def store() -> dist.Store:
     return dist.PrefixStore("dfm_nb", dist.distributed_c10d._get_default_store())
 
 
-def is_last_pipeline_stage() -> bool:
-    return mpu.get_pipeline_model_parallel_rank() == mpu.get_pipeline_model_parallel_world_size() - 1
-
-
 def is_first_of_model() -> bool:
     """Whether this is the first of the processes that hold one replica of the model."""
     first_of_stage = mpu.get_tensor_model_parallel_rank() == mpu.get_context_parallel_rank() == 0
