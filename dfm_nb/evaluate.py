@@ -5,10 +5,10 @@ them a colour that never had that pattern. A classifier looks for the attributes
 in real renders, as drawn and through the tokenizer (the upper bound for any model). `--wordings` adds prompts in words
 that training did not use, `--distances` the kernel distance and recall to real renders.
 
-With `--dataset` the prompts are captions of its samples. The kernel distance (KID) to real samples stands beside that
-between two sets of real samples. Of a prepared folder, copies of training samples are counted.
+With `--dataset` the prompts are captions of its samples. The kernel distance (KID) to real samples is shown
+next to that between two sets of real samples. Of a prepared folder, copies of training samples are counted.
 
-Clips add temporal consistency and wing motion, beside those of real ones. The same flags give the same figures, with
+Clips add temporal consistency and wing motion, next to those of real ones. The same flags give the same figures, with
 95 % intervals. Choose settings on `--part development`, report `test` once.
 """
 
