@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -102,11 +103,16 @@ class Run:
         if self._key in _HELD:
             return
         lock, here = FileLock(self.path / ".run.lock", blocking=False, thread_local=False), socket.gethostname()
-        with contextlib.suppress(Timeout):
+        try:
             lock.acquire()
+            free = True
+        except Timeout:
+            free = False
+        except OSError:  # a file system without locks: `run.pid` must do
+            free = self.owner() is None
         owner = read_json(self.pid_file) or {}
-        elsewhere = owner.get("host", here) != here and time.time() - self.pid_file.stat().st_mtime < STALE_S
-        if elsewhere or not lock.is_locked:
+        elsewhere = owner.get("host", here) != here and _age_s(self.pid_file) < STALE_S
+        if elsewhere or not free:
             lock.release()
             who = f"process {owner['pid']} of {owner['host']}" if {"pid", "host"} <= owner.keys() else "another process"
             raise FileExistsError(
@@ -178,6 +184,12 @@ class Run:
 BEAT_S, STALE_S = 10, 60
 """Seconds: several beats may be late on a busy machine before its run counts as gone."""
 _HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
+
+
+def _age_s(path: Path) -> float:
+    """Since it was written, by the clock of its file system: hosts may disagree on the time."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
+        return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
 
 
 def media_in(folder: Path) -> list[Path]:
