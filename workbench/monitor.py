@@ -110,11 +110,13 @@ class Watched:
     @property
     def eta_s(self) -> float | None:
         """Seconds to go at the pace of the last fifty iterations; None before there is a pace."""
-        x, elapsed_s = (column[-50:] for column in self.reader.points("elapsed_s"))
-        if not self.train_iters or len(x) < 2 or x[-1] == x[0] or elapsed_s[-1] <= elapsed_s[0]:
+        timed = [(r["iteration"], r["elapsed_s"]) for r in self.reader.recent if r.get("elapsed_s") is not None][-50:]
+        if not self.train_iters or len(timed) < 2:
             return None
-        pace_s = (elapsed_s[-1] - elapsed_s[0]) / (x[-1] - x[0])
-        return float(pace_s * (self.train_iters - self.reader.iteration))
+        (first, begin_s), (last, end_s) = timed[0], timed[-1]
+        if last == first or end_s <= begin_s:
+            return None
+        return (end_s - begin_s) / (last - first) * (self.train_iters - self.reader.iteration)
 
     @property
     def state(self) -> str:
@@ -139,10 +141,11 @@ class Watched:
 
     def status(self) -> str:
         """One line: state, phase, iteration, loss, validation loss, learning rate, tokens/s, time left."""
-        running, of = self.state == "running", f"/{self.train_iters}" if self.train_iters else ""
-        parts = ["running"] * running + [self.doing, f"iteration {self.reader.iteration}{of}"]
+        doing, of = self.doing, f"/{self.train_iters}" if self.train_iters else ""
+        running = self.state == "running"
+        parts = ["running"] * running + [doing, f"iteration {self.reader.iteration}{of}"]
         parts += [said.format(self.reader.last[key]) for key, said in FIGURES.items() if key in self.reader.last]
-        if running and not self.doing.startswith(PACELESS) and (eta := self.eta_s):
+        if running and not doing.startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
 
@@ -334,10 +337,11 @@ class Monitor(Live):
         asked = iterations[min(int(self.when.value), last) - 1]
         shown = {}  # of each run what it drew then, or last before
         for label, found in rounds.items():
-            if before := [i for i in found if i <= asked]:
-                shown[f"{label}, iteration {max(before)}"] = media_in(found[max(before)])[:8]
+            before = [i for i in found if i <= asked]
+            if before and (media := media_in(found[max(before)])):  # an empty folder is of a validation that was killed
+                shown[f"{label}, iteration {max(before)}"] = media[:8]
         key = asked, [(label, path, path.stat().st_mtime) for label, files in shown.items() for path in files]
-        if key == self._samples:
+        if not shown or key == self._samples:
             return
         self._samples = key
         head = f"Samples at iteration {asked} ({iterations.index(asked) + 1} of {last} rounds)"
@@ -387,19 +391,22 @@ class Monitor(Live):
                 self._thread.start()
 
     def _follow(self) -> None:
-        before, ran = None, False
+        before, painted, ran = None, None, False
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
             doing = [w.doing for w in self.runs]
             running = any(w.state == "running" for w in self.runs)
             self.read()
-            now = doing, [w.reader.count for w in self.runs]
-            if now != before:
+            counts = [w.reader.count for w in self.runs]
+            if counts != painted:
                 self.paint()
+            elif doing != before and self._box is not None:  # the curves are as they were
+                with self._lock:
+                    self._paint_box()
             if ran and not running:
                 self.keep()
-            before, ran = now, running
+            before, painted, ran = doing, counts, running
             self._closed.wait(max(REPAINT_S, REST * (time.thread_time() - begun)))
 
     def refresh(self) -> None:
