@@ -61,10 +61,18 @@ def main(argv: list[str] | None = None) -> int:
     return args.verb(args)
 
 
+def _given(args: argparse.Namespace) -> dict[str, str]:
+    """What `-p` sets."""
+    names = [name for name, _ in args.parameter]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"-p {twice[0]} is given twice; keep one of the two")
+    return dict(args.parameter)
+
+
 def run(args: argparse.Namespace) -> int:
     from workbench import notebook_run as runs
 
-    values = runs.convert(dict(args.parameter), runs.parameters(args.notebook), args.notebook)
+    values = runs.convert(_given(args), runs.parameters(args.notebook), args.notebook)
     done = runs.execute(args.notebook, args.output, values, progress=not args.quiet, report=not args.no_report)
     print(f"== {args.output}" + (f" and {done.report}" if done.report else ""), flush=True)
     if done.error:
@@ -75,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 def sweep(args: argparse.Namespace) -> int:
     from workbench import notebook_sweep as grids
 
-    grid, fixed = grids.parse_grid(args.grid), dict(args.parameter)
+    grid, fixed = grids.parse_grid(args.grid), _given(args)
     rows = grids.sweep(args.notebook, grid, args.output_dir, fixed=fixed, jobs=args.jobs, report=not args.no_report)
     print(grids.text(grids.table(rows, grid)))
     failed = sum(row.state != "done" for row in rows)

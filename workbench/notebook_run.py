@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Parameter:
     def read(self, text: str) -> Any:
         """A value as a command line has it, in this type; ValueError when it is of another."""
         kind = {known.__name__: known for known in WORDS}.get(self.type.partition("[")[0])
+        if kind is int and re.fullmatch(r"\d+(\.\d*)?e\d+", text):  # 1e3 is how people write a thousand
+            text = str(float(text))
         if kind in (str, int, float, bool):
             return as_type(self.name, kind, text)
         try:
@@ -135,7 +138,12 @@ def execute(
         error = f"{failed.ename}: {first_fault(failed.evalue)} (In [{failed.exec_count}])"
     except PapermillException as failed:
         error = str(failed) or type(failed).__name__
-    page = write_report(target) if report and target.exists() else None
+    page = None
+    if report and target.exists():
+        try:
+            page = write_report(target)
+        except Exception as failed:  # nbconvert's own: the executed notebook is there
+            print(f"no report: {failed}", file=sys.stderr, flush=True)
     return Outcome(page, error, published(target))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
 from workbench import notebook_run as runs
+from workbench.job import MARGIN_S
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 OWN = "work_dir"
 """A parameter with this name gets a folder of its own for each run, unless a value is given."""
 POLL_S = 0.2
-GRACE_S = 20.0
-"""For the trainings of a sweep that is interrupted to save."""
 
 
 @dataclass
@@ -59,8 +58,11 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
         name, _, listed = text.partition("=")
         words = shlex.shlex(listed, posix=True)  # as a shell reads quotes, with commas for spaces
         words.whitespace, words.whitespace_split, words.commenters = ",", True, ""
-        values = [word.strip() for word in words]
-        if not name or not values:
+        try:
+            values = [word.strip() for word in words]
+        except ValueError:  # a quote that nothing closes
+            values = []
+        if not values or not name or not all(map(str.strip, listed.split(","))):
             raise ValueError(f"--grid needs name=a,b,c; got {text!r}")
         if name in grid or len(set(values)) < len(values):
             raise ValueError(f"--grid has a name or a value of {text!r} twice; write each once")
@@ -116,9 +118,9 @@ def sweep(
                 words = [w for name, text in point.values.items() for w in ("-p", name, text)]
                 command = [sys.executable, "-m", "dfm_nb", "notebook", "run", source, *words]
                 command += ["--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
-                started = process.start(
-                    command, folder / f"{point.name}.log", own_session=False, OMP_NUM_THREADS=threads
-                )
+                log = folder / f"{point.name}.log"
+                log.unlink(missing_ok=True)  # of a sweep before
+                started = process.start(command, log, own_session=False, OMP_NUM_THREADS=threads)
                 running.append((point, started, time.monotonic()))
                 point.state = "running"
                 print(f"-- {point.name} started: {point.said(grid)}", flush=True)
@@ -132,7 +134,7 @@ def sweep(
             time.sleep(POLL_S)
     finally:
         for _, started, _ in running:
-            process.end(started, GRACE_S)
+            process.end(started, process.GRACE_S + MARGIN_S)
     return rows
 
 
@@ -151,17 +153,11 @@ def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
     """A row a run: its name, the grid's values, state, time, error, and what it published."""
     import pandas as pd
 
-    records = [
-        {
-            "run": row.name,
-            **{name: row.values[name] for name in names},
-            "state": row.state,
-            "duration_s": row.duration_s,
-            "error": row.error,
-            **row.results,
-        }
-        for row in rows
-    ]
+    records = []
+    for row in rows:
+        own: dict[str, Any] = {"run": row.name, **{name: row.values[name] for name in names}}
+        own |= {"state": row.state, "duration_s": row.duration_s, "error": row.error}
+        records.append(own | {name: value for name, value in row.results.items() if name not in own})
     return pd.DataFrame(records, dtype=object).fillna("")
 
 
