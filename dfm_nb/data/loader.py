@@ -67,12 +67,8 @@ class PackedLoader:
         self.dp_rank, self.dp_size = dp_rank, dp_size
         self._pool = ThreadPoolExecutor(num_workers, "pack") if num_workers else None
         self._ahead: deque[tuple[list[Callable[[], Pack]], dict]] = deque()  # what gives each pack; the state after it
-        self._depth = PREFETCH_STEPS if num_workers else 1
+        self._depth = PREFETCH_STEPS if num_workers else 0
         self._state = self.steps.state()
-
-    def _begin_step(self) -> None:
-        own = self.steps.next()[self.dp_rank :: self.dp_size]
-        self._ahead.append(([self._build(items) for items in own], self.steps.state()))
 
     def _build(self, items: list[PackItem]) -> Callable[[], Pack]:
         """What gives the pack: at once in the caller, or as soon as a thread has built it."""
@@ -81,13 +77,12 @@ class PackedLoader:
         return self._pool.submit(build_pack, self.order, items).result
 
     def next_step(self) -> list[Pack]:
-        while len(self._ahead) < self._depth:
-            self._begin_step()
+        while len(self._ahead) <= self._depth:  # the step that is due, and those that are kept ahead
+            own = self.steps.next()[self.dp_rank :: self.dp_size]
+            self._ahead.append(([self._build(items) for items in own], self.steps.state()))
         jobs, state = self._ahead.popleft()
         packs = [job() for job in jobs]
         self._state = state
-        if self._pool is not None:
-            self._begin_step()
         return packs
 
     def state(self) -> dict:
