@@ -95,28 +95,29 @@ class Lane:
     def __init__(self, order: SampleOrder, packer: Packer, tokens_of: Callable[[np.ndarray], np.ndarray]):
         self.order, self.packer, self._tokens_of = order, packer, tokens_of
         self.epoch = self.cursor = 0
-        self._window: tuple[int, int, np.ndarray, np.ndarray] | None = None  # epoch, number, samples, tokens
+        self._stream = self._items()
 
     def next(self) -> list[PackItem]:
         """The samples of the lane's next pack."""
-        return self.packer.next(self._items())
+        return self.packer.next(self._stream)
 
     def _items(self) -> Iterator[PackItem]:
+        """Sample after sample, from where the lane is when the first one is taken."""
         while True:
             if self.cursor == self.order.size:
                 self.epoch, self.cursor = self.epoch + 1, 0
             window, at = divmod(self.cursor, self.order.window)
-            if self._window is None or self._window[:2] != (self.epoch, window):
-                samples = self.order.samples(self.epoch, window)
-                self._window = self.epoch, window, samples, self._tokens_of(samples)
-            self.cursor += 1
-            yield PackItem(self.epoch, int(self._window[2][at]), int(self._window[3][at]))
+            samples = self.order.samples(self.epoch, window)
+            for sample, tokens in zip(samples[at:], self._tokens_of(samples)[at:]):
+                self.cursor += 1
+                yield PackItem(self.epoch, int(sample), int(tokens))
 
     def state(self) -> dict:
         waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
         return {"epoch": self.epoch, "cursor": self.cursor, "waiting": waiting, "size": self.order.size}
 
     def restore(self, state: dict) -> None:
+        """Go on from a state; only for a lane of which nothing was taken."""
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
         self.packer.waiting = [PackItem(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
@@ -163,17 +164,16 @@ class PackOrder:
     def _make_lanes(self, lanes: int, window: int) -> None:
         size, seed = len(self.store), self.settings.seed
         self.lane_window = window
-        orders = [SampleOrder(np.array([[0, size]]), size, seed, None, self.shuffle)]
-        if lanes > 1:
-            # samples that cannot be used have no number, so the last shards may have less than they say, or nothing
-            ends = np.minimum(np.cumsum(self.store.shard_sizes), size)
-            ranges_R2 = np.stack((np.concatenate(([0], ends[:-1])), ends), 1)
-            used = ranges_R2[:, 0] < ranges_R2[:, 1]
-            dealt = deal_shards(self.store.shard_voxels[used], lanes)
-            if len(dealt) > 1:
-                orders = [SampleOrder(ranges_R2[used][shards], window, seed, i) for i, shards in enumerate(dealt)]
+        # samples that cannot be used have no number, so the last shards may have less than they say, or nothing
+        ends = np.minimum(np.cumsum(self.store.shard_sizes), size)
+        ranges_R2 = np.stack((np.append(0, ends[:-1]), ends), 1)
+        used = ranges_R2[:, 0] < ranges_R2[:, 1]
+        dealt = deal_shards(self.store.shard_voxels[used], max(lanes, 1))
+        orders = [SampleOrder(ranges_R2[used][shards], window, seed, i) for i, shards in enumerate(dealt)]
+        if len(orders) == 1:
+            orders = [SampleOrder(np.array([[0, size]]), size, seed, None, self.shuffle)]
         self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of) for order in orders]
-        self._states = [lane.state() for lane in self.lanes]
+        self._states = [lane.state() for lane in self.lanes]  # kept, as those of 256 lanes take 30 ms to make
 
     def tokens_of(self, samples: np.ndarray) -> np.ndarray:
         """Tokens of each sample, int64; 0 of one that claims more than a pack: it is named when its turn comes."""
