@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.files import listed_as, write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
@@ -21,7 +20,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.preparation import counts, merge, merged_statistics, warn_of_drops
+from dfm_nb.data.preparation import Merged
 from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS
@@ -72,31 +71,21 @@ def adopt_dataset(
         splits = _splits(place.path, tars, val_fraction)
         survey = _Survey(place.path, splits)
         write_indexes(place.path, splits, survey)
-        full, drops, reasons = merge(survey.records.values())
-        train = [r for r in full if r["split"] == "train"]
-        if not train:
-            first = drops[0]["detail"] if drops else "its tars are empty"
+        merged = Merged(survey.records.values())
+        if not any(r["split"] == "train" for r in merged.full):
+            first = merged.drops[0]["detail"] if merged.drops else "its tars are empty"
             raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
-        mean, std = merged_statistics(train)
         if not shards.has_energon_metadata(place.path):
             shards.write_energon_metadata(place.path, splits)
         if hasattr(encoders["tokenizer"], "save") and (tokenizer_path or not place.tokenizer.is_file()):
             encoders["tokenizer"].save(place.tokenizer)
         _write_empty_caption(place.path, encoders["text_encoder"], survey.text_dim)
-        manifest: dict[str, Any] = {
-            "dfm_nb": __version__,
-            "source": {"name": "adopted"},
-            **about,
-            "latent_mean": mean,
-            "latent_std": std,
-            "counts": counts(sum(r["samples"] for r in full) + reasons.total(), full, reasons),
-            "psnr_db": {},
-            "drops": drops,
-            "empty_caption": "zeros" if encoders["text_encoder"] is None else "text encoder",
-            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in full],
-        }
+        items = sum(r["samples"] for r in merged.full) + merged.reasons.total()
+        empty_caption = "zeros" if encoders["text_encoder"] is None else "text encoder"
+        about = {"source": {"name": "adopted"}, **about}
+        manifest = merged.manifest(about, items, {}, {"empty_caption": empty_caption})
         write_manifest(place.path, manifest, {n: listed_as(place.path / n) for names in splits.values() for n in names})
-    warn_of_drops(manifest)
+    merged.warn_of_drops()
     said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
     own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"

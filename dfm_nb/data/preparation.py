@@ -15,8 +15,9 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -128,11 +129,6 @@ class PrepareConfig(Options):
     def source_module(self) -> ModuleType:
         return plugins.load("sources", self.source.partition(":")[0])
 
-    def reading(self, source: Source, workers: int) -> Reading:
-        """How pictures are read and fitted; those that a source makes at the size asked for stay as they are."""
-        made_to_size = plugins.takes(self.source_module, "size_px")
-        return Reading(source, None if made_to_size else self.side_px, self.upscale, workers)
-
     def open_source(self) -> Source:
         """The source; ValueError names flags that it has no use for."""
         name, _, spec = self.source.partition(":")
@@ -143,23 +139,6 @@ class PrepareConfig(Options):
         if not len(source):
             raise ValueError(f"--source {self.source} has no items: there is nothing to prepare")
         return source
-
-    def build_tokenizer(self, folder: PreparedFolder, device: str) -> Tokenizer:
-        """The tokenizer; from the folder when its file lies beside the shards."""
-        path = folder.path if getattr(self.tokenizer_module, "CARRIED", False) else self.tokenizer_path
-        own = plugins.options_of("tokenizers", self.tokenizer, self.options)
-        return self.tokenizer_module.build(path, device=device, **own)
-
-    def build_text_encoder(self, device: str) -> TextEncoder:
-        own = plugins.options_of("text_encoders", self.text_encoder, self.options)
-        return plugins.load("text_encoders", self.text_encoder).build(
-            self.text_encoder_path, device=device, max_tokens=self.max_text_tokens, **own
-        )
-
-    def shard_plans(self, source: Source, world: int) -> ShardPlans:
-        """Which item goes into which shard, where `world` processes began."""
-        keys = item_keys(source, self.limit)
-        return ShardPlans(keys, self.val_fraction, self.test_fraction, world, self.shard_size)
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """What must be equal for a folder to be this preparation's."""
@@ -210,8 +189,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
         done = (plan := ranks.first(lambda: check(config, ranks.world))) is None
         if plan is not None:
-            preparation = Preparation(config, folder, ranks, plan)
-            preparation.load_weights()  # what fails here leaves the folder as it was
+            preparation = Preparation(config, folder, ranks, plan)  # what fails here leaves the folder as it was
             done = ranks.first(lambda: claim(plan))
             if not done:
                 preparation.run()
@@ -239,34 +217,38 @@ def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
 
 
 class Preparation:
-    """One process's share of the work: `load_weights`, then, when the folder is claimed, `run`."""
+    """One process's share of the work: `run` does it, when the folder is claimed.
+
+    All weights that are there before any work are loaded here: a wrong path shows now, not after the first batch.
+    """
 
     def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks, plan: dict[str, Any]):
         self.config, self.folder, self.ranks, self.plan = config, folder, ranks, plan
-        self.source = config.open_source()
-        self.plans = config.shard_plans(self.source, plan["ranks"])
-        self.reading = config.reading(self.source, ranks.reader_threads(config.workers))
+        self.source, keys = (source := config.open_source()), item_keys(source, config.limit)
+        self.plans = ShardPlans(keys, config.val_fraction, config.test_fraction, plan["ranks"], config.shard_size)
+        # pictures that a source makes at the size asked for stay as they are
+        side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
+        self.reading = Reading(self.source, side_px, config.upscale, ranks.reader_threads(config.workers))
+        self.device = ranks.device(config.device)
+        self.text_encoder: TextEncoder = self._build(
+            "text_encoders", config.text_encoder, config.text_encoder_path, max_tokens=config.max_text_tokens
+        )
+        self.carried = getattr(config.tokenizer_module, "CARRIED", False)
+        if not self.carried:
+            with torch.no_grad():
+                self.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
+        elif config.tokenizer_path:
+            config.tokenizer_module.build(config.tokenizer_path)
 
-    @cached_property
-    def device(self) -> str:
-        return self.ranks.device(self.config.device)
+    def _build(self, kind: str, name: str, path: str | Path | None, **more: Any) -> Any:
+        own = plugins.options_of(kind, name, self.config.options)
+        return plugins.load(kind, name).build(path, device=self.device, **more, **own)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return self.config.build_tokenizer(self.folder, self.device)
-
-    @cached_property
-    def text_encoder(self) -> TextEncoder:
-        return self.config.build_text_encoder(self.device)
-
-    def load_weights(self) -> None:
-        """All that are there before any work: a wrong path shows now, not after the first batch is read."""
-        _ = self.text_encoder
-        if not getattr(self.config.tokenizer_module, "CARRIED", False):
-            with torch.no_grad():
-                self.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
-        elif self.config.tokenizer_path:
-            self.config.tokenizer_module.build(self.config.tokenizer_path)
+        """From the folder when its file lies beside the shards."""
+        path = self.folder.path if self.carried else self.config.tokenizer_path
+        return self._build("tokenizers", self.config.tokenizer, path)
 
     def run(self) -> None:
         if self.ranks.rank == 0:
@@ -284,7 +266,7 @@ class Preparation:
     def _provide_tokenizer(self) -> None:
         """A small tokenizer's file beside the shards: fitted to them, else a copy of the named or the shipped one."""
         module = self.config.tokenizer_module
-        if not getattr(module, "CARRIED", False) or self.folder.tokenizer.exists():
+        if not self.carried or self.folder.tokenizer.exists():
             return
         if hasattr(module, "fit") and not self.config.tokenizer_path:
             tokenizer = module.fit(self._pixels_to_fit())
@@ -294,20 +276,24 @@ class Preparation:
 
     def _pixels_to_fit(self) -> Iterator[torch.Tensor]:
         """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
-        chosen = evenly(self.plans.items_of("train"), FIT_ITEMS)
-        given, first_fault = 0, ""
-        with (
-            ReadAhead(self.reading, chosen) as ahead,
-            tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer}", unit="item") as bar,
-        ):
-            for _, result in ahead.take(len(chosen), bar.update):
-                if isinstance(result, SampleError):
-                    first_fault = first_fault or result.detail
-                else:
-                    given += 1
-                    yield to_pixels(result.video)
+        chosen, faults, given = evenly(self.plans.items_of("train"), FIT_ITEMS), list[str](), 0
+        with tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer}", unit="item") as bar:
+            for pixels in self._pixels(chosen, faults, bar.update):
+                given += 1
+                yield pixels
         if not given:
-            raise ValueError(f"no sample of {self.config.source} could be used; the first: {first_fault}")
+            raise ValueError(f"no sample of {self.config.source} could be used; the first: {''.join(faults[:1])}")
+
+    def _pixels(
+        self, items: list[int], faults: list[str], on_item: Callable[[], object] = lambda: None
+    ) -> Iterator[torch.Tensor]:
+        """The clips of the items, float32 [3, T, H, W] in [-1, 1]; why others cannot be used is added to `faults`."""
+        with ReadAhead(self.reading, items) as ahead:
+            for _, result in ahead.take(len(items), on_item):
+                if isinstance(result, SampleError):
+                    faults.append(result.detail)
+                else:
+                    yield to_pixels(result.video)
 
     # ---- encoding
 
@@ -329,119 +315,102 @@ class Preparation:
 
     def _complete(self) -> None:
         """Merge the ranks' records; Energon's metadata; the manifest last."""
-        full, drops, reasons = merge(self._records())
-        if not full:
-            first = drops[0]["detail"] if drops else "the source gave no clips"
-            raise ValueError(f"{self.config.source} gave no usable sample ({reasons.total()} dropped); first: {first}")
+        merged = Merged(self._records())
+        if not merged.full:
+            first = merged.drops[0]["detail"] if merged.drops else "the source gave no clips"
+            dropped = f"{merged.reasons.total()} dropped"
+            raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
         empty = self.text_encoder.encode([""])[0][None]
         write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
-        splits = {split: [r["name"] for r in full if r["split"] == split] for split in SPLITS}
+        splits = {split: [r["name"] for r in merged.full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, splits)
-        mean, std = merged_statistics([r for r in full if r["split"] == "train"] or full)
-        own = self.config.model_dump(exclude={"options", "table"}, exclude_none=True)
-        manifest = {
-            "dfm_nb": __version__,
-            "source": self.source.identity(),
-            **self._identities(),
-            "latent_mean": mean,
-            "latent_std": std,
-            "counts": counts(self.plans.num_items, full, reasons),
-            "psnr_db": self._psnr(),
-            "drops": drops,
-            "short_side": self.config.side_px,
-            "ranks": self.plan["ranks"],
-            "plan": self.plan,
-            "arguments": own | self.config.options,
-            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in full],
-        }
-        write_manifest(self.folder.path, manifest, {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in full})
-        report(manifest, self.folder)
+        arguments = self.config.model_dump(exclude={"options", "table"}, exclude_none=True) | self.config.options
+        own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
+        manifest = merged.manifest(
+            {"source": self.source.identity(), **self._identities()},
+            self.plans.num_items,
+            self._psnr(),
+            own | {"arguments": arguments},
+        )
+        tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in merged.full}
+        write_manifest(self.folder.path, manifest, tars)
+        merged.warn_of_drops()
+        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
+        quality = f"; tokenizer PSNR on {manifest['psnr_db']['split']}: {psnr}" if psnr else ""
+        log.info("%d samples in %d shards%s", manifest["counts"]["samples"], len(merged.full), quality)
+        log.info("Webdataset shards saved to %s/", self.folder.path)
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """What all ranks noted of their shards, one at a time."""
-        missing = []
         for plan in self.plans.all():
             record = shards.read_record(self.folder.path, plan.name)
             if record is None:
-                missing.append(plan.name)
-            else:
-                yield record
-        if missing:
-            raise ValueError(f"{self.folder.path} lacks {missing[0]}; all processes must write to one shared folder")
+                raise ValueError(f"{self.folder.path} lacks {plan.name}; all processes must write to one shared folder")
+            yield record
 
+    @torch.no_grad()
     def _psnr(self) -> dict[str, Any]:
-        """How well a small tokenizer gives back held-out items; others may have to fetch a decoder for this."""
+        """How well a small tokenizer gives back held-out items: the mean peak signal-to-noise ratio in dB (peak 255).
+
+        Images and clips apart. Other tokenizers may have to fetch a decoder for this.
+        """
         held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
-        if not getattr(self.config.tokenizer_module, "CARRIED", False):
-            return {"split": held_out}
-        items = evenly(self.plans.items_of(held_out), PSNR_ITEMS)
-        return {"split": held_out, **reconstruction_psnr(self.tokenizer, self.reading, items)}
-
-
-def merge(records: Iterable[dict[str, Any]]) -> tuple[list[dict], list[dict], Counter[str]]:
-    """Records of shards that hold samples; the drops that the manifest names; how many there are for each reason."""
-    full: list[dict[str, Any]] = []
-    drops: list[dict[str, str]] = []
-    reasons: Counter[str] = Counter()
-    for record in records:
-        for drop in record.pop("drops"):
-            if len(drops) < NAMED_DROPS or drop["reason"] not in reasons:
-                drops.append(drop)
-            reasons[drop["reason"]] += 1
-        if record["samples"]:
-            full.append(record | {"latent_sums": np.array(record["latent_sums"])})
-    return full, drops, reasons
-
-
-def counts(items: int, full: list[dict], reasons: Counter[str]) -> dict[str, Any]:
-    """A manifest's, of so many items and what `merge` gives."""
-    return {
-        "items": items,
-        "samples": sum(r["samples"] for r in full),
-        "dropped": reasons.total(),
-        **{split: sum(r["samples"] for r in full if r["split"] == split) for split in SPLITS},
-        "dropped_by_reason": dict(reasons.most_common()),
-        "text_tokens": sum(r["text_tokens"] for r in full),
-    }
-
-
-@torch.no_grad()
-def reconstruction_psnr(tokenizer: Tokenizer, reading: Reading, items: list[int]) -> dict[str, float]:
-    """Mean peak signal-to-noise ratio (dB, peak 255) of decode(encode(x)) over items, images and clips apart."""
-    by_kind: dict[str, list[float]] = {}
-    with ReadAhead(reading, items) as ahead:
-        for _, result in ahead.take(len(items)):
-            if isinstance(result, SampleError):
-                continue
-            pixels = to_pixels(result.video)[None]
-            again = tokenizer.decode(tokenizer.encode(pixels)).float().cpu().clamp(-1, 1)
+        by_kind: dict[str, list[float]] = {}
+        for pixels in self._pixels(evenly(self.plans.items_of(held_out), PSNR_ITEMS) if self.carried else [], []):
+            again = self.tokenizer.decode(self.tokenizer.encode(pixels[None]))[0].float().cpu().clamp(-1, 1)
             error = ((again - pixels) * 127.5).square().mean().item()
-            kind = "images" if pixels.shape[2] == 1 else "clips"
+            kind = "images" if pixels.shape[1] == 1 else "clips"
             by_kind.setdefault(kind, []).append(10 * math.log10(255**2 / max(error, 1e-8)))
-    return {kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}
+        return {"split": held_out, **{kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}}
 
 
-def merged_statistics(records: list[dict]) -> tuple[list[float], list[float]]:
-    """Per-channel mean and standard deviation from the shards' counts, sums and sums of squares, in any order."""
-    sums = np.array([r["latent_sums"] for r in records])  # [shards, 3, channels]
-    count, total, squares = np.apply_along_axis(math.fsum, 0, sums)
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 1e-12))
-    return mean.tolist(), std.tolist()
+class Merged:
+    """What was noted of all shards.
 
+    full : records of those that hold samples. drops : those that a manifest names. reasons : how many have each.
+    """
 
-def warn_of_drops(manifest: dict[str, Any]) -> None:
-    """Count what was dropped by reason, each with an example; the manifest names all."""
-    for reason, n in manifest["counts"]["dropped_by_reason"].items():
-        example = next(d for d in manifest["drops"] if d["reason"] == reason)
-        log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
+    def __init__(self, records: Iterable[dict[str, Any]]):
+        self.full, self.drops, self.reasons = list[dict[str, Any]](), list[dict[str, str]](), Counter[str]()
+        for record in records:
+            for drop in record.pop("drops"):
+                if len(self.drops) < NAMED_DROPS or drop["reason"] not in self.reasons:
+                    self.drops.append(drop)
+                self.reasons[drop["reason"]] += 1
+            if record["samples"]:
+                self.full.append(record | {"latent_sums": np.array(record["latent_sums"])})
 
+    def manifest(
+        self, about: dict[str, Any], items: int, psnr_db: dict[str, Any], own: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A manifest of so many items. about : source and encoders. own : what else its maker says."""
+        samples = {split: sum(r["samples"] for r in self.full if r["split"] == split) for split in SPLITS}
+        train = [r for r in self.full if r["split"] == "train"] or self.full
+        # of each channel, [3, channels]; exact, so that the order of the shards makes no difference
+        count, total, squares = np.apply_along_axis(math.fsum, 0, np.array([r["latent_sums"] for r in train]))
+        mean = total / count
+        return {
+            "dfm_nb": __version__,
+            **about,
+            "latent_mean": mean.tolist(),
+            "latent_std": np.sqrt(np.maximum(squares / count - mean**2, 1e-12)).tolist(),
+            "counts": {
+                "items": items,
+                "samples": sum(samples.values()),
+                "dropped": self.reasons.total(),
+                **samples,
+                "dropped_by_reason": dict(self.reasons.most_common()),
+                "text_tokens": sum(r["text_tokens"] for r in self.full),
+            },
+            "psnr_db": psnr_db,
+            "drops": self.drops,
+            **own,
+            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in self.full],
+        }
 
-def report(manifest: dict[str, Any], folder: PreparedFolder) -> None:
-    """Say what was made, and what was dropped."""
-    warn_of_drops(manifest)
-    psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
-    quality = f"; tokenizer PSNR on {manifest['psnr_db']['split']}: {psnr}" if psnr else ""
-    log.info("%d samples in %d shards%s", manifest["counts"]["samples"], len(manifest["shards"]), quality)
-    log.info("Webdataset shards saved to %s/", folder.path)
+    def warn_of_drops(self) -> None:
+        """Count what was dropped by reason, each with an example; the manifest names all."""
+        for reason, n in self.reasons.most_common():
+            example = next(d for d in self.drops if d["reason"] == reason)
+            log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
