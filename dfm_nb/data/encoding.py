@@ -176,15 +176,6 @@ def to_frames(pixels: torch.Tensor) -> np.ndarray:
     return ((pixels.float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-4, -1).numpy()
 
 
-@dataclass
-class ShardSlice:
-    """Consecutive samples of a shard on their way to the writer; latents are by position in it."""
-
-    metas: list[dict] = field(default_factory=list)
-    latents: dict[int, torch.Tensor] = field(default_factory=dict)
-    drops: list[dict] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Encoders:
     """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
@@ -195,34 +186,16 @@ class Encoders:
     pad_text_tokens: int | None = None
 
 
-class Batcher:
-    """Latents by position from clips in batches of equal shape."""
+class LatentEncoder:
+    """The latents of a batch of frames; a batch that is too large for the device is halved, and later ones with it."""
 
     def __init__(self, tokenizer: Tokenizer, device: str):
         self.tokenizer, self.device = tokenizer, torch.device(device)
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
-        self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}
-
-    def add(self, position: int, frames: np.ndarray, latents: dict[int, torch.Tensor]) -> None:
-        self._groups.setdefault(frames.shape, []).append((position, frames))
-        pixels = {shape: len(group) * math.prod(shape) // 3 for shape, group in self._groups.items()}
-        if pixels[frames.shape] >= self.batch_pixels:
-            self._flush(frames.shape, latents)
-        elif sum(pixels.values()) > HELD_PIXELS:  # many shapes, none of which fills a batch
-            self._flush(max(pixels, key=lambda shape: pixels[shape]), latents)
-
-    def flush(self, latents: dict[int, torch.Tensor]) -> None:
-        for shape in list(self._groups):
-            self._flush(shape, latents)
-
-    def _flush(self, shape: tuple, latents: dict[int, torch.Tensor]) -> None:
-        group = self._groups.pop(shape)
-        codes = self._encode(torch.from_numpy(np.stack([frames for _, frames in group])))
-        latents.update((position, z[None].clone()) for (position, _), z in zip(group, codes))
 
     @torch.no_grad()
-    def _encode(self, frames: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, T, H, W, 3] -> bfloat16 [B, 16, t, h, w] on the CPU; halves a batch too large for the device."""
+    def __call__(self, frames: torch.Tensor) -> torch.Tensor:
+        """uint8 [B, T, H, W, 3] -> bfloat16 [B, 16, t, h, w] on the CPU."""
         try:
             return self.tokenizer.encode(to_pixels(frames.to(self.device))).bfloat16().cpu()
         except torch.OutOfMemoryError:
@@ -234,7 +207,40 @@ class Batcher:
         torch.cuda.empty_cache()
         self.batch_pixels = max(1, self.batch_pixels // 2)
         half = len(frames) // 2
-        return torch.cat((self._encode(frames[:half]), self._encode(frames[half:])))
+        return torch.cat((self(frames[:half]), self(frames[half:])))
+
+
+class ShardSlice:
+    """Consecutive samples of a shard on their way to the writer, encoded in batches of equal shape.
+
+    Attributes
+    ----------
+    latents : of each sample by its position in the slice; all are there after `flush`.
+    """
+
+    def __init__(self, encode: LatentEncoder):
+        self.encode, self.latents = encode, dict[int, torch.Tensor]()
+        self.metas, self.drops = list[dict](), list[dict]()
+        self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}  # frames that wait for a full batch
+
+    def add(self, clip: Clip) -> None:
+        shape = clip.video.shape
+        self._groups.setdefault(shape, []).append((len(self.metas), clip.video))
+        self.metas.append(describe(clip))
+        pixels = {s: len(group) * math.prod(s) // 3 for s, group in self._groups.items()}
+        if pixels[shape] >= self.encode.batch_pixels:
+            self._flush(shape)
+        elif sum(pixels.values()) > HELD_PIXELS:  # many shapes, none of which fills a batch
+            self._flush(max(pixels, key=lambda s: pixels[s]))
+
+    def flush(self) -> None:
+        for shape in list(self._groups):
+            self._flush(shape)
+
+    def _flush(self, shape: tuple) -> None:
+        positions, frames = zip(*self._groups.pop(shape))
+        codes = self.encode(torch.from_numpy(np.stack(frames)))
+        self.latents.update((position, z[None].clone()) for position, z in zip(positions, codes))
 
 
 def describe(clip: Clip) -> dict:
@@ -255,9 +261,9 @@ def describe(clip: Clip) -> dict:
     }
 
 
-def slices_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batcher) -> Iterator[ShardSlice]:
-    """The latents of a shard, slice by slice. `reads` gives (index, result) of this shard's items."""
-    part, latent_bytes, seen = ShardSlice(), 0, set()
+def slices_of(reads: Iterable[tuple[int, Result]], source: Source, encode: LatentEncoder) -> Iterator[ShardSlice]:
+    """A shard, slice by slice. `reads` gives (index, result) of this shard's items."""
+    part, latent_bytes, seen = ShardSlice(encode), 0, set()
     for index, result in reads:
         if isinstance(result, Clip) and result.key in seen:
             result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
@@ -265,15 +271,13 @@ def slices_of(reads: Iterable[tuple[int, Result]], source: Source, batcher: Batc
             part.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
             continue
         seen.add(result.key)
-        t, h, w, _ = result.video.shape
-        batcher.add(len(part.metas), result.video, part.latents)
-        part.metas.append(describe(result))
-        latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(t, h, w))  # bfloat16
+        part.add(result)
+        latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(*result.video.shape[:3]))  # bfloat16
         if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
-            batcher.flush(part.latents)
+            part.flush()
             yield part
-            part, latent_bytes = ShardSlice(), 0
-    batcher.flush(part.latents)
+            part, latent_bytes = ShardSlice(encode), 0
+    part.flush()
     yield part
 
 
@@ -319,12 +323,11 @@ class OpenShard:
 
     def finish(self) -> None:
         """Close the shard and write its record."""
-        samples = self.writer.samples if self.writer else 0
         digest, size = self.writer.close() if self.writer else (None, 0)
         record = {
             "name": self.plan.name,
             "split": self.plan.split,
-            "samples": samples,
+            "samples": self.writer.samples if self.writer else 0,
             "bytes": size,
             "sha256": digest,
             "drops": self.drops,
@@ -349,7 +352,7 @@ def encode_shards(
     on_item: Callable[[], object] = lambda: None,
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
-    batcher = Batcher(encoders.tokenizer, encoders.device)
+    encode = LatentEncoder(encoders.tokenizer, encoders.device)
     unfinished: deque[OpenShard] = deque(maxlen=2)  # while one is begun, only the one before it may still be open
     writer = ThreadPoolExecutor(1, "write")
     with ReadAhead(reading, (i for plan in plans for i in plan.items)) as ahead:
@@ -358,7 +361,7 @@ def encode_shards(
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                for part in slices_of(ahead.take(len(plan.items), on_item), reading.source, batcher):
+                for part in slices_of(ahead.take(len(plan.items), on_item), reading.source, encode):
                     last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
                     last = writer.submit(shard.write, part)
                 last.result()
