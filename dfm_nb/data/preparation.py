@@ -166,10 +166,8 @@ def item_keys(source: Source, limit: int | None) -> Iterator[str]:
 def check_unique(source: Source, limit: int | None) -> None:
     """ValueError when two items have the same key."""
     hashes = np.sort(np.fromiter(map(hash, item_keys(source, limit)), np.int64))
-    twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-    # different keys may have one hash
-    suspects = Counter(key for key in item_keys(source, limit) if hash(key) in twice) if twice else Counter()
-    for key, times in suspects.most_common(1):
+    if (hashes[1:] == hashes[:-1]).any():  # or different keys have one hash
+        key, times = Counter(item_keys(source, limit)).most_common(1)[0]
         if times > 1:
             raise ValueError(f"the source names two items {key!r}; keys must be unique: rename or remove one of them")
 
