@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, pairwise
 from typing import Callable, Sequence
@@ -117,16 +116,6 @@ class SegmentLayout:
         return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
 
 
-BACKENDS: dict[str, Callable[..., torch.Tensor]] = {}
-"""By their names, which `model.attention_backend` takes beside "auto"."""
-
-
-def backend(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Decorator: enter `function(q_QHD, k_KHD, v_KHD, layout, scale) -> out_QHD` into `BACKENDS`."""
-    BACKENDS[function.__name__] = function
-    return function
-
-
 def pick_backend(name: str, device: torch.device) -> str:
     """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
     cuda, flash_attn = device.type == "cuda", importlib.util.find_spec("flash_attn")
@@ -148,11 +137,9 @@ def packed_attention(
     scale: float | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v within each segment, [Q, H, D]. `scale` defaults to 1 / sqrt(D)."""
-    scale = 1 / math.sqrt(q_QHD.shape[-1]) if scale is None else scale
     return BACKENDS[backend](q_QHD, k_KHD, v_KHD, layout, scale)
 
 
-@backend
 def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
     """torch's own, batched by `SegmentLayout.calls`."""
     runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
@@ -174,7 +161,6 @@ def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
 
 
-@backend
 def varlen(q_QHD, k_KHD, v_KHD, layout, scale):
     """torch's FlashAttention for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
@@ -182,12 +168,15 @@ def varlen(q_QHD, k_KHD, v_KHD, layout, scale):
     return varlen_attn(q_QHD, k_KHD, v_KHD, *layout.varlen, scale=scale)
 
 
-@backend
 def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
     """Of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func
 
     return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *layout.varlen, softmax_scale=scale)
+
+
+BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
+"""By their names, which `model.attention_backend` takes beside "auto"; without a `scale` each takes 1 / sqrt(D)."""
 
 
 def deal(rank: int, size: int) -> slice:
@@ -227,33 +216,18 @@ class PackedAttention(MegatronModule):
     `packed_seq_params` is a `PackedLayout`; the result is [Q, H * D], and megatron-core puts the 1 back in.
     """
 
-    def __init__(
-        self,
-        config,
-        layer_number,
-        attn_mask_type,
-        attention_type,
-        cp_comm_type=None,
-        softmax_scale=None,
-        pg_collection=None,
-        **kwargs,
-    ):
+    def __init__(self, config, layer_number, attn_mask_type, attention_type, softmax_scale, pg_collection, **_kwargs):
         super().__init__(config)
         self.cp_group = pg_collection.cp
         self.self_attention = attention_type == "self"
         self.scale = softmax_scale
         self.backend = config.packed_attention_backend
 
-    def forward(
-        self, query, key, value, attention_mask, attn_mask_type=None, attention_bias=None, packed_seq_params=None
-    ):
-        size = self.cp_group.size()
-        layout = packed_seq_params.layout
-        if size > 1 and self.self_attention:
+    def forward(self, query, key, value, attention_mask, packed_seq_params, **_kwargs):
+        if self.cp_group.size() > 1 and self.self_attention:
             kv = _Collect.apply(torch.cat((key, value), -1), self.cp_group)
             key, value = kv.chunk(2, -1)
-        out = packed_attention(query, key, value, layout, self.backend, self.scale)
-        return out.reshape(out.shape[0], -1)
+        return packed_attention(query, key, value, packed_seq_params.layout, self.backend, self.scale).flatten(1)
 
 
 class PackedLayout(PackedSeqParams):
