@@ -392,6 +392,4 @@ def load_weights(chunks: Sequence[nn.Module], folder: Path, sigma_rel: float | N
     if sigma_rel is not None:
         ema = PowerEMA(chunks, [sigma_rel], lambda name, _p: is_lora(name) == lora)
         load_ema(ema, load_tensors({"ema": ema_state(ema, state)}, folder)["ema"])
-        with torch.no_grad():
-            for p, a in zip(ema.parameters, ema.averages[sigma_rel]):
-                p.copy_(a)
+        ema.set_parameters(ema.averages[sigma_rel])

@@ -65,15 +65,17 @@ class PowerEMA:
     def applied(self, sigma_rel: float) -> Iterator[None]:
         """Within the block the model has the averaged weights."""
         kept = [p.detach().clone() for p in self.parameters]
-        with torch.no_grad():
-            for p, a in zip(self.parameters, self.averages[sigma_rel]):
-                p.copy_(a)
+        self.set_parameters(self.averages[sigma_rel])
         try:
             yield
         finally:
-            with torch.no_grad():
-                for p, k in zip(self.parameters, kept):
-                    p.copy_(k)
+            self.set_parameters(kept)
+
+    @torch.no_grad()
+    def set_parameters(self, values: Sequence[torch.Tensor]) -> None:
+        """Give the parameters these values, rounded to their type."""
+        for p, value in zip(self.parameters, values):
+            p.copy_(value)
 
     def named(self, sigma_rel: float) -> list[dict[str, torch.Tensor]]:
         """Per chunk: parameter name -> average."""
