@@ -21,12 +21,12 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.api import CheckpointException
 
-from dfm_nb.base.files import sha256, sync, write_atomically
+from dfm_nb.base.files import listed_as, seal, sync, write_atomically
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints.background import checksum_file, optimizer_shards, request_of
 from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
 from dfm_nb.checkpoints.torch_dist import COMMON, data_files, load_tensors
-from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, listing_text, read_object, whole_checkpoints
+from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
 from dfm_nb.model.ema import PowerEMA
 
 
@@ -179,10 +179,9 @@ class Writer:
             listing[name] = json.loads(waiting.read_text())
             waiting.unlink()
         for path in sorted(p for p in temporary.iterdir() if p.is_file() and p.name not in listing):
-            listing[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+            listing[path.name] = listed_as(path)
             sync(path)
-        (temporary / CHECKSUMS).write_text(listing_text(listing))
-        sync(temporary / CHECKSUMS)
+        seal(temporary / CHECKSUMS, listing)
         sync(temporary)
         _discard(final)
         os.rename(temporary, final)

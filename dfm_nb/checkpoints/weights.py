@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import older, read_json, sha256
+from dfm_nb.base.files import check, older, read_json, read_listing, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
@@ -61,13 +60,6 @@ def whole_checkpoints(root: str | Path) -> list[Path]:
     return [p for _, p in iteration_folders(Path(root)) if (p / CHECKSUMS).is_file()]
 
 
-def listing_text(files: dict[str, dict]) -> str:
-    """`checksums.json` of a checkpoint's files, with a checksum of the listing itself under its own name."""
-    listed = json.dumps(files, indent=1).encode()
-    own = {"bytes": len(listed), "sha256": hashlib.sha256(listed).hexdigest()}
-    return json.dumps({**files, CHECKSUMS: own}, indent=1)
-
-
 def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON object in a file; `CheckpointError` names the file and what of `wanted` it lacks."""
     value = read_json(path)
@@ -83,27 +75,18 @@ def verify(folder: Path) -> None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
+    if CHECKSUMS not in read_object(listing):
+        raise CheckpointError(older(f"{listing} has no checksum of itself: it is damaged, or", "train again"))
     try:
-        files = read_object(listing)
-        files.pop(CHECKSUMS, None)
-        # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
-        if listing.read_bytes() != listing_text(files).encode():
-            what = f"{listing} is damaged: its content does not match its own checksum. If it has none, it"
-            raise CheckpointError(older(what, "train again"))
-        for name, expected in files.items():
-            path = folder / name
-            if Path(name).name != name or not path.is_file():
-                raise CheckpointError(f"{folder} is damaged: {name!r:.80} is missing")
-            found = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-            if found != expected:
-                raise CheckpointError(f"{folder} is damaged: {name} must have {expected!r:.120}; it has {found}")
+        files = read_listing(listing)
+        check(folder, files, files, "use another checkpoint")
         needed = {*NEEDED, *data_files(folder)}
         if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
-            raise CheckpointError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {error}") from None
+            raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} cannot be used: {error}") from None
     for name in ("state.json", "metadata.json"):
         read_object(folder / name)
 

@@ -12,8 +12,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
-from dfm_nb.base.files import sha256
-from dfm_nb.checkpoints.weights import listing_text
+from dfm_nb.base.files import seal, sha256
 
 STORED = Path(__file__).parents[1] / "stored"
 NAME = "iter_0000003"
@@ -40,7 +39,7 @@ def reseal(folder: Path) -> None:
     """Checksums that fit the files, as anybody can write them."""
     names = sorted(p.name for p in folder.iterdir() if p.is_file() and p.name != "checksums.json")
     listing = {n: {"bytes": (folder / n).stat().st_size, "sha256": sha256(folder / n)} for n in names}
-    (folder / "checksums.json").write_text(listing_text(listing))
+    seal(folder / "checksums.json", listing)
 
 
 def change_index(folder: Path, change) -> None:

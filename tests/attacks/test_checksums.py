@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from dfm_nb.base.files import seal
 from dfm_nb.checkpoints import weights as checkpoint
 from tests.attacks.checkpoint_files import NAME, copy_run
 
@@ -65,7 +66,7 @@ def test_odd_listing_is_one_sentence(folder, text):
 def test_entry_cannot_be_taken_out(folder, file):
     files = json.loads((folder / CHECKSUMS).read_text())
     del files[CHECKSUMS], files[file]
-    (folder / CHECKSUMS).write_text(checkpoint.listing_text(files))
+    seal(folder / CHECKSUMS, files)
     assert file in refused(folder)
 
 
