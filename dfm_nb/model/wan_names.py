@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -47,8 +48,10 @@ OUTER = (
 TURNED = ("attn1.to_q", "attn1.to_k", "attn1.norm_q", "attn1.norm_k")
 """Theirs whose rows are channels that a rotation turns."""
 
-
 Change = Callable[[Tensor], Tensor]
+UNCHANGED: tuple[Change, Change] = (lambda x: x), (lambda x: x)
+TABLE: tuple[Change, Change] = itemgetter(0), (lambda x: x[None])
+"""Ours of theirs, and theirs of ours. Their tables of modulations have an axis of size 1 before."""
 
 
 @dataclass(frozen=True)
@@ -98,48 +101,26 @@ def places(model: ModelConfig) -> Iterator[Place]:
     patch = (channels, model.patch_temporal, model.patch_spatial, model.patch_spatial)
     for layer in range(model.num_layers):
         prefix, block = f"decoder.layers.{layer}.", f"blocks.{layer}."
-        yield _single(f"{prefix}scale_shift_table", f"{block}scale_shift_table", _first, _alone)
+        yield _single(f"{prefix}scale_shift_table", f"{block}scale_shift_table", *TABLE)
         for name, modules, kinds in LAYER:
             ours = partial(joined, modules=modules, heads=heads)
             theirs = partial(parted, modules=modules, heads=heads)
             for kind in kinds:
                 yield Place(f"{prefix}{name}.{kind}", tuple(f"{block}{m}.{kind}" for m in modules), ours, theirs)
-    by_patch = partial(_by_channel, channels=channels), partial(_by_place, channels=channels)
-    changes: dict[str, tuple[Change, Change]] = {
-        "x_embedder.weight": (partial(torch.flatten, start_dim=1), partial(_as_convolution, patch=patch)),
-        "final.weight": by_patch,
-        "final.bias": by_patch,
-    }
+    # rows of an output patch: there by place and channel, here by channel and place
+    output: tuple[Change, Change] = partial(_swapped, sizes=(-1, channels)), partial(_swapped, sizes=(channels, -1))
+    convolution: tuple[Change, Change] = partial(torch.flatten, start_dim=1), lambda weight: weight.unflatten(1, patch)
+    changes = {"x_embedder.weight": convolution, "final.weight": output, "final.bias": output}
     for name, module in OUTER:
         for kind in LINEAR:
-            yield _single(f"{name}.{kind}", f"{module}.{kind}", *changes.get(f"{name}.{kind}", (_same, _same)))
-    yield _single("final_table", "scale_shift_table", _first, _alone)
+            yield _single(f"{name}.{kind}", f"{module}.{kind}", *changes.get(f"{name}.{kind}", UNCHANGED))
+    yield _single("final_table", "scale_shift_table", *TABLE)
 
 
 def _single(name: str, source: str, ours: Change, theirs: Change) -> Place:
     return Place(name, (source,), lambda parts: ours(parts[0]), lambda whole: [theirs(whole)])
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def _first(x: Tensor) -> Tensor:
-    return x[0]
-
-
-def _alone(x: Tensor) -> Tensor:
-    return x[None]
-
-
-def _by_channel(rows: Tensor, channels: int) -> Tensor:
-    """Rows of an output patch, there by place and channel, by channel and place."""
-    return rows.unflatten(0, (-1, channels)).transpose(0, 1).flatten(0, 1)
-
-
-def _by_place(rows: Tensor, channels: int) -> Tensor:
-    return rows.unflatten(0, (channels, -1)).transpose(0, 1).flatten(0, 1)
-
-
-def _as_convolution(weight: Tensor, patch: tuple[int, ...]) -> Tensor:
-    return weight.unflatten(1, patch)
+def _swapped(rows: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Rows that are counted by (a, b), of `sizes`, counted by (b, a)."""
+    return rows.unflatten(0, sizes).transpose(0, 1).flatten(0, 1)
