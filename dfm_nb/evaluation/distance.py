@@ -39,28 +39,24 @@ def kernel_distance(x: np.ndarray, y: np.ndarray) -> float:
     Zero on average, and so as often negative as positive, when both sets come from one distribution. x, y : [n, D] and
     [m, D], two or more rows each.
     """
-    return _kernel(x, y)[0]
+    return kernel_estimate(x, y).value
 
 
 def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
     """`kernel_distance` and its interval, from the variance of the U-statistic's projections."""
-    return _interval(*_kernel(x, y))
-
-
-def _kernel(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """The distance, and the influences of the rows of x [n] and y [m]."""
-    x, y = _checked(x, y)
+    if min(len(x), len(y)) < 2:
+        raise ValueError(f"a distance needs two or more samples of each set; got {len(x)} and {len(y)}")
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     k_xx, k_yy, k_xy = polynomial_kernel(x, x), polynomial_kernel(y, y), polynomial_kernel(x, y)
     within_x, within_y = ((k.sum(1) - np.diag(k)) / (len(k) - 1) for k in (k_xx, k_yy))
     distance = within_x.mean() + within_y.mean() - 2 * k_xy.mean()
-    return float(distance), 2 * (within_x - k_xy.mean(1)), 2 * (within_y - k_xy.mean(0))
+    # the influences of the rows of x [n] and of y [m]
+    return _interval(float(distance), 2 * (within_x - k_xy.mean(1)), 2 * (within_y - k_xy.mean(0)))
 
 
 def mean_estimate(values: np.ndarray) -> Estimate:
-    """Mean of [n] numbers and its interval by Student's t."""
+    """Mean of [n] numbers, n > 1, and its interval by Student's t."""
     values = np.asarray(values, np.float64)
-    if len(values) < 2:
-        raise ValueError(f"an interval needs two or more values; got {len(values)}")
     return _interval(float(values.mean()), values)
 
 
@@ -115,10 +111,3 @@ def compare(samples: Sequence[np.ndarray], asked: Sequence[np.ndarray], others: 
         consistent, real = ([temporal_consistency(f) for f in clips] for clips in (samples, asked))
         measures["temporal_consistency"] = mean_estimate(np.array(consistent)), float(np.mean(real))
     return {name: {**asdict(estimate), "real": real} for name, (estimate, real) in measures.items()}
-
-
-def _checked(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
-        raise ValueError(f"features must be [n, D] and [m, D], n and m above 1; got {list(x.shape)}, {list(y.shape)}")
-    return x, y

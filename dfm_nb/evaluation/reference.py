@@ -124,26 +124,24 @@ def choose(
 
     The seed decides which, and their order.
     """
-    wanted: dict[bool, int] = {False: images, True: clips}
+    left = {False: images, True: clips}  # by whether they are clips
     found: dict[bool, list[Real]] = {False: [], True: []}
     failed = 0
     order = torch.randperm(len(reference), generator=torch.Generator().manual_seed(seed)).tolist()
-    bar = tqdm(total=images + clips, desc="real samples", unit="sample")
-    for index in order:
-        if all(len(found[k]) >= wanted[k] for k in found):
-            break
-        known = reference.is_clip(index)
-        if known is not None and len(found[known]) >= wanted[known]:
-            continue
-        try:
-            real = reference.read(index)
-        except SampleError:
-            failed += 1
-            continue
-        is_clip = len(real.frames) > 1
-        if len(found[is_clip]) < wanted[is_clip]:
-            real.frames = real.frames[: geometry.floor_frames(max_frames)]
-            found[is_clip].append(real)
-            bar.update()
-    bar.close()
+    with tqdm(total=images + clips, desc="real samples", unit="sample") as bar:
+        for index in order:
+            known = reference.is_clip(index)
+            if not (any(left.values()) if known is None else left[known]):
+                continue
+            try:
+                real = reference.read(index)
+            except SampleError:
+                failed += 1
+                continue
+            is_clip = len(real.frames) > 1
+            if left[is_clip]:
+                real.frames = real.frames[: geometry.floor_frames(max_frames)]
+                found[is_clip].append(real)
+                left[is_clip] -= 1
+                bar.update()
     return found[False], found[True], failed

@@ -54,13 +54,9 @@ def table(result: Mapping[str, Any]) -> str:
     """What was found of what was asked, distances, and the wing motion of clips; each where it was measured."""
     found, kinds = rows(result), [k for k in KINDS if k in result]
     head = "samples, attribute, surely as asked (95 % interval), real renders through the tokenizer, real renders, "
+    shares = ("upper_bound", "real", "argmax", "wrong", "chance")
     attributes = [
-        (
-            f"{r['samples']} {r['kind']}",
-            r["measure"],
-            _interval(r),
-            *_percents(r, "upper_bound", "real", "argmax", "wrong", "chance"),
-        )
+        (f"{r['samples']} {r['kind']}", r["measure"], _interval(r), *_percents(r, *shares))
         for r in found
         if "chance" in r
     ]
