@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 from dfm_nb.base.argv import ArgumentParser, guard, output
 
@@ -25,32 +26,19 @@ def parser() -> ArgumentParser:
         c = commands.add_parser(verb.__name__, help=about, description=about)
         c.set_defaults(verb=verb)
         c.add_argument("notebook", help="the .ipynb; it is not changed")
-        if verb is parameters:
-            continue
-        c.add_argument(
-            "-p",
-            "--parameter",
-            nargs=2,
-            action="append",
-            default=[],
-            metavar=("NAME", "VALUE"),
-            help="a value for the parameters cell; repeat for several",
-        )
-        c.add_argument("--no-report", action="store_true", help="leave out the HTML page")
+        if verb is not parameters:
+            pairs: dict[str, Any] = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE")}
+            c.add_argument("-p", "--parameter", **pairs, help="a value for the parameters cell; repeat for several")
+            c.add_argument("--no-report", action="store_true", help="leave out the HTML page")
         if verb is run:
-            c.add_argument(
-                "--output", type=output, required=True, help="the executed notebook, OUT.ipynb; also written: OUT.html"
-            )
+            files = "the executed notebook, OUT.ipynb; also written: OUT.html"
+            c.add_argument("--output", type=output, required=True, help=files)
             c.add_argument("--quiet", action="store_true", help="do not print what the cells print")
-        else:
+        if verb is sweep:
+            files = "NNN.ipynb, NNN.html, NNN.log, results.csv and index.html"
             c.add_argument("--grid", nargs="+", required=True, metavar="NAME=A,B,C", help="values to combine")
             c.add_argument("--jobs", type=int, default=1, help="runs at a time")
-            c.add_argument(
-                "--output-dir",
-                type=output,
-                required=True,
-                help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html",
-            )
+            c.add_argument("--output-dir", type=output, required=True, help=files)
     return p
 
 

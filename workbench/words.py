@@ -53,9 +53,8 @@ def word_effects(
     noises = [
         torch.randn(clean.shape, generator=generator_for("words", n), dtype=torch.float64) for n in range(num_noises)
     ]
-    whole: dict[
-        tuple[int, int], torch.Tensor
-    ] = {}  # D(prompt) of each level and noise: the first text of the first batch
+    # D(prompt) of each level and noise: the first text of the first batch
+    whole: dict[tuple[int, int], torch.Tensor] = {}
     for start in range(0, len(texts), BATCH):
         batch = slice(start, start + BATCH)
         denoiser = pipe.denoiser([plain.replace(prompt=text) for text in texts[batch]]).cond
@@ -125,13 +124,8 @@ def word_attention(
             hook.remove()
     t, h, w = denoiser.grid
     maps = reduce(torch.stack(found).cpu(), "(n i) (t h w) l -> l i t h w", "mean", n=num_noises, t=t, h=h, w=w)
-    return [
-        (
-            word[0],
-            sum(
-                (maps[i] for i, (a, b) in enumerate(ends[: len(maps)]) if word.start() <= a < b <= word.end()),
-                torch.zeros_like(maps[0]),
-            ),
-        )
-        for word in _WORD.finditer(prompt)
-    ]
+    attended = []
+    for word in _WORD.finditer(prompt):
+        own = [i for i, (a, b) in enumerate(ends[: len(maps)]) if word.start() <= a < b <= word.end()]
+        attended.append((word[0], sum((maps[i] for i in own), torch.zeros_like(maps[0]))))
+    return attended
