@@ -66,7 +66,7 @@ class Control:
 
     def set_fault(self, text: str) -> None:
         if text != self.fault:
-            self.fault, self._fault.value = text, fault_html(text, INDENT) if text else ""
+            self.fault, self._fault.value = text, fault_html(text, INDENT)
 
 
 def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
@@ -117,9 +117,12 @@ def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[
     return faults
 
 
-def fault_html(text: str, style: str = "") -> str:
+def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> str:
+    """A fault in words beside a line of colour; "" for none. Escaped here."""
+    if not text:
+        return ""
     style = f"border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}"
-    return f'<div role="alert" style="{style}"><b>Must be corrected:</b> {html.escape(text)}</div>'
+    return f'<div role="alert" style="{style}"><b>{what}:</b> {html.escape(text)}</div>'
 
 
 def copied(label: str, text: str) -> str:

@@ -134,8 +134,7 @@ class Form(Live):
             control.set_fault(self.faults.get(key, ""))
             control.mark(self._stood[key], key in changed)
             control.box.layout.display = "" if self.applies(key) else "none"
-        general = self.faults.get("")
-        self._message.value = fault_html(general) if general else ""
+        self._message.value = fault_html(self.faults.get("", ""))
         state = f"✖ {len(self.faults)} to correct" if self.faults else "✔ all settings are valid"
         self._summary.value = f'<div role="status" aria-live="polite"><b>{state}</b><br>{html.escape(note)}</div>'
         self._copy.value = copied("shell", self.command()) + copied("Python", self.python())

@@ -11,11 +11,20 @@ import threading
 import time
 from typing import Any, Callable
 
+import ipywidgets as w
+
+from workbench.controls import fault_html
+
 LOOK_S = 0.25
 """Between two looks at the run: shorter than a person notices, long enough to cost nothing."""
 
 _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
+
+ALERT = (
+    "padding:4px 10px;margin:4px 0;font-size:inherit;white-space:pre-wrap;"
+    "color:var(--jp-ui-font-color1, inherit);background:var(--jp-layout-color2, #f6f6f6)"
+)
 
 
 class Panel:
@@ -32,8 +41,6 @@ class Panel:
     }
 
     def __init__(self, launcher: Any):
-        import ipywidgets as w
-
         self.launcher, self.message, self.stopping, self.asked = launcher, "", False, ""
         self._follower: threading.Thread | None = None
         self.buttons = {}
@@ -109,19 +116,10 @@ class Panel:
         if cause and not now:
             notes.append(f"The last run here {state} on {job.ended()}: {html.escape(cause)}")
         self.says.value = "".join(f'<div style="font-size:12px;line-height:1.5">{note}</div>' for note in notes)
-        alert = self.message or (cause if now else "")
-        self.alert.value = _alert(alert) if alert else ""
+        self.alert.value = fault_html(self.message or (cause if now else ""), ALERT, "Failed")
         tail = html.escape(job.tail(14)) if now or not cause else ""
         self.log.value = _log_html(tail, bool(cause)) if tail else ""
         self.launcher.keep()
-
-
-def _alert(text: str) -> str:
-    style = (
-        "border-left:4px solid #D55E00;padding:4px 10px;margin:4px 0;white-space:pre-wrap;line-height:1.4;"
-        "color:var(--jp-ui-font-color1, inherit);background:var(--jp-layout-color2, #f6f6f6)"
-    )
-    return f'<div role="alert" style="{style}"><b>Failed:</b> {html.escape(text)}</div>'
 
 
 def _log_html(tail: str, failed: bool) -> str:

@@ -270,7 +270,7 @@ class Studio(Live):
             faults |= faults_of(error, self.controls, "prompt")
         self.faults = faults
         for name, place in self._fault_places.items():
-            place.value = fault_html(faults[name]) if name in faults else ""
+            place.value = fault_html(faults.get(name, ""))
             place.layout.display = "" if name in faults else "none"
         return None if faults else request
 
