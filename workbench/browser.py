@@ -59,7 +59,6 @@ class DatasetBrowser(Live):
         self._tokenizer_names = (tokenizer, tokenizer_path)
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
-        self._box: Any = None
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
@@ -161,16 +160,14 @@ class DatasetBrowser(Live):
         return f"{self.summary_html()}{self.lengths_html()}{self.samples_html(spread)}{self.drops_html()}"
 
     def kept_html(self) -> str:
-        return self.html() if self._box is None else f"{self.summary_html()}{self._samples.value}"
+        return f"{self.summary_html()}{self._samples.value}" if "widget" in vars(self) else self.html()
 
     def __repr__(self) -> str:
         return f"DatasetBrowser({str(self.found.place)!r}, {len(self.entries):,} samples)"
 
-    @property
+    @functools.cached_property
     def widget(self) -> Any:
         """Tabs: samples with pages and search; lengths; drops."""
-        if self._box is not None:
-            return self._box
         auto, flow = w.Layout(width="auto"), w.Layout(flex_flow="row wrap", overflow="visible")
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
@@ -201,10 +198,10 @@ class DatasetBrowser(Live):
             "Lengths": w.HTML(self.lengths_html()),
             "Drops": w.HTML(self.drops_html()),
         }
-        self._box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
-        self._box.add_class("dfm-browser")
+        box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
+        box.add_class("dfm-browser")
         self._searched()
-        return self._box
+        return box
 
     def _turn(self, by: int) -> None:
         self._page.value += by  # stays within its bounds

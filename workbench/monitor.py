@@ -377,8 +377,7 @@ class Monitor(Live):
         super()._ipython_display_()
         self.watch()
 
-    def _ipython_display_(self) -> None:
-        self.show()
+    _ipython_display_ = show
 
     # ---- following ------------------------------------------------------------------------------------------------
 

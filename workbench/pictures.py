@@ -30,6 +30,7 @@ from dfm_nb.base.plots import PALETTE, plain
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.config.schema import ModelConfig
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.diffusion import edm, samplers
@@ -310,9 +311,8 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Seq
         for j, sigma in enumerate(sigmas):
             estimates = _two_estimates(pipe, request, y + sigma * _noise(y, i, j), sigma)
             losses[:, j] += [_edm_loss(D, y, sigma, pipe.sigma_data) / len(clips) for D in estimates]
-    m = pipe.config.model
-    named = {"with caption": losses[0], "with no caption": losses[1]}
-    return _losses({name: (sigmas, values) for name, values in named.items()}, m.P_mean, m.P_std)
+    curves = {"with caption": (sigmas, losses[0]), "with no caption": (sigmas, losses[1])}
+    return _losses(curves, pipe.config.model)
 
 
 def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
@@ -323,10 +323,11 @@ def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
     chosen = [found[i] for i in sorted({*np.linspace(0, len(found) - 1, rounds).round().astype(int)})]
     model = cfg.from_yaml(Run(Path(run_dir)).config_file).config.model
     curves = {f"iteration {r['iteration']}": (r["val_sigmas"], r["val_loss_by_sigma"]) for r in chosen}
-    return _losses(curves, model.P_mean, model.P_std)
+    return _losses(curves, model)
 
 
-def _losses(curves: dict[str, tuple[Sequence[float], Any]], P_mean: float, P_std: float) -> Picture:
+def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) -> Picture:
+    P_mean, P_std = model.P_mean, model.P_std
     figure = _figure(4.1, 7.4)
     axes = figure.add_subplot()
     ends = [s for sigmas, _ in curves.values() for s in sigmas] + [math.exp(P_mean + n * P_std) for n in (-3, 3)]
@@ -342,9 +343,8 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], P_mean: float, P_std
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     plain(axes)
     told = [f"{name} {', '.join(f'{b:.2f} at {a:.2g}' for a, b in zip(*points))}" for name, points in curves.items()]
-    return Picture(
-        figure, f"EDM loss by sigma: {'; '.join(told)}. Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
-    )
+    drawn_from = f"Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
+    return Picture(figure, f"EDM loss by sigma: {'; '.join(told)}. {drawn_from}")
 
 
 # ---- the network --------------------------------------------------------------------------------------------------
