@@ -15,7 +15,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import guard
+from dfm_nb.base.options import Options, option
 from workbench.place import FIRST, kernel_encryption
 
 DEFAULT_PORT = 8888
@@ -27,17 +28,18 @@ SETTINGS = Path(__file__).with_name("jupyter")
 """A Jupyter configuration folder with our defaults for Lab's settings: no question about news."""
 
 
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="dfm lab", description="JupyterLab at the first notebook, on loopback, with a token.")
-    p.add_argument("--port", type=int, default=None, help=f"default: {DEFAULT_PORT}, or the next that is free")
-    p.add_argument("--dir", default=".", help="the project folder; notebooks/ and runs/ are below it")
-    p.add_argument("--notebook", default=None, help=f"what to open first; default: {FIRST} of the copied notebooks")
-    p.add_argument("--no-browser", action="store_true", help="print the address only")
-    return p
+class LabOptions(Options):
+    """JupyterLab at the first notebook, on loopback, with a token."""
+
+    prog = "dfm lab"
+    port: int | None = option(None, f"default: {DEFAULT_PORT}, or the next that is free", ge=1, le=65535)
+    dir: str = option(".", "the project folder; notebooks/ and runs/ are below it")
+    notebook: str | None = option(None, f"what to open first; default: {FIRST} of the copied notebooks")
+    no_browser: bool = option(False, "print the address only")
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    args = LabOptions.parse(argv)
     folder = Path(args.dir).expanduser().resolve()
     if not folder.is_dir():
         raise NotADirectoryError(f"--dir must be a folder; got {folder}")
@@ -91,10 +93,8 @@ def free_port(wanted: int | None) -> int:
 
     Raises
     ------
-    ValueError : it is not a port, or it is taken.
+    ValueError : it is taken.
     """
-    if wanted is not None and not 1 <= wanted <= 65535:
-        raise ValueError(f"--port must be 1 to 65535; got {wanted}")
     tried = [wanted] if wanted is not None else list(range(DEFAULT_PORT, DEFAULT_PORT + 50))
     for port in tried:
         with socket.socket() as s:
