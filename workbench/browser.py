@@ -1,4 +1,4 @@
-"""What a data set holds: decoded samples with captions, histograms of their lengths, what was dropped and why.
+"""What a data set holds: decoded samples with captions, counts and sizes, what was dropped and why.
 
 It writes nothing, and reads and decodes only the samples of the page that is shown. A damaged sample is named in its
 place. Pictures are decoded with the tokenizer that the manifest names; a folder may bring one of tensors only.
@@ -10,7 +10,6 @@ import functools
 import html
 import math
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import ipywidgets as w
 
 from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
-from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
@@ -27,8 +25,7 @@ from workbench.gallery import Gallery, Item
 from workbench.live import Live
 
 PAGE, SIDE_PX = 12, 160
-BAR = f"width:75%;max-width:70px;min-height:1px;margin:2px auto;background:{PALETTE[0]}"
-DROPS_SHOWN, BARS = 20, 12
+DROPS_SHOWN = 20
 KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
 LEGEND = (
     "latent: channels x frames x height x width of what the model is trained on; "
@@ -73,7 +70,7 @@ class DatasetBrowser(Live):
             for i, e in enumerate(self.entries)
             if all(word in f"{e.meta.get('caption', '')} {e.key}".lower() for word in wanted)
             and split in ("", self.splits[i])
-            and (not kind or KINDS[kind](length_of(e.meta)))
+            and (not kind or KINDS[kind](e.meta.get("num_frames") or 1))  # a .json may not say
             and size in ("", size_of(e.meta))
         ]
 
@@ -118,15 +115,6 @@ class DatasetBrowser(Live):
 
     # ---- the whole ------------------------------------------------------------------------------------------------
 
-    def lengths(self) -> dict[int, int]:
-        """Pixel frames of a sample -> how many samples have so many."""
-        return Counter(length_of(e.meta) for e in self.entries)
-
-    def lengths_html(self) -> str:
-        """Histograms of frames and of text tokens."""
-        tokens = Counter(e.meta["text_tokens"] for e in self.entries if isinstance(e.meta.get("text_tokens"), int))
-        return video.row_html([bars_html(self.lengths(), "frames of a sample"), bars_html(tokens, "text tokens")])
-
     def summary_html(self) -> str:
         """Counts, sizes, encoders, faults."""
         d = self.about
@@ -157,7 +145,7 @@ class DatasetBrowser(Live):
         """All of it without controls, for a notebook that is only read."""
         n = len(self.entries)
         spread = [i * n // min(samples, n) for i in range(min(samples, n))]
-        return f"{self.summary_html()}{self.lengths_html()}{self.samples_html(spread)}{self.drops_html()}"
+        return f"{self.summary_html()}{self.samples_html(spread)}{self.drops_html()}"
 
     def kept_html(self) -> str:
         return f"{self.summary_html()}{self._samples.value}" if "widget" in vars(self) else self.html()
@@ -167,7 +155,7 @@ class DatasetBrowser(Live):
 
     @functools.cached_property
     def widget(self) -> Any:
-        """Tabs: samples with pages and search; lengths; drops."""
+        """Tabs: samples with pages and search; summary; drops."""
         auto, flow = w.Layout(width="auto"), w.Layout(flex_flow="row wrap", overflow="visible")
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
@@ -195,7 +183,6 @@ class DatasetBrowser(Live):
         pages = {
             "Samples": w.VBox([looking, paging, self._samples]),
             "Summary": w.HTML(self.summary_html()),
-            "Lengths": w.HTML(self.lengths_html()),
             "Drops": w.HTML(self.drops_html()),
         }
         box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
@@ -220,32 +207,3 @@ class DatasetBrowser(Live):
         self._status.value = f'<span role="status">of {last:,} pages; {len(self._found):,} samples</span>'
         self._samples.value = self.samples_html(self._found[(page - 1) * PAGE : page * PAGE], self._looks.value)
         self.keep()
-
-
-def length_of(meta: dict) -> int:
-    """Pixel frames of a sample; 1 when its .json does not say."""
-    return meta.get("num_frames") or 1
-
-
-def bars_html(counts: Mapping[int, int], of: str) -> str:
-    """Bars with their counts written on top, named for screen readers; many values share `BARS` bars.
-
-    counts : value -> how often. of : what the values are.
-    """
-    if not counts:
-        return ""
-    low, high = min(counts), max(counts)
-    each = 1 if len(counts) <= BARS else -(-(high + 1 - low) // BARS)  # values of a bar
-    begins = sorted(counts) if len(counts) <= BARS else range(low, high + 1, each)
-    bars = {
-        f"{a}-{a + each - 1}" if each > 1 else str(a): sum(counts.get(a + i, 0) for i in range(each)) for a in begins
-    }
-    columns = "".join(
-        f'<div style="flex:1">{n:,}<div style="height:{140 * n / max(bars.values()):.0f}px;{BAR}"></div>{values}</div>'
-        for values, n in bars.items()
-    )
-    said = html.escape(f"{of}: " + "; ".join(f"{n} samples of {values}" for values, n in bars.items()))
-    return (
-        f'<div role="img" aria-label="{said}" style="flex:1 1 320px;max-width:480px;text-align:center;font-size:11px">'
-        f'<div style="display:flex;align-items:flex-end">{columns}</div>{html.escape(of)}</div>'
-    )
