@@ -69,10 +69,9 @@ def main(argv: list[str] | None = None) -> int:
     verb, rest = argv[0], list(argv[1:])
     known = VERBS if verb in VERBS else verbs()
     if verb not in known:
-        from dfm_nb.base.nearest import nearest
+        from dfm_nb.base.nearest import meant
 
-        near = nearest(verb, known)
-        raise ValueError(f"there is no verb {verb!r}" + (f"; did you mean {near!r}?" if near else "; see dfm --help"))
+        raise ValueError(f"there is no verb {verb!r}; {meant(verb, known, 'see dfm --help')}")
     module, _ = known[verb]
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)

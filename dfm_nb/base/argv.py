@@ -19,7 +19,7 @@ from typing import Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL, local
 from dfm_nb.base.log import legible
-from dfm_nb.base.nearest import nearest
+from dfm_nb.base.nearest import meant
 from dfm_nb.base.process import end_with_parent
 
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
@@ -41,8 +41,8 @@ class ArgumentParser(argparse.ArgumentParser):
         """ValueError, which `guard` says in one sentence; of an unknown flag, with the nearest one."""
         unknown = re.search(r"unrecognized arguments: --([\w-]+)", message)
         flags = [flag for action in self._actions for flag in action.option_strings]
-        near = unknown and nearest(unknown[1], (flag.lstrip("-") for flag in flags), 0.7)
-        raise ValueError(f"{self.prog}: {message}; " + (f"did you mean --{near}?" if near else "see its --help"))
+        fix = meant("--" + unknown[1], flags, "see its --help", 0.7) if unknown else "see its --help"
+        raise ValueError(f"{self.prog}: {message}; {fix}")
 
 
 def output(path: str) -> str:

@@ -1,4 +1,4 @@
-"""The name that a misspelt one was meant to be."""
+"""The name that a misspelt one was meant to be, and the words in which an error says so."""
 
 from __future__ import annotations
 
@@ -16,3 +16,9 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     by_lower = {other.lower(): other for other in known}
     near = difflib.get_close_matches(name.lower(), by_lower, 1, cutoff)
     return by_lower[near[0]] if near else None
+
+
+def meant(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """The end of an error about a wrong name: `did you mean 'demo'?`, or `otherwise` when no known one is near."""
+    near = nearest(name, known, cutoff)
+    return f"did you mean {near!r}?" if near else otherwise

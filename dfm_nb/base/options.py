@@ -31,7 +31,7 @@ from pydantic_core import PydanticUndefined
 
 from dfm_nb.base.argv import ArgumentParser
 from dfm_nb.base.files import local
-from dfm_nb.base.nearest import nearest
+from dfm_nb.base.nearest import meant
 
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length")
 
@@ -172,10 +172,7 @@ class Options(BaseModel):
             if details["type"] == "value_error":  # a rule of one field, or of the model
                 said = f"{known[name].flag} {details['ctx']['error']}" if name else str(details["ctx"]["error"])
             elif details["type"] == "extra_forbidden":
-                near = nearest(name, cls.names())
-                said = f"{cls.prog} has no setting {name!r}; " + (
-                    f"did you mean {near!r}?" if near else "see its --help"
-                )
+                said = f"{cls.prog} has no setting {name!r}; {meant(name, cls.names(), 'see its --help')}"
             elif details["type"] == "missing":
                 said = f"{cls.prog} needs {known[name].flag} ({known[name].help})"
             else:

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dfm_nb.base.nearest import nearest
+from dfm_nb.base.nearest import meant
 
 BUILT_IN = {
     "sources": ("folder", "smithsonian_butterflies", "synthetic", "table"),
@@ -79,9 +79,8 @@ def load(kind: str, name: str) -> ModuleType:
     """Import the plugin of that name; ValueError names the nearest one when there is none."""
     known = names(kind)
     if name not in known:
-        near = nearest(name, known)
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){hint}")
+        fix = meant(name, known, "choose one of those")
+        raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}); {fix}")
     return _found(kind)[name].load()
 
 

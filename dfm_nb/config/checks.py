@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from dfm_nb.base import geometry
 from dfm_nb.base.files import is_url
-from dfm_nb.base.nearest import nearest
+from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field, must
 from dfm_nb.base.pretrained import names, packaged
 from dfm_nb.base.run import is_iteration, written_path
@@ -82,8 +82,8 @@ def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapp
 
 
 def _fix(field: Field, value: Any) -> str:
-    near = nearest(value, field.limits.get("choices", ()), 0.4) if isinstance(value, str) else None
-    return f"did you mean {near}?" if near else f"the default is {notation.write_value(field.default)}"
+    default = f"the default is {notation.write_value(field.default)}"
+    return meant(value, field.limits.get("choices", ()), default, 0.4) if isinstance(value, str) else default
 
 
 # ---- nearest legal values -----------------------------------------------------------------------------------------

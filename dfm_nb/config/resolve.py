@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from dfm_nb.base.log import log
-from dfm_nb.base.nearest import nearest
+from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.base.run import written_path
@@ -24,23 +25,8 @@ from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
-__all__ = [
-    "DERIVED",
-    "Config",
-    "ConfigError",
-    "Fault",
-    "Field",
-    "ModelConfig",
-    "Resolved",
-    "describe_limits",
-    "fields",
-    "flatten",
-    "from_yaml",
-    "print_config",
-    "recipes",
-    "resolve",
-    "to_yaml",
-]
+__all__ = ["DERIVED", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
+__all__ += ["describe_limits", "fields", "flatten", "from_yaml", "print_config", "recipes", "resolve", "to_yaml"]
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -97,10 +83,7 @@ class Resolved:
 
     def get(self, key: str) -> Any:
         """The value of a dotted key."""
-        node: Any = self.config
-        for name in key.split("."):
-            node = getattr(node, name)
-        return node
+        return attrgetter(key)(self.config)
 
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
         """A copy in which keys that are null or `auto` take these values (from the data, for example).
@@ -160,9 +143,7 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if not isinstance(tree, dict):
             raise ValueError(f"{shown(tree)} in it")
     except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
-        must = "must be a YAML file of groups and keys, with each key once"
-        if isinstance(error, OSError):
-            must = "must be a file that can be read"
+        must = "must be a readable YAML file of groups and keys, with each key once"
         fault = Fault("", must, str(error), "correct the file, or its path", origin=str(path))
         raise ConfigError([fault]) from None
     provenance = tree.pop("provenance", None)
@@ -177,8 +158,7 @@ def _recipe_file(recipe: str) -> Path:
         return RECIPES / f"{recipe}.yaml"
     if recipe.endswith((".yaml", ".yml")):
         return Path(recipe)
-    near = nearest(recipe, recipes())
-    fix = f"did you mean {near}?" if near else "or give the path of a .yaml file"
+    fix = meant(recipe, recipes(), "or give the path of a .yaml file")
     must = f"must be one of {', '.join(recipes())}"
     raise ConfigError([Fault("recipe", must, shown(recipe), fix, origin=COMMAND_LINE)])
 
@@ -273,8 +253,7 @@ def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], di
         row = sizes.find_size(name)
         if row is None:
             del found["model.size"]
-            near = nearest(name, sizes.SIZES)
-            fix = f"did you mean {near}?" if near else "choose a row of sizes.py"
+            fix = meant(name, sizes.SIZES, "choose a row of sizes.py")
             must = f"must be one of {', '.join(sizes.SIZES)}"
             return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
         found["model.size"], size = row.name, row.settings()
@@ -419,11 +398,9 @@ def _settle(
 def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fault:
     """Name the highest layer among the keys of a broken rule: the user's own setting rather than the recipe's."""
     origins = [provenance.get(key, "") for key in (fault.key, *fault.also)]
-    for layer in reversed(layers):
-        for origin in origins:
-            if layer in origin:  # `size DiT-S (recipe default)` is of that recipe
-                return replace(fault, origin=origin)
-    return fault
+    # `size DiT-S (recipe default)` is of that recipe
+    named = (origin for layer in reversed(layers) for origin in origins if layer in origin)
+    return replace(fault, origin=next(named, fault.origin))
 
 
 def _derive(resolved: Resolved) -> Resolved:
