@@ -27,11 +27,7 @@ def parser() -> ArgumentParser:
             p.add_argument(flag, dest="text_encoder_path", help=f"--text-encoder-path of {name}")
     for kind in plugins.BUILT_IN:
         group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
-        for flag in plugins.flags(kind).values():
-            if flag.type is bool:  # None where it is not given, so that it is not taken for a flag of another plugin
-                group.add_argument(flag.option, action="store_true", default=None, help=flag.help)
-            else:
-                group.add_argument(flag.option, type=flag.type, help=flag.help)
+        plugins.all_flags().add_flags(group, plugins.flags(kind))
     return p
 
 

@@ -302,10 +302,8 @@ class PrepareForm(Form):
             modules = plugins.load_all(kind)
             about = [(inspect.getdoc(m) or "").partition("\n\n")[0].replace("`", "") for m in modules.values()]
             known[menu] = replace(known[menu], help=" ".join(about), limits={"choices": tuple(modules)})
-            for name, flag in plugins.flags(kind).items():
-                default = False if flag.type is bool else None
-                known[name] = Field(name, flag.type, default is None, default, flag.help, {}, {})
-                self._menu_of[name] = menu
+            known |= plugins.flags(kind)
+            self._menu_of |= dict.fromkeys(plugins.flags(kind), menu)
             order += [menu, self.SPEC.key if menu == "source" else f"{menu}_path", *plugins.flags(kind)]
         given = dict(defaults or {})
         source, _, spec = given.get("source", "synthetic").partition(":")

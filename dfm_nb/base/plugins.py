@@ -8,8 +8,10 @@ in a package of your own, an entry point, for example for a source that is then 
 
 The module may also have:
 
-- `FLAGS`, its own flags of `dfm prepare`, which reach `build` as keywords (`tokenizer_window` is a flag of
-  `dfm generate` too: a field of `Request`, which reaches `encode` and `decode_windows` as `window`);
+- `class Flags(Options)`, its own flags of `dfm prepare`, each with a default (`wing_grey: int | None = option(None,
+  "moths: how bright")` is `--wing-grey`); those that are given reach `build` as keywords, and plugins that share a
+  name share the flag (`tokenizer_window` is a flag of `dfm generate` too: a field of `Request`, which reaches `encode`
+  and `decode_windows` as `window`);
 - tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds
   encoder and decoder, so that data sets take it along; `fit(videos)`, when it is fitted to the data, which
   returns a tokenizer that has `save(path)`;
@@ -23,14 +25,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic import create_model
+
 from dfm_nb.base.nearest import meant
+from dfm_nb.base.options import Field, Options, fields
 
 BUILT_IN = {
     "sources": ("folder", "smithsonian_butterflies", "synthetic", "table"),
@@ -39,24 +43,6 @@ BUILT_IN = {
 }
 """By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
 ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag that a plugin brings along.
-
-    name : the keyword of the plugin's `build`; `clip_frames` is `--clip-frames` on the command line. Plugins that share
-        a name share the flag.
-    type : makes the value from the word on the command line; bool is a flag without a word.
-    """
-
-    name: str
-    help: str
-    type: Callable[[str], Any] = str
-
-    @property
-    def option(self) -> str:
-        return "--" + self.name.replace("_", "-")
 
 
 @functools.cache
@@ -105,19 +91,25 @@ def load_all(kind: str) -> dict[str, ModuleType]:
     return {name: load(kind, name) for name in names(kind)}
 
 
-def own_flags(module: ModuleType) -> dict[str, Flag]:
+def own_flags(module: ModuleType) -> Mapping[str, Field]:
     """The flags that a plugin declares, by name."""
-    return {flag.name: flag for flag in getattr(module, "FLAGS", ())}
+    return fields(getattr(module, "Flags", Options))
 
 
-def flags(kind: str) -> dict[str, Flag]:
+def flags(kind: str) -> dict[str, Field]:
     """The flags of all plugins of a kind, by name."""
     return {name: flag for module in load_all(kind).values() for name, flag in own_flags(module).items()}
 
 
-def all_flags() -> dict[str, Flag]:
-    """Those of all kinds."""
-    return {name: flag for kind in BUILT_IN for name, flag in flags(kind).items()}
+def all_flags() -> type[Options]:
+    """Those of all kinds, as one model."""
+    return _joined(*(getattr(module, "Flags", Options) for kind in BUILT_IN for module in load_all(kind).values()))
+
+
+@functools.cache
+def _joined(*models: type[Options]) -> type[Options]:
+    every: dict[str, Any] = {n: (info.annotation, info) for model in models for n, info in model.model_fields.items()}
+    return create_model("Flags", __base__=Options, **every)
 
 
 def takes(module: ModuleType, parameter: str) -> bool:
@@ -133,9 +125,9 @@ def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]
     ValueError : an entry is for other plugins of this kind; the message says for which, and what this one takes.
     """
     own = own_flags(load(kind, name))
-    strange = {n: flag.option for n, flag in flags(kind).items() if n in given and n not in own}
+    strange = {n: flag.flag for n, flag in flags(kind).items() if n in given and n not in own}
     if strange:
-        usable = ", ".join(flag.option for flag in own.values()) or "no such flags"
+        usable = ", ".join(flag.flag for flag in own.values()) or "no such flags"
         others = [n for n, module in load_all(kind).items() if strange.keys() & own_flags(module).keys()]
         raise ValueError(
             f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange.values())}, "

@@ -16,7 +16,7 @@ from typing import Iterator
 
 import numpy as np
 
-from dfm_nb.base.plugins import Flag
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import Clip
 from dfm_nb.butterflies import captions, drawing
 
@@ -33,11 +33,14 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 """Their values; the first one holds where nothing is said."""
 COLOURS, PATTERNS, BACKGROUNDS, SPECIES, POSTURES, MOTIONS, SIZES, POSITIONS = ATTRIBUTES.values()
 PARTS = ("development", "test")
-FLAGS = (
-    Flag("num_images", "synthetic: images to draw", int),
-    Flag("num_clips", "synthetic: clips to draw", int),
-    Flag("seed", "synthetic: seed", int),
-)
+
+
+class Flags(Options):
+    num_images: int | None = option(None, "synthetic: images to draw")
+    num_clips: int | None = option(None, "synthetic: clips to draw")
+    seed: int | None = option(None, "synthetic: seed")
+
+
 DRAWING = 3  # raised whenever the pictures change, so that prepared data do not pass for newer ones
 HELD_OUT = 2  # likewise whenever other combinations are held out
 

@@ -90,13 +90,13 @@ class PrepareConfig(Options):
     table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
 
     def __init__(self, /, **values: Any):
-        given = {name: values.pop(name) for name in plugins.all_flags() if name in values}
-        own = {name: value for name, value in given.items() if value is not None}
-        super().__init__(**{"options": own, **values})
+        flags = plugins.all_flags()
+        own = flags(**{name: values.pop(name) for name in flags.model_fields if name in values})
+        super().__init__(**{"options": own.changed(), **values})
 
     @classmethod
     def names(cls) -> list[str]:
-        return [*super().names(), *plugins.all_flags()]
+        return [*super().names(), *plugins.all_flags().model_fields]
 
     @model_validator(mode="after")
     def _fits_together(self) -> PrepareConfig:
@@ -110,9 +110,7 @@ class PrepareConfig(Options):
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
         """Those of the plug-ins among them."""
-        known = {name: flag.option for name, flag in plugins.all_flags().items()}
-        own = [known[name] if value is True else f"{known[name]}={value}" for name, value in self.options.items()]
-        return [*super().words(usual), *own]
+        return [*super().words(usual), *plugins.all_flags()(**self.options).words()]
 
     @property
     def side_px(self) -> int:

@@ -12,10 +12,11 @@ from dfm_nb.base import plugins
 
 MOTHS = """
 import numpy as np
-from dfm_nb.base.plugins import Flag
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import Clip
 
-FLAGS = (Flag("wing_grey", "moths: how bright", int),)
+class Flags(Options):
+    wing_grey: int | None = option(None, "moths: how bright")
 
 
 class Moths:

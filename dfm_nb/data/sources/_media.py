@@ -18,27 +18,29 @@ import numpy as np
 from PIL import ImageColor
 
 from dfm_nb.base import geometry, video
-from dfm_nb.base.plugins import Flag
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import SampleError
 
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
 VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
-BACKGROUND_FLAG = Flag("background", "colour behind transparent images: a name or #rrggbb")
-MEDIA_FLAGS = (
-    BACKGROUND_FLAG,
-    Flag("clip_frames", "videos: frames per clip, 1 + 4k", int),
-    Flag("fps", "videos: frames per second to sample", float),
-    Flag("stride", "videos: frames from one clip's start to the next", int),
-    Flag("allow_outside", "also read files outside the folder, by a link or captions.csv", bool),
-)
-
 Clips = Iterator[tuple[str, np.ndarray, float]]
 """Of each clip its key, its frames, uint8 [T, H, W, 3], and frames per second."""
 
 
+class BackgroundFlag(Options):
+    background: str | None = option(None, "colour behind transparent images: a name or #rrggbb")
+
+
+class MediaFlags(BackgroundFlag):
+    clip_frames: int | None = option(None, "videos: frames per clip, 1 + 4k")
+    fps: float | None = option(None, "videos: frames per second to sample")
+    stride: int | None = option(None, "videos: frames from one clip's start to the next")
+    allow_outside: bool = option(False, "also read files outside the folder, by a link or captions.csv")
+
+
 @dataclass(frozen=True)
 class MediaOptions:
-    """How media files are read; its fields are the values of `MEDIA_FLAGS`.
+    """How media files are read; its fields are the values of `MediaFlags`.
 
     background : colour under transparent pixels, a CSS name or #rrggbb.
     clip_frames : frames of a clip, 1 + 4k; None keeps the whole video, cut to 1 + 4k frames.

@@ -22,10 +22,10 @@ from typing import Any
 from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, MEDIA_FLAGS, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaFlags, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources.table import CAPTION_COLUMNS, read_rows
 
-FLAGS = MEDIA_FLAGS
+Flags = MediaFlags
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.data.sources import _fetch, table
-from dfm_nb.data.sources._media import BACKGROUND_FLAG
+from dfm_nb.data.sources._media import BackgroundFlag
 
-FLAGS = (*table.COLUMN_FLAGS, BACKGROUND_FLAG)
+
+class Flags(BackgroundFlag, table.ColumnFlags):
+    pass
+
+
 FETCHES = True
 NAME = "smithsonian_butterflies"
 FILE = "data/train-00000-of-00001.parquet"

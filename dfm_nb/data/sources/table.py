@@ -30,19 +30,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from dfm_nb.base.plugins import Flag
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.sources import _fetch
-from dfm_nb.data.sources._media import MEDIA_FLAGS, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._media import MediaFlags, MediaOptions, key_of, listing_sha256
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMN_FLAGS = (
-    Flag("image_column", "table: column with image bytes, paths or URLs"),
-    Flag("caption_column", "table: column with captions"),
-)
-FLAGS = (*COLUMN_FLAGS, *MEDIA_FLAGS)
+
+class ColumnFlags(Options):
+    image_column: str | None = option(None, "table: column with image bytes, paths or URLs")
+    caption_column: str | None = option(None, "table: column with captions")
+
+
+class Flags(MediaFlags, ColumnFlags):
+    pass
+
+
 MEDIA_COLUMNS = "image video image_path video_path path file file_name filename image_url video_url url".split()
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 FETCHED = ("hf://", "http://", "https://")

@@ -32,17 +32,19 @@ from dfm_nb.base.geometry import (
 from dfm_nb.base.hub import hub_file
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
-from dfm_nb.base.plugins import Flag
+from dfm_nb.base.options import Options, option
 from dfm_nb.planning.inference_memory import cosmos_bytes
 
-FLAGS = (
-    Flag("tile_px", "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames", int),
-    Flag(
-        "tokenizer_window",
-        "cosmos_cv: encode in overlapping windows of this many frames; default whole clips where memory allows",
-        int,
-    ),
-)
+
+class Flags(Options):
+    tile_px: int | None = option(
+        None, "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames"
+    )
+    tokenizer_window: int | None = option(
+        None, "cosmos_cv: encode in overlapping windows of this many frames; default whole clips where memory allows"
+    )
+
+
 SHORT_SIDE_PX = 512
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
 HOW_TO_FETCH = (
