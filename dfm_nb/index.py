@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.argv import guard
 from dfm_nb.base.log import log, start_logging
+from dfm_nb.base.options import Options, option
 from dfm_nb.data.sample_index import index_dataset
 
 __all__ = ["index_dataset", "main"]
 
 
-def parser() -> ArgumentParser:
-    p = ArgumentParser(prog="dfm index", description="Write the index with which training opens a folder of shards.")
-    p.add_argument("folder", help="folder with .tar shards and .nv-meta; they are not changed")
-    return p
+class IndexOptions(Options):
+    """Write the index with which training opens a folder of shards."""
+
+    prog = "dfm index"
+    folder: str = option(help="folder with .tar shards and .nv-meta; they are not changed", positional=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    options = IndexOptions.parse(argv)
     start_logging()
-    counts = index_dataset(args.folder)
+    counts = index_dataset(options.folder)
     log.info("Indexed %s", ", ".join(f"{n} samples of {split}" for split, n in counts.items()))
     return 0
 

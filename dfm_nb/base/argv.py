@@ -14,10 +14,10 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Callable, NoReturn
 
-from dfm_nb.base.files import DISK_FULL, local
+from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.log import legible
 from dfm_nb.base.nearest import meant
 from dfm_nb.base.process import end_with_parent
@@ -26,12 +26,7 @@ USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, 
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """argparse with defaults shown in `--help`, `--num_steps` accepted for `--num-steps`."""
-
-    def __init__(self, *args, **kwargs):
-        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)
+    """argparse with `--num_steps` accepted for `--num-steps`, and errors that are raised."""
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         args = sys.argv[1:] if args is None else list(args)
@@ -45,20 +40,26 @@ class ArgumentParser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog}: {message}; {fix}")
 
 
-def output(path: str) -> str:
-    """argparse's type of what a command writes, where its flags are no options of `base.options`: a local path."""
-    try:
-        local(path)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return path
-
-
 def _dashed(arg: str) -> str:
     if not arg.startswith("--"):
         return arg
     flag, eq, value = arg.partition("=")
     return flag.replace("_", "-") + eq + value
+
+
+Command = Callable[[list[str]], int]
+
+
+def run_command(prog: str, commands: Mapping[str, tuple[Command, str]], argv: list[str] | None) -> int:
+    """Run `prog COMMAND ...` of a verb that has several; `commands` has, by name, the command and a line about it."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        usage = "\n".join(f"  {name:<11} {about}" for name, (_, about) in commands.items())
+        print(f"usage: {prog} COMMAND ...   ({prog} COMMAND --help for its flags)\n\n{usage}")
+        return 0
+    if name not in commands:
+        raise ValueError(f"{prog} has {', '.join(commands)}; got {name!r}")
+    return commands[name][0](rest)
 
 
 def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> int:
@@ -137,7 +138,7 @@ NPROC = "dfm also takes --nproc-per-node N: that many processes on this machine,
 
 def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
     """Take `--nproc-per-node N` (either spelling, with or without `=`) out of argv."""
-    p = ArgumentParser(add_help=False)
+    p = ArgumentParser(add_help=False, allow_abbrev=False)
     p.add_argument("--nproc-per-node", nargs="?", const="")
     known, rest = p.parse_known_args(argv)
     n = known.nproc_per_node

@@ -190,7 +190,8 @@ class Options(BaseModel):
     @classmethod
     def parser(cls) -> ArgumentParser:
         """A command line with a flag for each option; the class's docstring says what the command does."""
-        parser = ArgumentParser(prog=cls.prog, description=cls.__doc__, epilog=cls.epilog)
+        shown = argparse.ArgumentDefaultsHelpFormatter
+        parser = ArgumentParser(cls.prog, None, cls.__doc__, cls.epilog, formatter_class=shown, allow_abbrev=False)
         cls.add_flags(parser)
         return parser
 
@@ -242,8 +243,10 @@ def _add(parser: argparse._ActionsContainer, field: Field) -> None:
         given |= {name: marks[name] for name in ("metavar", "action") if name in marks}
         if "choices" in field.limits:
             given["choices"] = field.limits["choices"]
+    entries = typing.get_args(field.type)
+    if marks.get("action") == "append" and typing.get_origin(entries[0]) is tuple:  # `-p NAME VALUE -p NAME VALUE`
+        given["nargs"] = len(typing.get_args(entries[0]))
     if field.several and "action" not in marks:
-        entries = typing.get_args(field.type)
         fixed = typing.get_origin(field.type) is tuple and Ellipsis not in entries
         given["nargs"] = len(entries) if fixed else "+" if required or not marks.get("positional") else "*"
     if marks.get("positional"):

@@ -1,7 +1,7 @@
 """`dfm text ...`: preprocess, merge, inspect, verify, blend.
 
-The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py. Each command is one function: its parser,
-then what it does. The imports are inside, so that a command waits for its own alone.
+The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py. Each command is its options, then one
+function that does it. The imports are inside, so that a command waits for its own alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import argparse
 import json
 import sys
 
-from dfm_nb.base.argv import ArgumentParser, guard, output
+from dfm_nb.base.argv import guard, run_command
+from dfm_nb.base.options import Options, option
 
 
 def _preprocess(argv: list[str]) -> int:
@@ -41,15 +42,17 @@ def _preprocess(argv: list[str]) -> int:
     return 0
 
 
+class MergeOptions(Options):
+    """Join the parts of a partitioned run, or any corpora."""
+
+    prog = "dfm text merge"
+    prefixes: list[str] = option([], "corpora to join, in order; none: all parts of --output-prefix", positional=True)
+    output_prefix: str = option(help="as given to preprocess; _KEY_document is added for parts", output=True)
+    json_keys: list[str] = option(["text"], "which corpora of the parts")
+
+
 def _merge(argv: list[str]) -> int:
-    """join the parts of a partitioned run, or any corpora"""
-    p = ArgumentParser(prog="dfm text merge", description=_merge.__doc__)
-    p.add_argument("prefixes", nargs="*", help="corpora to join, in order; none: all parts of --output-prefix")
-    p.add_argument(
-        "--output-prefix", type=output, required=True, help="as given to preprocess; _KEY_document is added for parts"
-    )
-    p.add_argument("--json-keys", nargs="+", default=["text"], help="which corpora of the parts")
-    args = p.parse_args(argv)
+    args = MergeOptions.parse(argv)
     from dfm_nb.text.corpus import find_parts, merge
 
     jobs = {args.output_prefix: args.prefixes}
@@ -62,39 +65,47 @@ def _merge(argv: list[str]) -> int:
     return 0
 
 
+class InspectOptions(Options):
+    """Counts, lengths, first documents, frequent tokens."""
+
+    prog = "dfm text inspect"
+    prefix: str = option(help="path without .bin", positional=True, metavar="PREFIX")
+    tokenizer_model: str | None = option(None, "to decode with; by default the recorded one")
+    documents: int = option(3, "documents to show")
+    as_json: bool = option(False, "print JSON", flag="--json")
+
+
 def _inspect(argv: list[str]) -> int:
-    """counts, lengths, first documents, frequent tokens"""
-    p = ArgumentParser(prog="dfm text inspect", description=_inspect.__doc__)
-    p.add_argument("prefix", metavar="PREFIX", help="path without .bin")
-    p.add_argument("--tokenizer-model", help="to decode with; by default the recorded one")
-    p.add_argument("--documents", type=int, default=3, help="documents to show")
-    p.add_argument("--json", action="store_true", help="print JSON")
-    args = p.parse_args(argv)
+    args = InspectOptions.parse(argv)
     from dfm_nb.text import check
 
     report = check.inspect(args.prefix, args.tokenizer_model, args.documents)
-    print(json.dumps(report, indent=1) if args.json else check.report_text(report))
+    print(json.dumps(report, indent=1) if args.as_json else check.report_text(report))
     return 0
 
 
+class VerifyOptions(Options):
+    """The checklist, as checks that can fail (then it exits with 1)."""
+
+    prog = "dfm text verify"
+    prefixes: list[str] = option(help="one corpus, or those of a blend", positional=True, metavar="PREFIX")
+    tokenizer_model: str | None = option(None, "that the corpus must be made with; by default the recorded one")
+    append_eod: bool | None = option(None, "each document must end with EOD")
+    input: list[str] | None = option(None, "the JSONL of the one PREFIX, to count its documents")
+    as_json: bool = option(False, "print JSON", flag="--json")
+
+
 def _verify(argv: list[str]) -> int:
-    """the checklist, as checks that can fail (then it exits with 1)"""
-    p = ArgumentParser(prog="dfm text verify", description=_verify.__doc__)
-    p.add_argument("prefixes", nargs="+", metavar="PREFIX", help="one corpus, or those of a blend")
-    p.add_argument("--tokenizer-model", help="that the corpus must be made with; by default the recorded one")
-    p.add_argument("--append-eod", action="store_true", default=None, help="each document must end with EOD")
-    p.add_argument("--input", nargs="+", help="the JSONL of the one PREFIX, to count its documents")
-    p.add_argument("--json", action="store_true", help="print JSON")
-    args = p.parse_args(argv)
+    args = VerifyOptions.parse(argv)
     from dfm_nb.text import check
 
-    show = sys.stderr.isatty() and not args.json
+    show = sys.stderr.isatty() and not args.as_json
     found = {p: check.verify(p, args.tokenizer_model, args.append_eod, args.input, show) for p in args.prefixes}
     ok = all(c.passed is not False for checks in found.values() for c in checks)
     if len(args.prefixes) > 1 and ok:
         same = check.verify_same_tokenizer(args.prefixes)
         found["blend"], ok = [same], same.passed is not False
-    if args.json:
+    if args.as_json:
         print(json.dumps({"ok": ok, "checks": {p: [vars(c) for c in cs] for p, cs in found.items()}}, indent=1))
     else:
         marks = {True: "ok  ", False: "FAIL", None: "-   "}
@@ -103,21 +114,27 @@ def _verify(argv: list[str]) -> int:
     return 0 if ok else 1
 
 
+class BlendOptions(Options):
+    """Weights, strategies and epochs of a blend."""
+
+    prog = "dfm text blend"
+    blend: list[str] = option(
+        [], "0.5 A 0.5 B; prefixes alone: weights by tokens", positional=True, metavar="WEIGHT PREFIX"
+    )
+    data_path: list[str] = option([], "the same, as Megatron-LM's training takes it")
+    config: str | None = option(None, "rows of dataset_prefix, dataset_weight, dataset_split", metavar="YAML")
+    strategy: str | None = option(None, "proportional, equal, upweight:NAME=0.6 or token-balanced")
+    normalize: bool = option(False, "divide the weights by their sum")
+    token_budget: float | None = option(None, "training tokens; by default one epoch's worth of them all")
+    max_epochs: float = option(4.0, "warn when a corpus is seen more often")
+    output: str | None = option(None, "write the blend here", metavar="YAML", output=True)
+    as_json: bool = option(False, "print JSON", flag="--json")
+
+
 def _blend(argv: list[str]) -> int:
-    """weights, strategies and epochs of a blend"""
+    args = BlendOptions.parse(argv)
     from dfm_nb.text import check, mixture
 
-    p = ArgumentParser(prog="dfm text blend", description=_blend.__doc__)
-    p.add_argument("blend", nargs="*", metavar="WEIGHT PREFIX", help="0.5 A 0.5 B; prefixes alone: weights by tokens")
-    p.add_argument("--data-path", nargs="+", default=[], help="the same, as Megatron-LM's training takes it")
-    p.add_argument("--config", metavar="YAML", help="rows of dataset_prefix, dataset_weight, dataset_split")
-    p.add_argument("--strategy", help=", ".join(mixture.STRATEGIES))
-    p.add_argument("--normalize", action="store_true", help="divide the weights by their sum")
-    p.add_argument("--token-budget", type=float, help="training tokens; by default one epoch's worth of them all")
-    p.add_argument("--max-epochs", type=float, default=4.0, help="warn when a corpus is seen more often")
-    p.add_argument("--output", type=output, metavar="YAML", help="write the blend here")
-    p.add_argument("--json", action="store_true", help="print JSON")
-    args = p.parse_args(argv)
     if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
         raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... and --config YAML")
     if args.config:
@@ -135,7 +152,7 @@ def _blend(argv: list[str]) -> int:
     warnings += ["{name} is seen {epochs:.1f} ".format(**r) + seen for r in rows if r["epochs"] > args.max_epochs]
     if args.output:
         mixture.write_yaml(blend, args.output)
-    if args.json:
+    if args.as_json:
         print(json.dumps({"token_budget": budget, "train": rows, "warnings": warnings}, indent=1))
         return 0
     print(f"training on {budget:,.0f} tokens")
@@ -151,18 +168,17 @@ def _blend(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {"preprocess": _preprocess, "merge": _merge, "inspect": _inspect, "verify": _verify, "blend": _blend}
+COMMANDS = {
+    "preprocess": (_preprocess, "JSONL -> .bin/.idx"),
+    "merge": (_merge, "join the parts of a partitioned run, or any corpora"),
+    "inspect": (_inspect, "counts, lengths, first documents, frequent tokens"),
+    "verify": (_verify, "the checklist, as checks that can fail (then it exits with 1)"),
+    "blend": (_blend, "weights, strategies and epochs of a blend"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name in COMMANDS:
-        return COMMANDS[name](rest)
-    usage = "\n".join(f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items())
-    if name not in ("-h", "--help"):
-        raise ValueError(f"dfm text has {', '.join(COMMANDS)}; got {name!r}")
-    print("usage: dfm text COMMAND ...   (dfm text COMMAND --help for its flags)\n\n" + usage)
-    return 0
+    return run_command("dfm text", COMMANDS, argv)
 
 
 if __name__ == "__main__":
