@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -230,23 +231,29 @@ def test_run_started_in_a_terminal_is_found_stopped_and_resumable(tmp_path):
     assert launcher.command[-4:] == ["--config-file", str(run / "config.yaml"), "--run-dir", str(run)]
 
 
-def test_headless_run_ends_with_its_kernel(tmp_path, program):
+@pytest.mark.parametrize("headless", ["0", "1"])
+def test_run_outlives_its_kernel_unless_it_is_headless(tmp_path, program, headless):
+    """An interrupt, too, reaches the whole group of processes of a kernel."""
     folder = tmp_path / "run"
     code = f"""
         import time, workbench
-        workbench.Launcher({str(folder)!r}, [{str(folder)!r}, 100000, "well"], program={str(program)!r}).start()
+        workbench.Launcher({str(folder)!r}, [{str(folder)!r}, 100000, "child"], program={str(program)!r}).start()
         print("started", flush=True)
         time.sleep(600)
     """
-    words = [sys.executable, "-c", textwrap.dedent(code)]
-    env = {**os.environ, "DFM_HEADLESS": "1"}
-    kernel = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=env)
+    words, env = [sys.executable, "-c", textwrap.dedent(code)], {**os.environ, "DFM_HEADLESS": headless}
+    kernel = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
     kernel.stdout.readline()
     job = Job(folder)
-    wait_until(lambda: len(job.processes()) == 3, "supervisor, torchrun, worker")
+    wait_until(lambda: len(job.processes()) == 4, "supervisor, torchrun, worker and its child")
     tree = job.processes()
-    kernel.kill()
-    kernel.communicate()
+    os.killpg(kernel.pid, signal.SIGKILL)
+    kernel.wait()
+    if headless == "0":
+        again = workbench.Launcher.attach(folder)
+        assert again.state == "running" and len(alive(tree)) == 4
+        again.stop()
+        assert again.state == "stopped"
     wait_until(lambda: alive(tree) == [], "nothing is left behind")
 
 
