@@ -29,21 +29,11 @@ import psutil
 
 import dfm_nb
 
-PRELOAD = (
-    "tests.conftest",
-    "torch._dynamo",
-    "torch.distributed.run",
-    "torch.utils.tensorboard",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.pyplot",
-    "megatron.energon",
-    "pandas",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.t5.modeling_t5",
-    "workbench.form",
-    "workbench.notebook_run",
-)
+PRELOAD = """
+tests.conftest torch._dynamo torch.distributed.run torch.utils.tensorboard megatron.energon pandas workbench.form
+matplotlib.backends.backend_agg matplotlib.pyplot workbench.notebook_run transformers.models.auto.modeling_auto
+transformers.models.bert.modeling_bert transformers.models.t5.modeling_t5
+""".split()
 CLIENT = """#!{python} -SE
 import json, os, signal, socket, sys
 words = {words!r} + sys.argv[1:]

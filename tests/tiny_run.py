@@ -12,14 +12,8 @@ VARIANTS = {"dit": [], "wan": ["model.variant=wan", "model.adaln_lora_dim=null",
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4"]
 SIZE = [
     *WIDTH,
-    "model.num_layers=2",
-    "train.train_iters=3",
-    "train.global_batch_size=1",
-    "dataset.task_encoder_seq_length=160",
-    "scheduler.lr_warmup_iters=1",
-    "optimizer.lr=0.02",
-    "train.eval_interval=0",
-    "mixed_precision=fp32",
+    *"model.num_layers=2 train.train_iters=3 train.global_batch_size=1 train.eval_interval=0 optimizer.lr=0.02".split(),
+    *"scheduler.lr_warmup_iters=1 dataset.task_encoder_seq_length=160 mixed_precision=fp32".split(),
 ]
 
 

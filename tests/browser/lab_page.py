@@ -19,15 +19,8 @@ import nbformat
 from workbench import lab
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
+FLAGS += ["--disable-component-update", "--disable-sync"]
 LAB = {"LabApp": {"expose_app_in_browser": True}}
 
 
@@ -59,17 +52,8 @@ class LabServer:
             "JUPYTERLAB_WORKSPACES_DIR": str(self.private / "workspaces"),
             "OMP_NUM_THREADS": "1",
         }
-        command = [
-            sys.executable,
-            "-m",
-            "dfm_nb",
-            "lab",
-            "--port",
-            str(self.port),
-            "--no-browser",
-            "--dir",
-            str(self.project),
-        ]
+        command = [sys.executable, *"-m dfm_nb lab --no-browser --port".split(), str(self.port)]
+        command += ["--dir", str(self.project)]
         self.log = (self.private / "lab.log").open("wb")
         self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=subprocess.STDOUT)
         deadline = time.monotonic() + 90

@@ -8,47 +8,31 @@ import torch.distributed as dist
 from tests import tiny_run
 
 BASE = [
-    "dataset.mock=true",
-    "dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]]",
-    "dataset.task_encoder_seq_length=96",
-    "dataset.packing_buffer_size=12",
-    "dataset.num_workers=0",
-    "model.num_layers=4",
+    *"dataset.mock=true dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]] dataset.num_workers=0".split(),
+    *"dataset.task_encoder_seq_length=96 dataset.packing_buffer_size=12 mixed_precision=fp32 rng.seed=7".split(),
     *tiny_run.WIDTH,
-    "model.adaln_lora_dim=16",
-    "model.in_channels=4",
-    "model.text_dim=24",
-    "train.global_batch_size=4",
-    "train.train_iters=5",
-    "train.micro_batch_size=1",
-    "train.eval_iters=1",
-    "optimizer.lr=1e-3",
-    "scheduler.lr_warmup_iters=1",
-    "mixed_precision=fp32",
-    "model.rope=true",
+    *"model.num_layers=4 model.adaln_lora_dim=16 model.in_channels=4 model.text_dim=24 model.rope=true".split(),
+    *"train.global_batch_size=4 train.micro_batch_size=1 train.train_iters=5 train.eval_iters=1".split(),
+    *"optimizer.lr=1e-3 optimizer.use_distributed_optimizer=true scheduler.lr_warmup_iters=1".split(),
     "ema.sigma_rels=[0.1]",
-    "optimizer.use_distributed_optimizer=true",
-    "rng.seed=7",
 ]
-
 MUON = ["optimizer.optimizer=muon", "optimizer.use_distributed_optimizer=false"]
 
+TP, PP, CP = (f"model.{axis}_parallel_size=2" for axis in ("tensor_model", "pipeline_model", "context"))
+SP, VPP = "model.sequence_parallel=true", "model.virtual_pipeline_model_parallel_size=2"
 LAYOUTS = {
     # name: (processes, overrides)
-    "TP2": (2, ["model.tensor_model_parallel_size=2"]),
-    "TP2+SP": (2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]),
-    "CP2": (2, ["model.context_parallel_size=2"]),
-    "PP2": (2, ["model.pipeline_model_parallel_size=2"]),
-    "PP2 virtual": (2, ["model.pipeline_model_parallel_size=2", "model.virtual_pipeline_model_parallel_size=2"]),
+    "TP2": (2, [TP]),
+    "TP2+SP": (2, [TP, SP]),
+    "CP2": (2, [CP]),
+    "PP2": (2, [PP]),
+    "PP2 virtual": (2, [PP, VPP]),
     "DP2": (2, ["optimizer.use_distributed_optimizer=false"]),
     "DP2 distributed optimizer": (2, []),
-    "TP2xCP2": (4, ["model.tensor_model_parallel_size=2", "model.context_parallel_size=2"]),
-    "TP2xPP2": (4, ["model.tensor_model_parallel_size=2", "model.pipeline_model_parallel_size=2"]),
-    "CP2xDP2": (4, ["model.context_parallel_size=2"]),
-    "TP2xSPxPP2": (
-        4,
-        ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true", "model.pipeline_model_parallel_size=2"],
-    ),
+    "TP2xCP2": (4, [TP, CP]),
+    "TP2xPP2": (4, [TP, PP]),
+    "CP2xDP2": (4, [CP]),
+    "TP2xSPxPP2": (4, [TP, SP, PP]),
     "recompute full": (1, ["model.recompute_granularity=full"]),
     "recompute selective": (1, ["model.recompute_granularity=selective"]),
 }

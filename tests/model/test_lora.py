@@ -95,13 +95,8 @@ def tuned(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
     base, run = folder / "base", folder / "run"
     pretrain(base, "train.train_iters=4", processes=1)
-    argv = [
-        f"checkpoint.pretrained={base}",
-        "model.lora.rank=4",
-        "model.tensor_model_parallel_size=2",
-        "scheduler.lr_decay_iters=6",
-        "checkpoint.save_interval=2",
-    ]
+    argv = [f"checkpoint.pretrained={base}", "model.lora.rank=4", "model.tensor_model_parallel_size=2"]
+    argv += ["scheduler.lr_decay_iters=6", "checkpoint.save_interval=2"]
     pretrain(run, *argv, "train.train_iters=4")
     return base, run, pretrain(run, *argv, "train.train_iters=6")
 
@@ -112,19 +107,16 @@ def test_exports_of_a_resumed_run_hold_the_base_and_what_was_learnt(tuned, tmp_p
     assert "Resumed from" in second and sorted(losses(run)) == [1, 2, 3, 4, 5, 6]
     read = lambda name: exported.read(tmp_path / name)[0]  # noqa: E731
     assert export.main([str(base), "--output", f"{tmp_path}/base/model.safetensors"]) == 0
-    assert (
-        export.main([str(run), "--ema-sigma-rel", "0.054", "--output", f"{tmp_path}/a/model.pth", "--lora", "apart"])
-        == 0
-    )
-    assert export.main([str(run), "--ema-sigma-rel", "0.054", "--output", f"{tmp_path}/m/model.pth"]) == 0
-    start, frozen, updates, merged = (
-        read(f) for f in ("base/model.safetensors", "a/model.pth", "a/model.lora.pth", "m/model.pth")
-    )
+    for kind, how in (("apart", ["--lora", "apart"]), ("merged", [])):
+        words = ["--ema-sigma-rel", "0.054", "--output", f"{tmp_path}/{kind}/model.pth", *how]
+        assert export.main([str(run), *words]) == 0
+    files = ("base/model.safetensors", "apart/model.pth", "apart/model.lora.pth", "merged/model.pth")
+    start, frozen, updates, merged = map(read, files)
     assert start.keys() == frozen.keys() == merged.keys() and all(torch.equal(start[n], frozen[n]) for n in start)
     for name, a in updates.items():
         if name.endswith("lora_A"):
             b, weight = updates[name.replace("lora_A", "lora_B")], name.replace("lora_A", "weight")
             assert b.abs().max() > 0
             torch.testing.assert_close(merged[weight], start[weight] + b @ a, rtol=1e-5, atol=1e-6)
-    assert checkpoint.find_weights(tmp_path / "m" / "model.pth").config.model.lora.rank is None
-    assert checkpoint.find_weights(tmp_path / "a" / "model.pth").config.model.lora.rank == 4
+    assert checkpoint.find_weights(tmp_path / "merged" / "model.pth").config.model.lora.rank is None
+    assert checkpoint.find_weights(tmp_path / "apart" / "model.pth").config.model.lora.rank == 4

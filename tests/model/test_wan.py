@@ -29,19 +29,10 @@ from tests.tiny_run import VARIANTS
 
 def settings_of(network, *more: str):
     c = network.config
-    return cfg.resolve(
-        None,
-        overrides=[
-            "model.variant=wan",
-            f"model.num_layers={c.num_layers}",
-            f"model.hidden_size={c.num_attention_heads * c.attention_head_dim}",
-            f"model.num_attention_heads={c.num_attention_heads}",
-            f"model.ffn_hidden_size={c.ffn_dim}",
-            "model.in_channels=16",
-            f"model.text_dim={TEXT_DIM}",
-            *more,
-        ],
-    ).config
+    shape = {"num_layers": c.num_layers, "hidden_size": c.num_attention_heads * c.attention_head_dim}
+    shape |= {"num_attention_heads": c.num_attention_heads, "ffn_hidden_size": c.ffn_dim}
+    shape |= {"variant": "wan", "in_channels": 16, "text_dim": TEXT_DIM}
+    return cfg.resolve(None, overrides=[*(f"model.{k}={v}" for k, v in shape.items()), *more]).config
 
 
 def weights_of(network, model, tensor=lambda p: p.detach()):

@@ -13,13 +13,8 @@ TEXT_DIM = 24
 
 def random_network(seed: int = 0, heads: int = 4, head: int = 16, layers: int = 2, ffn: int = 96, **config):
     """With all weights at random, so that every one of them matters."""
-    network = WanTransformer3DModel(
-        num_attention_heads=heads,
-        attention_head_dim=head,
-        num_layers=layers,
-        ffn_dim=ffn,
-        **{"text_dim": TEXT_DIM} | config,
-    )
+    shape = {"num_attention_heads": heads, "attention_head_dim": head, "num_layers": layers, "ffn_dim": ffn}
+    network = WanTransformer3DModel(**shape, **{"text_dim": TEXT_DIM} | config)
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in network.named_parameters():

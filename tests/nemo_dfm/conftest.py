@@ -14,15 +14,8 @@ from tests.data import encoder_files
 from tests.processes import commands
 
 NAMES = ("Aholibah Underwing", "Grass Jewel", "Lilac-bordered Copper", "Blue Morpho", "Monarch", "Painted Lady")
-SMALL = (
-    "model.num_layers=1",
-    "model.hidden_size=48",
-    "model.num_attention_heads=4",
-    "train.eval_interval=0",
-    "dataset.task_encoder_seq_length=128",
-    "dataset.use_train_split_for_val=true",
-    "scheduler.lr_warmup_iters=0",
-)
+SMALL = "model.num_layers=1 model.hidden_size=48 model.num_attention_heads=4 train.eval_interval=0".split()
+SMALL += "dataset.task_encoder_seq_length=128 dataset.use_train_split_for_val=true scheduler.lr_warmup_iters=0".split()
 """A network and steps that two CPU cores manage."""
 
 

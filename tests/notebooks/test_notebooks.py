@@ -22,16 +22,10 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 STRIP = "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.widgets"
 FULL = "DFM_FULL" in os.environ
 """`make notebooks`: one of them also under nbmake, and workers of torchrun that are no forks."""
+DATA = {"num_images": 48, "num_clips": 12}
 SMALL = {
-    "00_tour": {
-        "num_images": 48,
-        "num_clips": 12,
-        "model_size": "tiny",
-        "train_iters": 8,
-        "num_processes": 1,
-        "num_steps": 4,
-    },
-    "01_prepare": {"num_images": 48, "num_clips": 12},
+    "00_tour": {**DATA, "model_size": "tiny", "train_iters": 8, "num_processes": 1, "num_steps": 4},
+    "01_prepare": DATA,
     "02_train": {"model_size": "tiny", "train_iters": 40, "stop_at": 12, "num_processes": 1},
     "03_generate": {"num_steps": 4, "reference_steps": 8},
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
