@@ -63,17 +63,6 @@ def test_identity_is_that_of_the_content(tokenizer, tmp_path):
     assert again.identity()["sha256"] != tokenizer.identity()["sha256"]
 
 
-def small():
-    """A tokenizer of little width whose decoder does something."""
-    torch.manual_seed(0)
-    shape = residual.Shape(24, 16, 1, 1, 1, 1, finest_width=8, finest_blocks=1)
-    model = residual.ResidualTokenizer(residual.build().pca, shape).requires_grad_(False).eval()
-    for name, x in model.decoder.named_parameters():
-        if "head" in name:
-            x.normal_(std=0.05)
-    return model
-
-
 @pytest.mark.parametrize("name", ["nothing", "text", "pca"])
 def test_wrong_files_are_named(tokenizer, tmp_path, name):
     (tmp_path / "text.safetensors").write_text("no tensors here")
