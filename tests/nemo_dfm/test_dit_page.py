@@ -1,29 +1,36 @@
 """The page "Megatron DiT": its configuration file edited as it says, and its commands; then "Megatron Workflow", which
 consolidates such a run into `model.pth`.
 
-The configuration is `tests/config/dit_pretrain.yaml`; `--mock`, the start without a checkpoint and the second start are
-in tests/test_train_reference.py.
+The configuration is `tests/config/dit_pretrain.yaml`.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from dfm_nb import generate
+from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video
+from tests.data import encoder_files
 from tests.nemo_dfm.conftest import SMALL, run
 from tests.processes import commands
 
 CONFIG = Path(__file__).parents[1] / "config" / "dit_pretrain.yaml"
+STEPS = ("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1", "validation.num_steps=2")
 
 
 @pytest.fixture(scope="module")
 def trained(hub, small_webdataset, tmp_path_factory) -> Path:
-    """`cp conf/dit_pretrain.yaml conf/my_config.yaml`, the page's edits, two iterations and a validation."""
+    """`cp conf/dit_pretrain.yaml conf/my_config.yaml`, the page's edits, two iterations and a validation.
+
+    `checkpoint.load` is `checkpoint.save`, and empty: training starts anew.
+    """
     folder = tmp_path_factory.mktemp("dit")
     config = yaml.safe_load(CONFIG.read_text())
     config["model"]["vae_cache_folder"] = str(hub / "cosmos")
@@ -32,9 +39,19 @@ def trained(hub, small_webdataset, tmp_path_factory) -> Path:
     config["train"]["global_batch_size"] = 2
     path = folder / "my_config.yaml"
     path.write_text(yaml.safe_dump(config))
-    steps = ("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1", "validation.num_steps=2")
-    run("train", 2, *SMALL, "--config-file", path, "--run-dir", folder / "run", *steps)
+    (folder / "dfm_experiment").mkdir()
+    run("train", 2, *SMALL, "--config-file", path, "--run-dir", folder / "run", *STEPS)
     return folder
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_from_the_checkpoint_of_the_first(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "second")  # saved and loaded where the edited file says
+    path = folder / "my_config.yaml"
+    path.write_text(path.read_text().replace(str(trained), str(folder)))
+    said = run("train", 2, *SMALL, "--config-file", path, "--run-dir", folder / "run", *STEPS, "train.train_iters=3")
+    assert f"Resumed from {folder}/dfm_experiment/iter_0000002 at iteration 2" in said
+    assert [p.name for p in sorted((folder / "dfm_experiment").glob("iter_*"))] == ["iter_0000002", "iter_0000003"]
 
 
 @pytest.mark.slow
@@ -68,3 +85,16 @@ def test_model_pth_in_the_working_directory_generates(hub, trained, tmp_path):
     words = ("--checkpoint-path", "model.pth", "--video-save-path", "two.mp4")
     run("generate", 2, *caches, *size, *prompts, *words, cwd=tmp_path)
     assert read_video(tmp_path / "idx=1_rank=0_two.mp4")[0].shape == (13, 64, 96, 3)
+
+
+@pytest.mark.slow
+def test_other_weights_than_those_of_the_data_are_refused(hub, trained, tmp_path, capsys):
+    """One half of another training is enough."""
+    mixed = shutil.copytree(hub / "cosmos", tmp_path / "mixed")
+    shutil.copy(mixed / "encoder.jit", mixed / "decoder.jit")
+    other = encoder_files.save_t5(tmp_path / "t5", seed=1)
+    for cosmos, t5, named in ((mixed, hub / "t5", "cosmos_cv"), (hub / "cosmos", other, "--text-encoder-path")):
+        words = ["--checkpoint-path", trained / "dfm_experiment", "--prompt", "x", "--height", 32, "--width", 32]
+        words += ["--tokenizer-cache-dir", cosmos, "--t5-cache-dir", t5, "--video-save-path", tmp_path / "a.mp4"]
+        assert guard(generate.main, list(map(str, words))) == 2
+        assert named in capsys.readouterr().err
