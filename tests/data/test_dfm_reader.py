@@ -9,17 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from einops import rearrange
-from megatron.energon import (
-    Cooker,
-    DefaultTaskEncoder,
-    Sample,
-    SkipSample,
-    WorkerConfig,
-    basic_sample_keys,
-    get_savable_loader,
-    get_train_dataset,
-    stateless,
-)
+from megatron import energon
 
 from dfm_nb import prepare
 from dfm_nb.data.stores import EnergonStore
@@ -28,46 +18,42 @@ PATCH, SEQ_LENGTH, TEXT_ROWS = 2, 512, 512
 
 
 @dataclass
-class DiffusionSample(Sample):
+class DiffusionSample(energon.Sample):
     video: torch.Tensor  # [tokens, 4 C]
     context_embeddings: torch.Tensor  # [rows, D]
     latent_shape: tuple[int, ...]
     video_metadata: dict
 
 
-@stateless
+@energon.stateless
 def cook(sample: dict) -> dict:
-    return {**basic_sample_keys(sample), **{part: sample[part] for part in ("json", "pth", "pickle")}}
+    return {**energon.basic_sample_keys(sample), **{part: sample[part] for part in ("json", "pth", "pickle")}}
 
 
-class TaskEncoder(DefaultTaskEncoder):
-    cookers = [Cooker(cook)]
+class TaskEncoder(energon.DefaultTaskEncoder):
+    cookers = [energon.Cooker(cook)]
 
-    @stateless(restore_seeds=True)
+    @energon.stateless(restore_seeds=True)
     def encode_sample(self, sample: dict) -> DiffusionSample:
         latent = sample["pth"]
         if not latent.isfinite().all() or latent.abs().max() > 1e3:
-            raise SkipSample()
+            raise energon.SkipSample()
         latent = latent.squeeze(0)
         tokens = rearrange(latent, "C T (H ph) (W pw) -> (T H W) (ph pw C)", ph=PATCH, pw=PATCH)
         if len(tokens) > SEQ_LENGTH:
-            raise SkipSample()
+            raise energon.SkipSample()
         text = sample["pickle"].cpu().float().numpy()
         text = torch.from_numpy(text[0] if text.shape[0] == 1 else text).to(torch.bfloat16)[:TEXT_ROWS]
         keys = {name: sample[name] for name in ("__key__", "__restore_key__", "__subflavors__")}
         return DiffusionSample(
-            **keys,
-            video=tokens,
-            context_embeddings=text,
-            latent_shape=tuple(latent.shape),
-            video_metadata=sample["json"],
+            **keys, video=tokens, context_embeddings=text, latent_shape=latent.shape, video_metadata=sample["json"]
         )
 
-    @stateless
+    @energon.stateless
     def batch(self, samples: list[DiffusionSample]) -> DiffusionSample:
         return samples[0]
 
-    @stateless
+    @energon.stateless
     def encode_batch(self, batch: DiffusionSample) -> DiffusionSample:
         return batch
 
@@ -77,15 +63,10 @@ def test_task_encoder_of_nemo_dfm_reads_our_folder(tmp_path):
     folder = tmp_path / "data"
     size = ["--num-images", "7", "--num-clips", "3", "--short-side", "32", "--val-fraction", "0"]
     assert prepare.main(["--source", "synthetic", *size, "--output-dir", str(folder)]) == 0
-    data = get_train_dataset(
-        folder,
-        worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
-        batch_size=1,
-        shuffle_buffer_size=None,
-        max_samples_per_sequence=None,
-        task_encoder=TaskEncoder(),
-    )
-    store, seen, samples = EnergonStore(folder), {}, iter(get_savable_loader(data))
+    workers = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
+    how = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "task_encoder": TaskEncoder()}
+    data = energon.get_train_dataset(folder, worker_config=workers, batch_size=1, **how)
+    store, seen, samples = EnergonStore(folder), {}, iter(energon.get_savable_loader(data))
     while len(seen) < len(store):
         sample = next(samples)
         seen[sample.__key__.rpartition("/")[2]] = sample

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import webdataset as wds
@@ -15,8 +14,8 @@ from safetensors.torch import load_file
 
 from dfm_nb.base import video
 from dfm_nb.data import shards
-from tests.data import dfm_shards, encoder_files
 from tests.docs.docs_pages import Page, desk
+from tests.nemo_dfm.conftest import make_small_hub
 
 PAGE = Page("docs/prepare.md")
 
@@ -52,14 +51,8 @@ def make_inputs(folder):
     """photos/, photos.csv, videos/ of the page."""
     (folder / "photos" / "more").mkdir(parents=True)
     (folder / "videos").mkdir()
-    for seed, (name, size) in enumerate(
-        {
-            "morpho.jpg": (90, 130),
-            "monarch.png": (100, 80),
-            "swallowtail.jpg": (70, 70),
-            "more/red_admiral.webp": (66, 99),
-        }.items()
-    ):
+    sizes = {"morpho.jpg": (90, 130), "monarch.png": (100, 80), "swallowtail.jpg": (70, 70)}
+    for seed, (name, size) in enumerate({**sizes, "more/red_admiral.webp": (66, 99)}.items()):
         Image.fromarray(picture(*size, seed)).save(folder / "photos" / name)
     rows = [f'photos/morpho.jpg,"blue, on a leaf",{i}' for i in range(5)]
     (folder / "photos.csv").write_text("\n".join(["picture,description,number", *rows]) + "\n")
@@ -68,33 +61,25 @@ def make_inputs(folder):
         video.write_mp4(folder / "videos" / f"wing_beat_{seed}.mp4", frames, fps=24)
 
 
-def make_hub(folder):
-    """What the page downloads, as small files of the published formats."""
-    cosmos, t5 = folder / "nvidia" / "Cosmos-0.1-Tokenizer-CV4x8x8", folder / "google-t5" / "t5-11b"
-    butterflies = folder / "huggan" / "smithsonian_butterflies_subset" / "data"
-    for place in (cosmos, t5, butterflies):
-        place.mkdir(parents=True)
-    encoder_files.save_cosmos(cosmos)
-    encoder_files.save_t5(t5)
+def make_hub(folder, hub):
+    """What the page downloads, by its names on the hub."""
+    names = {"cosmos": "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8", "t5": "google-t5/t5-11b"}
+    names["butterflies"] = "huggan/smithsonian_butterflies_subset/data"
+    for part, name in names.items():
+        shutil.copytree(hub / part, folder / name)
+    t5 = folder / names["t5"]
     (t5 / "spiece.model").touch()
     torch.save(load_file(t5 / "model.safetensors"), t5 / "pytorch_model.bin")  # the one format for torch there is
     (t5 / "model.safetensors").rename(t5 / "tf_model.h5")
-    urls = []
-    for seed, size in enumerate([(520, 600), (700, 530), (300, 200)]):
-        Image.fromarray(picture(*size, seed)).save(butterflies.parent / f"{seed}.jpg")
-        urls.append((butterflies.parent / f"{seed}.jpg").as_uri())
-    names = ["Aholibah Underwing", "Grass Jewel", "Lilac-bordered Copper"]
-    pq.write_table(pa.table({"image_url": urls, "name": names}), butterflies / "train-00000-of-00001.parquet")
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_block_of_the_page_runs(tmp_path):
+def test_every_block_of_the_page_runs(tmp_path, make_once, theirs):
     make_inputs(tmp_path)
-    hub = make_hub(tmp_path / "hub")
-    weights = (hub / "nvidia" / "Cosmos-0.1-Tokenizer-CV4x8x8", hub / "google-t5" / "t5-11b")
-    dfm_shards.Writer(*weights).write(tmp_path / "nemo_webdataset")
+    hub = make_hub(tmp_path / "hub", make_once("nemo-dfm-hub", make_small_hub))
+    shutil.copytree(theirs / "data", tmp_path / "nemo_webdataset")
     here = desk(tmp_path, hf=HF, HUB=str(hub))
     said = here.run_page(PAGE)
 
@@ -114,7 +99,7 @@ def test_every_block_of_the_page_runs(tmp_path):
     assert read("data/videos")["counts"]["samples"] == 2 * 2  # 17 frames at 12 a second: clips from frames 0 and 8
     butterflies = read("butterfly_webdataset")
     assert butterflies["tokenizer"]["name"] == "cosmos_cv" and butterflies["text_encoder"]["name"] == "t5"
-    assert butterflies["short_side"] == 512 and butterflies["counts"]["samples"] == 3
+    assert butterflies["short_side"] == 512 and butterflies["counts"]["samples"] == 6
     nodes = read("data/nodes")
     assert nodes["ranks"] == 2 and {s["name"][:5] for s in nodes["shards"]} == {"rank0", "rank1"}
     padded = next(iter(wds.WebDataset(str(data / "for-nemo" / "rank0-000000.tar"), shardshuffle=False).decode()))

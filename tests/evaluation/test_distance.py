@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.butterflies import synthetic
-from dfm_nb.evaluation.distance import (
-    compare,
-    kernel_distance,
-    kernel_estimate,
-    mean_estimate,
-    polynomial_kernel,
-    temporal_consistency,
-)
+from dfm_nb.evaluation import distance
 
 
 def test_kernel_distance_is_the_unbiased_sum_over_pairs():
@@ -21,15 +14,15 @@ def test_kernel_distance_is_the_unbiased_sum_over_pairs():
     xx = np.mean([k(x[i], x[j]) for i in range(5) for j in range(5) if i != j])
     yy = np.mean([k(y[i], y[j]) for i in range(4) for j in range(4) if i != j])
     xy = np.mean([k(a, b) for a in x for b in y])
-    assert kernel_distance(x, y) == pytest.approx(xx + yy - 2 * xy, rel=1e-10)
-    assert polynomial_kernel(x, y)[1, 2] == pytest.approx(k(x[1], y[2]))
+    assert distance.kernel_distance(x, y) == pytest.approx(xx + yy - 2 * xy, rel=1e-10)
+    assert distance.polynomial_kernel(x, y)[1, 2] == pytest.approx(k(x[1], y[2]))
 
 
 def test_kernel_distance_of_equal_distributions_is_zero_on_average():
     rng = np.random.default_rng(0)
     pairs = [(rng.standard_normal((40, 16)), rng.standard_normal((40, 16))) for _ in range(200)]
-    same = np.array([kernel_distance(x, y) for x, y in pairs])
-    shifted = np.array([kernel_distance(x, y + 0.5) for x, y in pairs[:20]])
+    same = np.array([distance.kernel_distance(x, y) for x, y in pairs])
+    shifted = np.array([distance.kernel_distance(x, y + 0.5) for x, y in pairs[:20]])
     assert abs(same.mean()) < 3 * same.std() / len(same) ** 0.5
     assert 0.2 < (same < 0).mean() < 0.8, "an unbiased estimate of 0 falls on both sides"
     assert shifted.min() > same.max()
@@ -40,10 +33,11 @@ def test_intervals_cover_95_percent(shift):
     """Of the kernel distance and the mean; the bounds are a binomial's."""
     rng, runs = np.random.default_rng(1), 200
     draws = [(rng.standard_normal((40, 4)), rng.standard_normal((40, 4)) + shift) for _ in range(5 * runs)]
-    kernel = np.mean([kernel_distance(x, y) for x, y in draws])
+    kernel = np.mean([distance.kernel_distance(x, y) for x, y in draws])
     covered = np.zeros(2)
     for x, y in draws[:runs]:
-        for i, (e, truth) in enumerate(((kernel_estimate(x, y), kernel), (mean_estimate(x[:16, 0]), 0.0))):
+        found = (distance.kernel_estimate(x, y), kernel), (distance.mean_estimate(x[:16, 0]), 0.0)
+        for i, (e, truth) in enumerate(found):
             covered[i] += e.low <= truth <= e.high
     assert (covered / runs > 0.9).all(), covered
     if shift:  # between equal distributions the first order vanishes, and intervals are up to 1.4 times too wide
@@ -53,18 +47,18 @@ def test_intervals_cover_95_percent(shift):
 def test_student_t_quantiles_are_the_tabulated_ones():
     for values, t in ((2, 12.706), (3, 4.303), (5, 2.776), (11, 2.228), (61, 2.000)):
         x = np.arange(values, dtype=float)
-        e = mean_estimate(x)
+        e = distance.mean_estimate(x)
         assert (e.high - e.value) / (x.std(ddof=1) / values**0.5) == pytest.approx(t, abs=2e-3)
 
 
 def test_temporal_consistency_of_known_clips():
     frozen, turning = np.tile([1.0, 2, 3], (5, 1)), np.eye(4)
-    assert temporal_consistency(frozen) == pytest.approx(1)
-    assert temporal_consistency(turning) == pytest.approx(0)
+    assert distance.temporal_consistency(frozen) == pytest.approx(1)
+    assert distance.temporal_consistency(turning) == pytest.approx(0)
     returning = np.array([[1.0, 0], [0, 1], [1, 0]])  # neighbours 0, 0; first 0, 1
-    assert temporal_consistency(returning) == pytest.approx(0.25)
+    assert distance.temporal_consistency(returning) == pytest.approx(0.25)
     with pytest.raises(ValueError, match="frames"):
-        temporal_consistency(np.ones((1, 3)))
+        distance.temporal_consistency(np.ones((1, 3)))
 
 
 def test_a_perfect_model_has_the_distance_of_real_samples():
@@ -76,9 +70,9 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
     asked, others = clips[:36], clips[36:]
     network = lambda clip: clip[:, ::8, ::8].reshape(len(clip), -1) / 127.5 - 1  # noqa: E731 - pixels are features enough
     asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
-    same = compare(asked, asked, others)
+    same = distance.compare(asked, asked, others)
     for key in ("kernel_distance", "temporal_consistency"):
         assert same[key]["value"] == pytest.approx(same[key]["real"]) and same[key]["low"] < same[key]["high"]
-    blank = compare(frozen, asked, others)
+    blank = distance.compare(frozen, asked, others)
     assert blank["kernel_distance"]["low"] > same["kernel_distance"]["value"]
     assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999

@@ -26,7 +26,8 @@ def run(module: str, ranks: int, *words: object, **settings) -> str:
     return done.stdout + done.stderr
 
 
-def _make_hub(folder: Path) -> None:
+def make_small_hub(folder: Path) -> None:
+    """cosmos/, t5/ and butterflies/ in the formats that the hub has them in."""
     cosmos, t5, butterflies = (folder / name for name in ("cosmos", "t5", "butterflies"))
     for place in (cosmos, t5, butterflies):
         place.mkdir(parents=True)
@@ -42,8 +43,7 @@ def _make_hub(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def hub(make_once) -> Path:
-    """cosmos/, t5/ and butterflies/ in the formats that the hub has them in."""
-    return make_once("nemo-dfm-hub", _make_hub)
+    return make_once("nemo-dfm-hub", make_small_hub)
 
 
 def prepare(hub: Path, output: Path, ranks: int, *more: object) -> str:
