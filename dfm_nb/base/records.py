@@ -83,7 +83,10 @@ class EncodedClip:
 
 
 class Source(Protocol):
-    """A list of items (an image, a video file, a table row); an item gives zero, one or many clips."""
+    """A list of items (an image, a video file, a table row); an item gives zero, one or many clips.
+
+    A source may also have `item_split(index)`: `train`, `val`, `test`, or None where the fractions decide.
+    """
 
     name: str
 

@@ -220,8 +220,11 @@ class Preparation:
 
     def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks, plan: dict[str, Any]):
         self.config, self.folder, self.ranks, self.plan = config, folder, ranks, plan
-        self.source, keys = (source := config.open_source()), item_keys(source, config.limit)
-        self.plans = ShardPlans(keys, config.val_fraction, config.test_fraction, plan["ranks"], config.shard_size)
+        self.source = source = config.open_source()
+        keys = item_keys(source, config.limit)
+        given = getattr(source, "item_split", lambda index: None)
+        shares = config.val_fraction, config.test_fraction
+        self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, given)
         # pictures that a source makes at the size asked for stay as they are
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
         self.reading = Reading(self.source, side_px, config.upscale, ranks.reader_threads(config.workers))

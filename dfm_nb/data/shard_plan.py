@@ -1,14 +1,15 @@
 """Which source item goes into which shard of which rank: a pure function of the items' keys and the flags.
 
-Every item is in one shard, and a shard belongs to one split. The split depends on the key alone, so it survives a
-change of the ranks and a source that grows. An item takes one byte here, and four of the rank that is planned.
+Every item is in one shard, and a shard belongs to one split. Unless the source says it, the split depends on the key
+alone, so it survives a change of the ranks and a source that grows. An item takes one byte here, and four of the rank
+that is planned.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,7 @@ class ShardPlans:
     ----------
     keys : of the items, in order; read once. Of 20 items or more one is for validation whenever a fraction was asked
         for.
+    given : an item's split by its index, where the source says it; None leaves it to the fractions.
 
     Attributes
     ----------
@@ -52,15 +54,21 @@ class ShardPlans:
     """
 
     def __init__(
-        self, keys: Iterable[str], val_fraction: float, test_fraction: float, world: int = 1, shard_size: int = 250
+        self,
+        keys: Iterable[str],
+        val_fraction: float,
+        test_fraction: float,
+        world: int = 1,
+        shard_size: int = 250,
+        given: Callable[[int], str | None] = lambda index: None,
     ):
         codes, nearest = bytearray(), (b"\xff" * 33, 0)  # the smallest hash, and whose it is
         for i, key in enumerate(keys):
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
             u = int.from_bytes(digest[:8], "big") / 2**64
-            split = "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
-            codes.append(SPLITS.index(split))
-            nearest = min(nearest, (digest, i))
+            drawn = "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
+            codes.append(SPLITS.index(given(i) or drawn))
+            nearest = nearest if given(i) else min(nearest, (digest, i))
         if val_fraction > 0 and len(codes) >= VAL_FROM_ITEMS and SPLITS.index("val") not in codes:
             codes[nearest[1]] = SPLITS.index("val")
         self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size

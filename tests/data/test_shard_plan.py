@@ -40,6 +40,13 @@ def test_any_number_of_processes_shares_the_shards_that_others_began(world):
     assert [p.name for p in plans.share(1, 3)] == [p.name for p in plans.of_rank(1)]
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_split_that_the_source_says_is_kept_and_the_fractions_share_the_rest(world):
+    plans = ShardPlans(KEYS[:40], 1e-9, 0.0, world, 7, lambda i: "test" if i >= 20 else None)
+    assert plans.items_of("test").tolist() == list(range(20, 40))
+    assert len(plans.items_of("val")) == 1 and plans.items_of("val")[0] < 20
+
+
 def test_split_of_an_item_stays_when_the_source_grows():
     few = ShardPlans(KEYS, 0.1, 0.1)
     many = ShardPlans(KEYS + [f"new{i}" for i in range(400)], 0.1, 0.1)

@@ -4,6 +4,7 @@ Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp
 of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
 or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, `a.json` (a
 string, or its "caption" or "text"), the file's name with - and _ as spaces.
+Folders `validation` (or `val`) and `test` beside `train` are the splits that Hugging Face's datasets make of them.
 Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used,
 a missing file that a list names included, is a `SampleError` that names it. So is what lies outside the folder,
 unless `allow_outside`: who wrote the folder may not choose which other files of this machine go into the data.
@@ -30,7 +31,8 @@ MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
-KNOWN_SUFFIXES = MEDIA_SUFFIXES | {*CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
+KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", *CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
+SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
 LARGEST_CAPTION = 1 << 20  # bytes
 
 
@@ -52,7 +54,12 @@ class Folder:
         media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
         known = media | {PurePosixPath(name).name for name in media}
         # those that are listed and missing are reported when they are read
-        self.files = sorted(media | {name for name in self.captions if name not in known})
+        held_out = SPLIT_FOLDERS if (root / "train").is_dir() else {}
+        files = media | {name for name in self.captions if name not in known}
+        split = {name: held_out.get(name.partition("/")[0]) for name in files}
+        self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
+        rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
+        self.splits = [split[name] or rest for name in self.files]
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also holds files that are neither images nor videos: %s", root, other)
         if media and not self.captions and not any(suffixes[s] for s in CAPTION_SUFFIXES):
@@ -64,6 +71,10 @@ class Folder:
     def item_key(self, index: int) -> str:
         return key_of(self.files[index])
 
+    def item_split(self, index: int) -> str | None:
+        """The split that the item's folder says."""
+        return self.splits[index]
+
     def identity(self) -> dict:
         sizes = [path.stat().st_size if path.is_file() else None for path in map(self.root.joinpath, self.files)]
         captions = (self.captions.get(name) for name in self.files)
@@ -72,6 +83,7 @@ class Folder:
             "folder": self.root.resolve().name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes, captions)),
+            **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }

@@ -60,13 +60,22 @@ def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warne
     for name in ("train/0000.png", "train/0002.png", "test/0000.png"):
         picture(tmp_path / name)
     build = lambda: folder.build(str(tmp_path))  # noqa: E731
-    assert [read(build(), i)[0].caption for i in range(3)] == ["0000", "0000", "0002"]
+    assert [read(build(), i)[0].caption for i in range(3)] == ["0000", "0002", "0000"]
     assert str(tmp_path) in caplog.text
     rows = [{"file_name": "0000.png", "text": "a fox"}, {"file_name": "0002.png", "text": "an owl"}]
     (tmp_path / "train/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "test/metadata.csv").write_text("file_name,text\n0000.png,a hare\n")
     (tmp_path / "metadata.csv").write_text("file_name,text\ntrain/0000.png,farther away\n")
-    assert [read(build(), i)[0].caption for i in range(3)] == ["a hare", "a fox", "an owl"]
+    assert [read(build(), i)[0].caption for i in range(3)] == ["a fox", "an owl", "a hare"]
+    assert [build().item_split(i) for i in range(3)] == [None, None, "test"], "a fraction of train is for validation"
+    before = build().identity()
+    picture(tmp_path / "validation/0000.png")
+    assert [build().item_split(i) for i in range(4)] == [
+        "train",
+        "train",
+        "test",
+        "val",
+    ] and before != build().identity()
 
 
 def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
