@@ -70,7 +70,7 @@ def test_wheel_holds_all_that_is_not_code(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     data = {n.rpartition("/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
     assert sorted(data) == NOTEBOOKS
-    suffixes = ".yaml .toml .json .safetensors .js .css .typed .md .py".split()
+    suffixes = ".yaml .toml .json .safetensors .js .css .typed .md .py .png .csv".split()
     for folder in ("dfm_nb", "workbench"):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and path.suffix in suffixes:

@@ -37,7 +37,7 @@ from dfm_nb.base.nearest import meant
 from dfm_nb.base.options import Field, Options, fields
 
 BUILT_IN = {
-    "sources": ("folder", "smithsonian_butterflies", "synthetic", "table"),
+    "sources": ("drawings", "folder", "smithsonian_butterflies", "synthetic", "table"),
     "tokenizers": ("cosmos_cv", "pca", "residual", "wan_vae"),
     "text_encoders": ("minilm", "t5", "umt5"),
 }

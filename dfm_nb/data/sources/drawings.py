@@ -1,0 +1,29 @@
+"""`drawings`: 240 captioned drawings of 96 px that come with the package, of fruit, animals, houses, clocks and more.
+
+200 are for training; the 40 of the split `test` are by other authors. They are a folder as Hugging Face's datasets have
+it, so a folder of your own pictures, prepared with `folder:DIR`, goes the same way. The columns beside `text` are
+`tags`, `kind` (one of 20), and title, author and file in the Open Clip Art Library 0.18 (public domain).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dfm_nb.data.sources import folder
+
+FLAGS = folder.FLAGS
+FOLDER = Path(__file__).parents[1] / "drawings"
+
+
+def build(spec: str | None = None, **options: Any) -> folder.Folder:
+    """The source of `drawings`.
+
+    Parameters
+    ----------
+    spec : None; ValueError for another.
+    **options : see `MediaOptions`.
+    """
+    if spec:
+        raise ValueError(f"--source drawings takes nothing after a colon; got {spec!r}; use folder:DIR for your own")
+    return folder.build(str(FOLDER), **options)

@@ -1,0 +1,39 @@
+"""Draw the pictures of the source `drawings` again from the Open Clip Art Library.
+
+    python scripts/fetch_openclipart.py data/openclipart
+    python scripts/make_drawings.py data/openclipart
+
+What is drawn is listed in dfm_nb/data/drawings/{train,test}/metadata.csv: `source` is the file in the library. Captions
+were written by hand, as titles are in five languages and many name a collection. 96 px, on white, RGB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+from PIL import Image
+
+SIZE_PX = 96
+FOLDER = Path(__file__).parents[1] / "dfm_nb/data/drawings"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", type=Path, help="what fetch_openclipart.py wrote")
+    library = parser.parse_args().library
+    for table in sorted(FOLDER.glob("*/metadata.csv")):
+        with table.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            drawing = (
+                Image.open(library / row["source"]).convert("RGBA").resize((SIZE_PX, SIZE_PX), Image.Resampling.LANCZOS)
+            )
+            on_white = Image.alpha_composite(Image.new("RGBA", drawing.size, "white"), drawing).convert("RGB")
+            on_white.save(table.parent / row["file_name"], optimize=True)
+        print(f"{len(rows)} drawings in {table.parent}")
+
+
+if __name__ == "__main__":
+    main()
