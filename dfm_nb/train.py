@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
+from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.torchrun import launch
@@ -33,6 +34,7 @@ class TrainOptions(Options):
     config_file: str | None = option(None, "YAML with groups and keys")
     recipe: str = option("default", f"one of {', '.join(cfg.recipes())}, or a YAML file")
     model: str | None = option(None, "a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
+    minutes: float | None = option(None, "how long to train (the same as train.minutes=; see --recipe own)", gt=0)
     mock: bool = option(False, "random latents instead of a data set")
     run_dir: str = option("runs/pretrain", "where config, metrics, logs and checkpoints go", output=True)
     print_config: bool = option(False, "show every value and the layer it came from, and stop")
@@ -40,7 +42,8 @@ class TrainOptions(Options):
 
     def resolve(self, world_size: int) -> cfg.Resolved:
         """The settled configuration; every fault, also of the layout on `world_size` processes, in one error."""
-        named = {"model.size": self.model, "dataset.path": self.dataset_path, "dataset.mock": self.mock or None}
+        named: dict[str, Any] = {"model.size": self.model, "dataset.path": self.dataset_path}
+        named |= {"dataset.mock": self.mock or None, "train.minutes": self.minutes}
         overrides = [*(f"{key}={value}" for key, value in named.items() if value is not None), *self.overrides]
         training, world = (False, None) if self.print_config else (True, world_size)
         return cfg.resolve(
@@ -65,8 +68,13 @@ def _settings_of(weights: str) -> dict[str, Any]:
     return settings_of(weights)
 
 
-def show(resolved: cfg.Resolved) -> int:
+def show(resolved: cfg.Resolved, world_size: int) -> int:
     """Print every value and the layer it came from."""
+    if resolved.config.train.minutes and not resolved.is_dialled and resolved.config.dataset.path:
+        from dfm_nb.training import batches, dial
+
+        resolved = dial.of_data(resolved, batches.open_store(resolved.config), world_size)
+        log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
     print(cfg.print_config(resolved))
     return 0
 
@@ -75,14 +83,15 @@ def preflight(argv: list[str], nproc: int) -> int | None:
     """Report mistakes once, before `nproc` processes start. An exit code means that there is nothing to start."""
     options = parse(argv)
     resolved = options.resolve(nproc)
-    return show(resolved) if options.print_config else None
+    return show(resolved, nproc) if options.print_config else None
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    resolved = options.resolve(world_size_from_env())
+    world_size = world_size_from_env()
+    resolved = options.resolve(world_size)
     if options.print_config:
-        return show(resolved)
+        return show(resolved, world_size)
     from dfm_nb.training import loop
 
     return loop.run(resolved, options.run_dir)
@@ -143,9 +152,10 @@ def train_model(
     """
     named: dict[str, Any] = {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
     options = TrainOptions(**named, **flags)
-    resolved = options.resolve(num_processes if num_processes > 1 else world_size_from_env())
+    world_size = num_processes if num_processes > 1 else world_size_from_env()
+    resolved = options.resolve(world_size)
     if options.print_config:
-        show(resolved)
+        show(resolved, world_size)
     elif num_processes > 1:
         launch("pretrain", options.words(), num_processes)
     else:

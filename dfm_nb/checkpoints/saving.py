@@ -82,7 +82,8 @@ class Writer:
 
     Parameters
     ----------
-    keep_last : remove all but the newest so many; 0 keeps all. keep_every : iterations divisible by this stay anyway.
+    keep_last : remove all but the newest so many; 0 keeps all. keep_every : iterations divisible by this stay anyway,
+        and so does that of the attribute `best`.
     asynchronous : return as soon as training may go on; the files are written beside it (`checkpoints.background`).
     say : gets a line for each finished checkpoint, on rank 0.
     """
@@ -96,6 +97,7 @@ class Writer:
         say: Callable[[str], object] = print,
     ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
+        self.best: int | None = None
         self._queue = AsyncCallsQueue() if asynchronous else None
         self._validated = False
         self._pending = ""  # name of the checkpoint that is being written
@@ -198,7 +200,8 @@ class Writer:
     def _prune(self) -> None:
         old = whole_checkpoints(self.root)[: -self.keep_last] if self.keep_last else []
         for folder in old:
-            if not (self.keep_every and iteration_of(folder) % self.keep_every == 0):
+            iteration = iteration_of(folder)
+            if iteration != self.best and not (self.keep_every and iteration % self.keep_every == 0):
                 _discard(folder)
         for leftover in self.root.glob("iter_[0-9]*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -31,6 +31,7 @@ __all__ += ["describe_limits", "fields", "flatten", "from_yaml", "print_config",
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
+DIALLED = f"{DERIVED}: train.minutes,"
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _UPSTREAM = notation.read(Path(__file__).with_name("upstream.yaml").read_text(encoding="utf-8"))
@@ -98,6 +99,30 @@ class Resolved:
         if faults:
             raise ConfigError(faults)
         return replace(self, config=config, provenance=provenance)
+
+    @property
+    def is_dialled(self) -> bool:
+        """Whether `train.minutes` has decided what it decides (`dfm_nb.training.dial`)."""
+        return any(origin.startswith(DIALLED) for origin in self.provenance.values())
+
+    def is_free(self, key: str) -> bool:
+        """Whether a default or a packaged recipe has the say."""
+        return self.provenance[key] in {DEFAULT, *(f"recipe {name}" for name in recipes())}
+
+    def dialled(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+        """A copy in which keys that are free take these values, for these reasons."""
+        anew = {k for k in _followers(self.config) if self.provenance[k].startswith(DERIVED)}
+        new = {k: v for k, v in values.items() if self.is_free(k)}
+        if size := new.pop("model.size", None):
+            row, why = sizes.SIZES[size[0]], size[1]
+            network = {"model.size": row.name, **{f"model.{k}": v for k, v in row.settings().items()}}
+            if all(k in anew or self.is_free(k) for k in network):
+                new |= {k: (v, f"{why} ({row.name})") for k, v in network.items()}
+        leaves = {k: None if k in anew else self.get(k) for k in FIELDS} | {k: v for k, (v, _) in new.items()}
+        provenance = self.provenance | {k: f"{DIALLED} {why}" for k, (_, why) in new.items()}
+        config, faults = _typed(leaves, provenance)
+        assert not faults, faults
+        return _derive(replace(self, config=config, provenance=provenance))
 
 
 def _typed(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> tuple[Config, list[Fault]]:
@@ -353,10 +378,12 @@ def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
         name = origin.partition(" (")[0]
         return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
 
+    same_minutes = now.config.train.minutes == stored.config.train.minutes
     kept = {}
     for key, origin in now.provenance.items():
         began = stored.provenance[key]
         settled = now.get(key) == "auto" and (began.startswith(DERIVED) or source(began) != "")
+        settled |= same_minutes and began.startswith(DIALLED) and source(origin) != ""
         if settled or (source(origin) != "" and source(origin) == source(began)):
             kept[key] = stored.get(key)
     for several in ("model.size", "model.variant"):  # what these names set is kept key by key
@@ -403,14 +430,19 @@ def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fa
     return replace(fault, origin=next(named, fault.origin))
 
 
+def _followers(config: Config) -> dict[str, tuple[int, str]]:
+    """What keys that are null follow from: value and reason."""
+    steps = config.train.train_iters
+    return {
+        "model.ffn_hidden_size": (4 * config.model.hidden_size, "4 * model.hidden_size"),
+        "scheduler.lr_decay_iters": (steps, "train.train_iters"),
+        "scheduler.lr_warmup_iters": (min(100, steps // 10), "min(100, train.train_iters / 10)"),
+    }
+
+
 def _derive(resolved: Resolved) -> Resolved:
     """Fill the nulls that follow from other keys."""
-    width, steps = resolved.config.model.hidden_size, resolved.config.train.train_iters
-    for key, value, why in (
-        ("model.ffn_hidden_size", 4 * width, "4 * model.hidden_size"),
-        ("scheduler.lr_decay_iters", steps, "train.train_iters"),
-        ("scheduler.lr_warmup_iters", min(100, steps // 10), "min(100, train.train_iters / 10)"),
-    ):
+    for key, (value, why) in _followers(resolved.config).items():
         if resolved.get(key) is None:
             group, name = key.split(".")
             setattr(getattr(resolved.config, group), name, value)

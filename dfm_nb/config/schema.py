@@ -135,6 +135,11 @@ class ModelConfig(Group):
 
 
 class TrainConfig(Group):
+    minutes: float | None = option(
+        None,
+        "train for so long; iterations, network, packs, noise levels and checkpoints follow (dfm_nb.training.dial)",
+        gt=0,
+    )
     train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
     global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1)
     micro_batch_size: Int = option(
@@ -234,6 +239,7 @@ class CheckpointConfig(Group):
     save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
     async_save: bool = option(False, "write checkpoints in the background while training goes on")
     keep_last: Int = option(3, "newest checkpoints that are kept; 0 keeps all", ge=0)
+    keep_best: bool = option(False, "also save and keep the one with the lowest validation loss")
     keep_every: Int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
 
 

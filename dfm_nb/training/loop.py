@@ -7,9 +7,10 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ from dfm_nb.config import counts
 from dfm_nb.data.stores import SampleStore, usual_size
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
+from dfm_nb.training import dial
 from dfm_nb.training.batches import data_folder, open_store, packed_loader
 from dfm_nb.training.report import Report
 from dfm_nb.training.trainer import Trainer, no_bars
@@ -35,6 +37,9 @@ from dfm_nb.training.watchdog import Watchdog
 OUT_OF_TIME = 1
 """Why a run stops beside a signal's number: below those of SIGUSR1 (10) and SIGTERM (15), so that a signal wins."""
 
+
+RISEN_ROUNDS = 3
+"""Validations without a better one before that is said."""
 
 AGAIN_S = 3.0
 """From a signal to one that ends at once: before, a scheduler and torchrun may each have passed on the same one."""
@@ -123,6 +128,7 @@ class Training:
         self.iteration = 0
         self.skipped = self.skipped_in_a_row = 0  # steps with NaN or Inf
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
+        self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
         self.trainer = Trainer(self.config)
         self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
         root = c.checkpoint_dir or run.checkpoints
@@ -186,6 +192,8 @@ class Training:
             self.skipped = int(state["skipped"])
             self.loader.restore(state["data"])
             self.bad.found |= set(state["bad_samples"])
+            if state["best"] is not None:
+                self._keep(float(state["best"][0]), int(state["best"][1]))
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
             where = f"{folder}: state.json or common.pt is damaged"
             raise checkpoint.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
@@ -220,7 +228,7 @@ class Training:
                 stop, bad = self.stop.agreed(out_of_time, bool(self.bad.new))
                 if bad:
                     self.bad.share()
-                if save_interval and self.iteration % save_interval == 0 and not stop:
+                if save_interval and self.iteration % save_interval == 0 and self.iteration != self.saved and not stop:
                     self.save()
                 self.writer.poll()  # an asynchronous save may be whole by now
         if self.iteration != self.saved:
@@ -282,7 +290,30 @@ class Training:
             self.folder.tell("drawing samples")
             self.report.samples(self.iteration, self.samples.generate(self.iteration))
         self.report.validation(self.iteration, record)
+        self._compare(record)
         self.folder.tell("training")
+
+    def _keep(self, loss: float, iteration: int) -> None:
+        self.best = loss, iteration
+        if self.config.checkpoint.keep_best:
+            self.writer.best = iteration
+
+    def _compare(self, record: Mapping[str, Any]) -> None:
+        """Remember the best round, by the average that is generated with; say it once when the loss has turned."""
+        widest = max(self.trainer.ema.sigma_rels, default=None)
+        loss = float(record["val_loss" if widest is None else f"val_loss_ema_{widest:g}"])
+        if self.best is None or loss < self.best[0]:
+            self._keep(loss, self.iteration)
+            if self.config.checkpoint.keep_best:
+                self.save()
+        elif self.iteration - self.best[1] == RISEN_ROUNDS * self.config.train.eval_interval:
+            log.warning(
+                "Validation loss was best at iteration %d (%.4f) and has been higher for %d rounds: the network now "
+                "learns its training samples by heart",
+                self.best[1],
+                self.best[0],
+                RISEN_ROUNDS,
+            )
 
     def save(self) -> None:
         """A checkpoint of this iteration, from which the run goes on bit for bit."""
@@ -293,6 +324,7 @@ class Training:
             "steps_taken": self.trainer.steps_taken,
             "skipped": self.skipped,
             "bad_samples": sorted(self.bad.found),
+            "best": self.best,
             "data": data,
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],
@@ -326,12 +358,18 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
 
 
 def _train(resolved: cfg.Resolved, run: Run) -> None:
+    started = time.monotonic()
     store = open_store(resolved.config)
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual_size(store)}
     resolved = resolved.with_derived(derived, "the data set")
     arithmetic = [precision(resolved.config.mixed_precision)]
     dist.broadcast_object_list(arithmetic, src=0)  # ranks on other processors compute as rank 0 does
     resolved = resolved.with_derived({"mixed_precision": arithmetic[0]}, "the processor of rank 0")
+    if resolved.config.train.minutes and not resolved.is_dialled:
+        resolved = dial.of_data(resolved, store, dist.get_world_size())
+        if resolved.is_free("train.train_iters"):
+            run.tell("timing iterations")
+            resolved = dial.of_rate(resolved, store, started)
     config = resolved.config
     if parallel.rank() == 0:
         run.save_config(cfg.to_yaml(resolved))

@@ -1,0 +1,118 @@
+"""One dial: `train.minutes` and the samples decide the settings that people would otherwise have to know about.
+
+Two steps, each of which gives values with their reasons:
+
+1. `of_data`, before anything is built: pack length, network, noise levels.
+2. `of_rate`, after some iterations were timed and thrown away: how many there will be, and when to validate and save.
+
+A value that a user has set stays as it is. What was settled is written into the run's `config.yaml`, and a resumed run
+keeps it: it is then like any other run with these numbers, so its resume is exact.
+
+    20 minutes, 210 pictures of 96 px, two CPU cores, 0.12 s a step
+    of_data -> packs of 768 tokens, the network `demo`, P_mean -0.28
+    of_rate -> 9,392 iterations, a validation and a checkpoint every 1,174
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
+from dfm_nb.base.geometry import PX_PER_LATENT
+from dfm_nb.data.stores import SampleStore
+from dfm_nb.parallel.groups import layout_of
+from dfm_nb.training.batches import packed_loader
+from dfm_nb.training.trainer import Trainer
+
+ROUNDS = 8
+"""Validations and checkpoints of a run, evenly spaced: enough to see the turn of the validation loss."""
+OVERHEAD = 0.06  # of the time goes to validations, samples and checkpoints
+OVERTIME = 1.1  # a machine that became slower ends the run here, saved; the same command then goes on
+PROBE = 0.03  # of the time goes to timing iterations, and more than that would not tell more
+FEWEST, MOST = 5, 100  # iterations that are timed
+CPU_TOKENS, GPU_TOKENS = 768, 8192
+"""Of a pack: fewer would leave a processor's kernels waiting, more make fewer and no better steps in the time."""
+
+
+def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
+    """The settings that follow from the number and size of the samples, and from the kind of machine."""
+    minutes, m, device = resolved.config.train.minutes, resolved.config.model, parallel.device().type
+    assert minutes is not None
+    dp_size = world_size // layout_of(m).model_size
+    spread = range(0, len(store), max(1, len(store) // 1000))
+    side = float(np.median([PX_PER_LATENT * math.sqrt(math.prod(store.grid(i)[1:])) for i in spread]))
+    voxels = int(store.voxels(np.arange(len(store))).max())
+    largest = -(-voxels // (m.patch_temporal * m.patch_spatial**2))
+    tokens = CPU_TOKENS if device == "cpu" else GPU_TOKENS
+    size = ("demo" if minutes <= 60 else "base") if device == "cpu" else "DiT-S" if minutes <= 60 else "DiT-B"
+    octaves = math.log2(side / 64)
+    of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
+    return resolved.dialled(
+        {
+            "model.size": (size, f"as much as learns something in them on a {device} device"),
+            "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
+            "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves), 2), of_size),
+            "dataset.task_encoder_seq_length": (
+                -(-max(tokens, largest) // 256) * 256,
+                f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
+            ),
+            "train.global_batch_size": (
+                max(2, dp_size),
+                f"a pack for each of {dp_size} data-parallel processes, at least two",
+            ),
+        }
+    )
+
+
+def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.Resolved:
+    """The settings that follow from the time an iteration takes; called by every rank.
+
+    started : `time.monotonic()` when the run began.
+    """
+    minutes = resolved.config.train.minutes
+    assert minutes is not None
+    seconds = _seconds_per_iteration(resolved.config, store, PROBE * 60 * minutes)
+    left = 60 * minutes - (time.monotonic() - started)
+    # rank 0's clock decides for all
+    found = torch.tensor([seconds, left], dtype=torch.float64)
+    dist.broadcast(found, src=0)
+    seconds, left = found.tolist()
+    rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
+    why = f"as an iteration takes {seconds:.3g} s"
+    return resolved.dialled(
+        {
+            "train.train_iters": (ROUNDS * rounds, why),
+            "train.eval_interval": (rounds, f"{ROUNDS} validations"),
+            "checkpoint.save_interval": (rounds, f"{ROUNDS} checkpoints"),
+            "train.exit_duration_s": (
+                left + (OVERTIME - 1) * 60 * minutes,
+                "and a tenth more, for a machine that becomes slower",
+            ),
+        }
+    )
+
+
+def _seconds_per_iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> float:
+    """The mean over some iterations of a model that is thrown away; the first one compiles and fills caches."""
+    trainer = Trainer(config)
+    loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
+
+    def timed(iterations: int) -> float:
+        begun = time.monotonic()
+        for _ in range(iterations):
+            trainer.step(loader.next_step())
+        return (time.monotonic() - begun) / iterations
+
+    try:
+        timed(1)
+        iterations = torch.tensor([at_most_s / timed(FEWEST)]).clamp(FEWEST, MOST).int()
+        dist.broadcast(iterations, src=0)
+        return timed(int(iterations))
+    finally:
+        loader.close()

@@ -1,0 +1,59 @@
+"""One number of minutes settles a run once; what is settled is an ordinary configuration."""
+
+import pytest
+
+from dfm_nb import train_model
+from tests.tiny_run import SIZE
+
+pytestmark = pytest.mark.slow
+
+SMALL = [o for o in SIZE if not o.startswith(("train.train_iters", "train.eval_interval"))]
+
+
+def losses(run) -> list[float]:
+    return run.metrics["loss"].dropna().tolist()
+
+
+def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path):
+    asked = dict(
+        dataset_path=tiny_data,
+        recipe="own",
+        overrides=[*SMALL, "validation.samples=false", "train.exit_duration_s=null"],
+    )
+    run = train_model(run_dir=tmp_path / "own", minutes=0.05, **asked)
+    settled, iterations = run.config.config, len(losses(run))
+    assert settled.train.train_iters == iterations >= 8 and iterations % 8 == 0
+    assert settled.checkpoint.save_interval == settled.train.eval_interval == iterations // 8
+    assert len(list((run.path / "checkpoints").glob("iter_*"))) == 8
+    assert settled.model.hidden_size == 48, "what a user has set stays"
+    # the machine is measured once: the same command has nothing left to do
+    again = train_model(run_dir=tmp_path / "own", minutes=0.05, **asked)
+    assert len(losses(again)) == iterations
+    # the iterations that were timed have left nothing behind
+    plain = train_model(run_dir=tmp_path / "plain", dataset_path=tiny_data, config_file=_plain(run, tmp_path))
+    assert losses(plain) == losses(run)
+
+
+def _plain(run, folder):
+    """The same settings without the minutes, all of them as a user would have set them."""
+    config = run.config.config
+    config.train.minutes = config.train.exit_duration_s = None
+    (folder / "plain.yaml").write_text(config.model_dump_json())
+    return folder / "plain.yaml"
+
+
+def test_the_best_checkpoint_stays_and_its_turn_is_said(tiny_data, tmp_path):
+    settings = ["train.train_iters=5", "train.eval_interval=1", "checkpoint.save_interval=1", "checkpoint.keep_last=1"]
+    settings += [
+        "checkpoint.keep_best=true",
+        "optimizer.optimizer=adam",
+        "optimizer.lr=0.9",
+        "validation.samples=false",
+    ]
+    run = train_model(dataset_path=tiny_data, run_dir=tmp_path, recipe="own", overrides=[*SMALL, *settings])
+    rounds = run.metrics.dropna(subset="val_loss")
+    best = int(rounds.loc[rounds["val_loss_ema_0.05"].idxmin(), "iteration"])
+    assert best < 5, "such a learning rate does harm"
+    kept = {int(folder.name[5:]) for folder in (tmp_path / "checkpoints").glob("iter_*")}
+    assert kept == {best, 5}
+    assert f"best at iteration {best}" in (tmp_path / "log.txt").read_text()
