@@ -1,0 +1,32 @@
+"""Retrieval by features against a count over all choices, at both ends, and where nothing can be told."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dfm_nb.evaluation.retrieval import retrieval, similarities
+
+
+def test_retrieval_equals_a_count_over_all_choices():
+    rng = np.random.default_rng(0)
+    real = rng.normal(size=(7, 4))
+    generated = real + rng.normal(size=real.shape)
+    near = similarities(generated, real)
+    cases = [
+        near[i, i] > max(near[i, j] for j in others)
+        for i in range(7)
+        for others in itertools.combinations([j for j in range(7) if j != i], 2)
+    ]
+    assert retrieval(generated, real, ways=3).value == pytest.approx(np.mean(cases))
+
+
+def test_retrieval_cannot_be_flattered_by_what_ignores_the_captions():
+    rng = np.random.default_rng(0)
+    real = rng.normal(size=(200, 16))
+    assert retrieval(real, real).value == 1
+    assert retrieval(np.roll(real, 1, 0), real).value < 0.1, "wrong captions"
+    assert retrieval(np.repeat(real[:1], 200, 0), real).value == pytest.approx(0.05, abs=0.01), "one picture for all"
+    assert retrieval(np.zeros_like(real), real).value < 0.1, "equally near to all is near to none"
+    with pytest.raises(ValueError, match="19"):
+        retrieval(real[:19], real[:19])
