@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.data.sources import folder
+from dfm_nb.data.sources._media import MediaFlags
 
-FLAGS = folder.FLAGS
+Flags = MediaFlags
 FOLDER = Path(__file__).parents[1] / "drawings"
 
 
