@@ -40,6 +40,7 @@ from dfm_nb.data import tensor_bytes
 from dfm_nb.data.shard_plan import SPLITS
 
 PARTS = ("pth", "pickle", "json")
+"""Of a sample, in the order in which they are written; no other is read. `_crc32` covers each of them."""
 RECORDS = ".dfm"
 NV_META = [
     ".nv-meta/" + n for n in (".info.json", "index.sqlite", "index.uuid", "info.yaml", "split.yaml", "dataset.yaml")
@@ -89,7 +90,7 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     torch.save(clip.latent.bfloat16().contiguous().clone(), buffer)
     latent, text = buffer.getvalue(), _pickled(clip.text_emb.bfloat16().contiguous().clone())
     meta = clip.meta | {CHECKSUM: _crc32(latent, text, clip.meta)}
-    return {"pth": latent, "pickle": text, "json": json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()}
+    return dict(zip(PARTS, (latent, text, json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()), strict=True))
 
 
 def _crc32(latent: bytes, text: bytes, meta: dict) -> int:
