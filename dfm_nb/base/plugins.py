@@ -6,6 +6,10 @@ in a package of your own, an entry point, for example for a source that is then 
     [project.entry-points."dfm_nb.sources"]
     moths = "their_package.moths"
 
+It is called as `build(spec_or_table, **flags)` of a source, `build(path, device=..., **flags)` of a tokenizer, and
+`build(path, device=..., max_tokens=..., **flags)` of a text encoder, whose `identity()` must hold `max_tokens`: prompts
+are cut where captions were. `path` is None where no file is named.
+
 The module may also have:
 
 - `class Flags(Options)`, its own flags of `dfm prepare`, each with a default (`wing_grey: int | None = option(None,
