@@ -3,13 +3,15 @@
 A room a stage; each imports those to its right and below:
 
     verbs: prepare adopt index pretrain generate evaluate export import inspect plan doctor      cli.py finds them
-      training      loop, trainer, validation       generation   Pipeline, requests, files of clips
+      training      loop, trainer, Muon, loggers    generation   Pipeline, requests, files of clips
       checkpoints   save, load, export, import      evaluation   distances, copies; butterflies: a toy world, its judge
       model         DiT, attention, EMA             data         sources, tokenizers, text encoders, shards, loader
-      packs         samples -> one sequence         planning     memory and time before anything is built
+      packs         samples, noise -> one sequence  planning     memory and time before anything is built
       diffusion     EDM, flow, samplers             parallel     process groups
       config        every setting of a training     base         files, runs, options, video
       text          JSONL -> Megatron .bin/.idx, blends
+
+    workbench/, beside dfm_nb/: form, launcher, monitor, gallery and studio of the notebooks
 
 A picture's way: `data.sources` -> `data.encoding` -> shards -> `data.loader` -> `packs` -> `model.denoiser` ->
 `training.loop` -> `checkpoints.saving`. A prompt's way: `generation.pipeline` -> `diffusion.samplers` -> tokenizer ->
