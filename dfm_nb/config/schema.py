@@ -1,7 +1,8 @@
 """The typed settings: one pydantic model per group, one `option(...)` per key with its default, help text and limits.
 
 Add a setting by adding one line here and reading it where it is used: forms, `--print-config`, the checks and what
-fine-tuning takes from weights follow.
+fine-tuning takes from weights follow. One of `model` that a variant does not read also goes into `sizes.VARIANTS`, with
+the only value that it may have there; otherwise it is ignored without a word.
 Limits on one key stand here; rules that join several keys stand in `checks`.
 """
 

@@ -267,6 +267,7 @@ def draw_sample(
     sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
     if m.shift_tokens:  # more tokens tell more of one another: it takes more noise to hide as much
         sigma = sigma * math.sqrt(latent[0].numel() / settings.patch_volume / m.shift_tokens)
+    # Whatever tells of the caption must be dropped with it: guidance needs an estimate that knows nothing of it.
     return noised(
         m,
         clip.key,

@@ -30,6 +30,8 @@ class Loggers:
 
     Weights & Biases is left out with a warning where it is not installed, knows no key or is out of reach: a run needs
     none of it, and `metrics.jsonl` has all numbers.
+
+    A resumed run logs what came after its checkpoint again; only `metrics.jsonl` is cut back there.
     """
 
     def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):

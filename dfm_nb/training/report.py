@@ -42,7 +42,11 @@ class Report:
     def step(
         self, iteration: int, result: StepResult, packs: Sequence[Pack], duration_s: float, lr: float, counts: dict
     ) -> None:
-        """A training step. counts : further entries of its record (samples so far, skipped steps so far)."""
+        """A training step.
+
+        result, counts : over all ranks; counts are further entries of the record (samples and skipped steps so far).
+        packs : this rank's own, so sums over them are its share.
+        """
         record = {
             "loss": result.loss,
             "lr": lr,
