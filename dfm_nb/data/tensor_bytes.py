@@ -13,7 +13,7 @@ import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,6 @@ class _Storage(NamedTuple):
     """Numbers in a row, where they lie."""
 
     dtype: torch.dtype
-    numel: int
     data: memoryview
 
 
@@ -53,7 +52,7 @@ class _Layout(NamedTuple):
 
 def read_pickle(data: bytes) -> object:
     """The tensor that was pickled, or whatever else the pickle holds; any exception means that it was refused."""
-    return _made(_unpickled(data, names=NAMES | dict.fromkeys(LOADS, _loaded)))
+    return _made(_Unpickler(data, names=NAMES | dict.fromkeys(LOADS, _loaded)).load())
 
 
 def read_saved(data: bytes) -> object:
@@ -64,7 +63,7 @@ def read_saved(data: bytes) -> object:
 def _made(value: Any) -> Any:
     if type(value) is not _Layout:
         return value
-    (dtype, _, data), offset, size, stride = value
+    (dtype, data), offset, size, stride = value
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype).as_strided(size, stride, offset)
 
 
@@ -83,9 +82,9 @@ def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _
     if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
         raise ValueError("its size and strides are none")
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
-    count = math.prod(size)
-    if count > storage.numel or (count and last >= storage.numel):
-        raise ValueError(f"a tensor of {list(size)!r:.60} is larger than its {storage.numel} numbers")
+    count, numel = math.prod(size), len(storage.data) // storage.dtype.itemsize
+    if count > numel or (count and last >= numel):
+        raise ValueError(f"a tensor of {list(size)!r:.60} is larger than its {numel} numbers")
     return _Layout(storage, offset, size, stride)
 
 
@@ -95,15 +94,6 @@ def _loaded(data: Any) -> _Storage:
     if type(value) is not _Storage:
         raise ValueError("its storage is none of torch's")
     return value
-
-
-def _storage(data: memoryview, kind: Any, dtype: Any, numel: Any) -> _Storage:
-    if type(kind) is not str or kind != "storage" or not isinstance(dtype, torch.dtype) or type(numel) is not int:
-        raise ValueError("its storage is none of torch's")
-    size = numel * dtype.itemsize
-    if not 0 <= size <= len(data):
-        raise ValueError(f"it says {numel} numbers and holds {len(data)} bytes")
-    return _Storage(dtype, numel, data[:size])
 
 
 NAMES: dict[tuple[str, str], Any] = {
@@ -141,28 +131,15 @@ def _zipped(whole: bytes) -> Any:
     (prefix,) = [n.removesuffix("data.pkl") for n in records if n.rpartition("/")[2] == "data.pkl"]
     if records.get(f"{prefix}byteorder", b"little") != b"little":
         raise ValueError("it was written on a big-endian machine")
-
-    def storage(kind: Any, dtype: Any, key: Any, _location: object, numel: Any) -> _Storage:
-        if type(key) is not str:
-            raise ValueError("its storage is none of torch's")
-        return _storage(records[f"{prefix}data/{key}"], kind, dtype, numel)
-
-    return _unpickled(bytes(records[f"{prefix}data.pkl"]), storage)
+    return _Unpickler(bytes(records[f"{prefix}data.pkl"]), lambda key: records[f"{prefix}data/{key}"]).load()
 
 
 def _legacy(data: bytes) -> Any:
     """The head, a pickle of the tensor, one of its storage's key, and the numbers after their count."""
     if not data.startswith(HEAD):
         raise ValueError("it is neither a zip nor has it the head of torch.save")
-    at = _end(data, _end(data, len(HEAD)))
-    (count,) = struct.unpack_from("<q", data, at)
-
-    def storage(kind: Any, dtype: Any, _key: object, _location: object, numel: Any, view: Any) -> _Storage:
-        if view is not None or type(numel) is not int or numel != count:
-            raise ValueError(f"it does not say that its storage has {count} numbers")
-        return _storage(memoryview(data)[at + 8 :], kind, dtype, numel)
-
-    return _unpickled(data, storage, at=len(HEAD))
+    numbers = memoryview(data)[_end(data, _end(data, len(HEAD))) + 8 :]
+    return _Unpickler(data, lambda _key: numbers, at=len(HEAD)).load()
 
 
 # ---- the pickle ---------------------------------------------------------------------------------------------------
@@ -183,9 +160,20 @@ def _end(data: bytes, at: int) -> int:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, storage: Callable[..., _Storage] | None, names: dict[tuple[str, str], Any]):
+    """Of the pickle at `at`. numbers : of a storage, by its key. names : those it knows, and what stands for them."""
+
+    def __init__(
+        self,
+        data: bytes,
+        numbers: Callable[[str], memoryview] | None = None,
+        at: int = 0,
+        names: Mapping[tuple[str, str], Any] = NAMES,
+    ):
+        _end(data, at)
+        stream = io.BytesIO(data)
+        stream.seek(at)
         super().__init__(stream)
-        self.storage, self.names = storage, names
+        self.numbers, self.names = numbers, names
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.names:
@@ -193,16 +181,13 @@ class _Unpickler(pickle.Unpickler):
         return self.names[module, name]
 
     def persistent_load(self, place: Any) -> _Storage:
-        if self.storage is None or type(place) is not tuple:
-            raise ValueError("it has a storage where there is none")
-        return self.storage(*place)
-
-
-def _unpickled(
-    data: bytes, storage: Callable[..., _Storage] | None = None, at: int = 0, names: dict[tuple[str, str], Any] = NAMES
-) -> Any:
-    """What the pickle at `at` describes. storage : of a persistent id."""
-    _end(data, at)
-    stream = io.BytesIO(data)
-    stream.seek(at)
-    return _Unpickler(stream, storage, names).load()
+        """The storage at ("storage", type, key, device, count); in the old form, None follows: it is no view."""
+        match place:
+            case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view) if view in ([], [None]):
+                if self.numbers is None:
+                    raise ValueError("it has a storage where there is none")
+                data, size = self.numbers(key), count * dtype.itemsize
+                if not 0 <= size <= len(data):
+                    raise ValueError(f"it says {count} numbers and holds {len(data)} bytes")
+                return _Storage(dtype, data[:size])
+        raise ValueError("its storage is none of torch's")
