@@ -99,9 +99,8 @@ class InspectedShards:
     @functools.cached_property
     def fits(self) -> Fits:
         """What the samples have in common: as the manifest and most of the first ones say."""
-        votes = shards.widths(_readable(self.entries))
-        known = len(self.manifest["latent_mean"]) if self.manifest else None
-        return Fits(*max(votes, key=lambda v: (v[0] == known, votes[v]))) if votes else Fits()
+        channels = len(self.manifest["latent_mean"]) if self.manifest else None
+        return Fits(*(shards.widths(_readable(self.entries), channels) or ()))
 
     def _files(self) -> Iterator[str]:
         """Shards and indexes; the other files were checked with the manifest."""

@@ -11,6 +11,7 @@ The folder's listing (`prepared_folder`) has its checksum, which is compared onc
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -170,6 +171,7 @@ class SampleIndex:
             if listed is None or (here and not (tar.is_file() and tar.stat().st_size == listed["bytes"])):
                 raise ValueError(f"{path} does not fit {tar}, which has changed since or is gone; {fix}")
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Of the shards' names and checksums, by which a checkpoint knows the data set."""
         shards = [[s.name, s.samples, self._listed[s.name]["sha256"]] for s in self.shards]
@@ -177,6 +179,11 @@ class SampleIndex:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    @property
+    def keys(self) -> list[str]:
+        """Of all samples, in order: a Python object each."""
+        return self._keys.to_pylist()
 
     def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
         """T * H * W of the latents, int64."""

@@ -189,10 +189,15 @@ class Fits(NamedTuple):
     grid: tuple[int, int, int] | None = None
 
 
-def widths(clips: Iterable[EncodedClip]) -> Counter[tuple[int, int]]:
-    """(channels of the latent, width of the text) -> how many of the first samples have them, most frequent first."""
-    found = Counter((c.latent.shape[1], c.text_emb.shape[2]) for c in itertools.islice(clips, VOTERS))
-    return Counter(dict(found.most_common()))
+def widths(
+    clips: Iterable[EncodedClip], channels: int | None = None, text_dim: int | None = None
+) -> tuple[int, int] | None:
+    """The latent's channels and the text's width in most of the first samples; None where there is no sample.
+
+    channels, text_dim : what the folder says of them; samples that agree with it outvote others.
+    """
+    votes = Counter((c.latent.shape[1], c.text_emb.shape[2]) for c in itertools.islice(clips, VOTERS))
+    return max(votes, key=lambda v: (v[0] == channels, v[1] == text_dim, votes[v]), default=None)
 
 
 def decode_meta(data: bytes | None, key: str) -> dict:

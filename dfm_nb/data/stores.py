@@ -41,8 +41,8 @@ def check_split(path: str | Path, split: str) -> None:
         )
 
 
-class EnergonStore:
-    """The samples of one split of a prepared folder, by its index.
+class EnergonStore(SampleIndex):
+    """The samples of one split of a prepared folder: its index, and what reads them.
 
     Parameters
     ----------
@@ -51,7 +51,6 @@ class EnergonStore:
 
     Attributes
     ----------
-    fingerprint : of the shards' names and checksums.
     dropped : (reason, detail) of samples that cannot be used and that no manifest names.
     shard_sizes : samples of each shard, those that cannot be used among them. shard_voxels : int64, T * H * W of all
         samples of each shard.
@@ -65,39 +64,27 @@ class EnergonStore:
         progress: bool = False,
         remote: RemoteFolder | None = None,
     ):
-        self.path, self.split, self._remote = str(path), split, remote
         if (Path(path) / ".nv-meta" / "sample_loader.py").is_file():
             raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
-        self._cache: dict[int, EncodedClip] = {}
-        self._cache_room, self._lock = cache_bytes, threading.Lock()
         check_split(path, split)
-        self._index = SampleIndex(path, split, here=remote is None)
-        self.fingerprint, self.dropped = self._index.fingerprint(), self._index.dropped
-        self.shard_sizes = [shard.samples for shard in self._index.shards]
-        self.shard_voxels = np.array([shard.voxels for shard in self._index.shards], np.int64)
-        self._read_statistics(read_manifest(Path(path)), progress)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    @property
-    def keys(self) -> list[str]:
-        """Of all samples, in order: a Python object each."""
-        return [self._index.entry(i).key for i in range(len(self))]
+        super().__init__(path, split, here=remote is None)
+        self.shard_sizes = [shard.samples for shard in self.shards]
+        self.shard_voxels = np.array([shard.voxels for shard in self.shards], np.int64)
+        self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
+        self._cache: dict[int, EncodedClip] = {}
+        self._read_statistics(read_manifest(self.folder), progress)
 
     def _read_statistics(self, manifest: dict[str, Any] | None, progress: bool) -> None:
-        root, faults = Path(self.path), [detail for _, detail in self.dropped]
-        votes = widths(self._usable(Fits(), faults))
-        if not votes:
+        root, faults, empty = self.folder, [detail for _, detail in self.dropped], _stored_empty_text(self.folder)
+        channels = len(manifest["latent_mean"]) if manifest else None
+        found = widths(self._usable(Fits(), faults), channels, None if empty is None else empty.shape[1])
+        if found is None:
             first = faults[0] if faults else "there is none"
             raise ValueError(f"{root}: no sample of its {self.split!r} split can be used; the first: {first}")
-        empty = _stored_empty_text(root)
-        known = len(manifest["latent_mean"]) if manifest else None, empty.shape[1] if empty is not None else None
-        # most of the first samples, and what the folder says of them
-        self.channels, self.text_dim = max(votes, key=lambda v: (v[0] == known[0], v[1] == known[1], votes[v]))
+        self.channels, self.text_dim = found
         if manifest:
-            if self.channels != known[0]:
-                raise ValueError(f"{root}/manifest.json has {known[0]} channels, latents {self.channels}; restore it")
+            if self.channels != channels:
+                raise ValueError(f"{root}/manifest.json has {channels} channels, latents {self.channels}; restore it")
             self.statistics = LatentStatistics.from_manifest(manifest)
         else:  # shards from elsewhere: the first samples speak for all
             clips = list(itertools.islice(self._usable(Fits(self.channels, self.text_dim), faults), FIRST_SAMPLES))
@@ -119,19 +106,8 @@ class EnergonStore:
             except SampleError as error:
                 faults.append(error.detail)
 
-    def grid(self, index: int) -> tuple[int, int, int]:
-        return self._index.grid(index)
-
-    def voxels(self, samples: np.ndarray) -> np.ndarray:
-        """T * H * W of the samples' latents, int64."""
-        return self._index.voxels(samples)
-
-    def larger_than(self, voxels: int) -> Iterable[int]:
-        """Samples whose latent has more than T * H * W voxels, the largest first."""
-        return self._index.larger_than(voxels)
-
     def _read(self, index: int, fits: Fits) -> EncodedClip:
-        entry = self._index.entry(index)
+        entry = self.entry(index)
         if self._remote is None:
             return entry.read(fits)
         self._remote.provide(entry.shard)
@@ -143,9 +119,8 @@ class EnergonStore:
         return self._read(index, fits)  # another process has made room just now
 
     def read(self, index: int) -> EncodedClip:
-        with self._lock:
-            if index in self._cache:
-                return self._cache[index]
+        if (kept := self._cache.get(index)) is not None:
+            return kept
         clip = self._read(index, Fits(self.channels, self.text_dim, self.grid(index)))
         size = clip.latent.nbytes + clip.text_emb.nbytes
         with self._lock:

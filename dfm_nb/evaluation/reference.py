@@ -62,7 +62,7 @@ class PreparedFolder:
         clip = self.store.read(index)
         meta = clip.meta
         if not isinstance(meta.get("caption"), str):
-            raise ValueError(f"{clip.key} of {self.store.path} must have a caption; give --dataset the source")
+            raise ValueError(f"{clip.key} of {self.store.folder} must have a caption; give --dataset the source")
         fps = float(meta.get("fps") or 24)
         return Real(self.decode(clip.latent[0]), meta["caption"], fps, meta.get("attributes") or {})
 

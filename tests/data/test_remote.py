@@ -109,9 +109,9 @@ def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, 
     local = EnergonStore(place)
     assert store.fingerprint == local.fingerprint and len(store) == len(local)
     assert same(store, local, range(len(local)))
-    used = sum(local._index.entry(i).size for i in range(len(local)))
+    used = sum(local.entry(i).size for i in range(len(local)))
     sent = sum(n for name, n in server.sent.items() if name.endswith(".tar"))
-    assert sent == sum((place / s.name).stat().st_size for s in local._index.shards)
+    assert sent == sum((place / s.name).stat().st_size for s in local.shards)
     assert sent < 1.3 * used  # a tar's own headers; benchmarks/results/remote_reads.md has real sizes
 
 
@@ -174,7 +174,7 @@ def test_faults_that_stay_are_named_and_leave_no_file(server, tmp_path, fault, s
         store.read(last)
     assert server.url in str(caught.value)
     held = tars(tmp_path / "cache")
-    assert held and store._index.entry(last).shard not in held
+    assert held and store.entry(last).shard not in held
     server.faults, server.pending = [], {}
     assert store.read(last)
 
