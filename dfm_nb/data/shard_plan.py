@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ VAL_FROM_ITEMS = 20  # of fewer, one item would be more than the default --val-f
 SHARDS_A_FOLDER = 4000  # a shard and its index are two files; of more shards, each folder holds at most this many
 
 
-@dataclass(frozen=True)
-class ShardPlan:
+class ShardPlan(NamedTuple):
     """One shard: its name in the folder, its split and the indices of the source items that go into it."""
 
     name: str
@@ -31,12 +30,8 @@ class ShardPlan:
 def balanced_ranges(count: int, parts: int) -> list[tuple[int, int]]:
     """Contiguous ranges whose sizes differ by at most one, larger ones last: 834 over 4 is 208, 208, 209, 209."""
     base, extra = divmod(count, parts)
-    out, start = [], 0
-    for part in range(parts):
-        stop = start + base + (part >= parts - extra)
-        out.append((start, stop))
-        start = stop
-    return out
+    starts = [part * base + max(0, part - (parts - extra)) for part in range(parts + 1)]
+    return list(itertools.pairwise(starts))
 
 
 class ShardPlans:
