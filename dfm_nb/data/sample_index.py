@@ -68,17 +68,17 @@ def described(entry: SampleEntry) -> list[int]:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> dict[str, list[Shard]]:
+def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> None:
     """The index of each split beside its shards, from headers and .json parts; a split without shards has none."""
     for split in SPLITS:
         index_path(folder, split).unlink(missing_ok=True)
     with tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
-        return {s: _index_split(folder, s, names, measure, bar.update) for s, names in splits.items() if names}
+        for split, names in splits.items():
+            if names:
+                _index_split(folder, split, names, measure, bar)
 
 
-def _index_split(
-    folder: Path, split: str, names: list[str], measure: Measure, done: Callable[[int], object]
-) -> list[Shard]:
+def _index_split(folder: Path, split: str, names: list[str], measure: Measure, bar: Any) -> None:
     tables, shards, dropped = [], [], []
     for number, name in enumerate(names):
         rows: list[tuple[Any, ...]] = []
@@ -90,13 +90,11 @@ def _index_split(
                     rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size))
             except SampleError as error:
                 dropped.append((error.reason, error.detail))
-        columns = [list(column) for column in zip(*rows)] or [[] for _ in SCHEMA]
-        tables.append(pa.table(columns, schema=SCHEMA))
+        tables.append(pa.table([[row[i] for row in rows] for i in range(len(SCHEMA))], schema=SCHEMA))
         voxels = [t * h * w for _, _, t, h, w, *_ in rows]
         shards.append(Shard(name, len(entries), sum(voxels), max(voxels, default=0)))
-        done(1)
+        bar.update()
     write_index(index_path(folder, split), tables, shards, dropped)
-    return shards
 
 
 def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
@@ -126,9 +124,9 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn(), place.full_disk_explained():
         splits = {split: shards_of(place.path, split) for split in SPLITS}
-        indexed = write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
+        write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
         seal_folder(place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names})
-    return {split: len(SampleIndex(place.path, split)) for split in indexed}
+    return {split: len(SampleIndex(place.path, split)) for split, names in splits.items() if names}
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
