@@ -149,11 +149,10 @@ class PreparedFolder:
                 f"{self.path} already holds another data set ({differ}); "
                 "choose another --output-dir or pass --overwrite"
             )
-        if self.manifest.is_file() and (self.path / CHECKSUMS).is_file():
-            return True
-        if not resume:
+        finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file()
+        if not finished and not resume:
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
-        return False
+        return finished
 
     def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool) -> bool:
         """`check`, then make the folder ours; True when there is nothing left to do. The caller holds its `turn`."""
