@@ -42,7 +42,7 @@ def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
     """A hash of names and contents."""
     digest = hashlib.sha256()
     for key in sorted(tensors):
-        digest.update(key.encode() + tensors[key].numpy().tobytes())
+        digest.update(key.encode() + tensors[key].cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -87,8 +87,7 @@ class PCATokenizer:
     name = "pca"
 
     def __init__(self, tensors: dict[str, torch.Tensor], device: str = "cpu"):
-        self.tensors = {k: v.float().cpu() for k, v in tensors.items()}
-        self._on_device = {k: v.to(device) for k, v in self.tensors.items()}
+        self.tensors = {k: v.float().to(device) for k, v in tensors.items()}
 
     @classmethod
     def fit(cls, videos: Iterable[torch.Tensor]) -> PCATokenizer:
@@ -125,12 +124,12 @@ class PCATokenizer:
         return rearrange(torch.cat(parts, 1), "b t h w c -> b c t h w").contiguous()
 
     def _project(self, video: torch.Tensor, kind: str) -> torch.Tensor:
-        p = self._on_device
+        p = self.tensors
         return (_blocks(video, kind) - p[f"{kind}.mean"]) @ (p[f"{kind}.basis"] / p[f"{kind}.scale"][:, None]).T
 
     def _lift(self, codes: torch.Tensor, kind: str) -> torch.Tensor:
         """The inverse of `_project`, on [B, 16, t, h, w]."""
-        p, parts = self._on_device, {"c": 3, "s": FRAMES[kind], "p": SPATIAL, "q": SPATIAL}
+        p, parts = self.tensors, {"c": 3, "s": FRAMES[kind], "p": SPATIAL, "q": SPATIAL}
         codes = rearrange(codes, "b c t h w -> b t h w c")
         blocks = (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
         return rearrange(blocks, "b t h w (c s p q) -> b c (t s) (h p) (w q)", **parts)

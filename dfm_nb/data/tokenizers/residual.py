@@ -227,10 +227,9 @@ class ResidualTokenizer(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """What the file holds: the network as float16, the PCA and the statistics as float32."""
-        net = {k: v.half() if k.startswith(("encoder", "decoder")) else v for k, v in self.state_dict().items()}
-        return {k: v.detach().cpu().contiguous() for k, v in net.items()} | {
-            f"pca.{k}": v for k, v in self.pca.tensors.items()
-        }
+        own = self.state_dict() | {f"pca.{k}": v for k, v in self.pca.tensors.items()}
+        stored = {k: v.half() if k.startswith(("encoder", "decoder")) else v for k, v in own.items()}
+        return {k: v.detach().cpu().contiguous() for k, v in stored.items()}
 
     def save(self, path: str | Path) -> None:
         """Write the file (float16 weights); it is whole or absent."""
