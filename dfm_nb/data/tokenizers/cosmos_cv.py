@@ -18,17 +18,8 @@ from typing import Any
 
 import torch
 
+from dfm_nb.base import geometry
 from dfm_nb.base.files import sha256
-from dfm_nb.base.geometry import (
-    FRAMES_PER_LATENT,
-    LATENT_CHANNELS,
-    PX_PER_LATENT,
-    check_codable,
-    check_latents,
-    is_frame_count,
-    latent_size,
-    pixel_size,
-)
 from dfm_nb.base.hub import hub_file
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
@@ -52,7 +43,7 @@ HOW_TO_FETCH = (
     "then pass --tokenizer-cache-dir DIR"
 )
 HALVES = ("decoder", "encoder")
-SPATIAL, TEMPORAL = PX_PER_LATENT, FRAMES_PER_LATENT
+SPATIAL, TEMPORAL = geometry.PX_PER_LATENT, geometry.FRAMES_PER_LATENT
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
 SMALLEST_WINDOW_FRAMES = 17  # 5 latent frames, of which OVERLAP_LATENTS are seen again by the next window
 OVERLAP_LATENTS = 3
@@ -82,9 +73,9 @@ def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 
 def _window_latents(frames: int) -> int:
     """Latent frames of a window; ValueError where there can be no such window."""
-    if frames < SMALLEST_WINDOW_FRAMES or not is_frame_count(frames):
+    if frames < SMALLEST_WINDOW_FRAMES or not geometry.is_frame_count(frames):
         raise ValueError(f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}")
-    return latent_size(frames, SPATIAL, SPATIAL)[0]
+    return geometry.latent_size(frames, SPATIAL, SPATIAL)[0]
 
 
 def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
@@ -134,7 +125,7 @@ class CosmosCV:
         """The module and the dtype that it takes; ValueError when a probe of 5 frames does not come out right."""
         if name not in self._halves:
             path = self._file(name)
-            pixels, latents = [1, 3, 5, 64, 64], [1, LATENT_CHANNELS, 2, 8, 8]
+            pixels, latents = [1, 3, 5, 64, 64], [1, geometry.LATENT_CHANNELS, 2, 8, 8]
             given, wanted = (pixels, latents) if name == "encoder" else (latents, pixels)
             try:
                 module = torch.jit.load(str(path), map_location=self.device).eval()
@@ -163,9 +154,9 @@ class CosmosCV:
 
     def encode(self, video: torch.Tensor, window: int | None = None) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]. window : as `tokenizer_window`."""
-        check_codable(video.shape)
+        geometry.check_codable(video.shape)
         parts = []
-        for start, stop, drop in self._steps("encoder", latent_size(*video.shape[2:]), window):
+        for start, stop, drop in self._steps("encoder", geometry.latent_size(*video.shape[2:]), window):
             frames = video[:, :, TEMPORAL * start : TEMPORAL * (stop - 1) + 1]
             parts.append(self._tiled("encoder", frames, SPATIAL, 1)[:, :, drop:])
         return torch.cat(parts, 2)
@@ -176,7 +167,7 @@ class CosmosCV:
 
     def decode_windows(self, latents: torch.Tensor, window: int | None = None) -> Iterator[torch.Tensor]:
         """`decode` in pieces along time, one window's frames each."""
-        check_latents(latents.shape)
+        geometry.check_latents(latents.shape)
         t, h, w = latents.shape[2:]
         for start, stop, drop in self._steps("decoder", (t, h, w), window):
             frames = self._tiled("decoder", latents[:, :, start:stop], 1, SPATIAL)
@@ -197,8 +188,9 @@ class CosmosCV:
             needed, free = cosmos_bytes(t, area, self._half(name)[1].itemsize), available_bytes(self.device)
             self._fits[name, size] = needed <= free
             if needed > free and t > _window_latents(WINDOW_FRAMES):
+                whole = "x".join(map(str, geometry.pixel_size(*size)))
                 log.warning(
-                    f"a clip of {'x'.join(map(str, pixel_size(*size)))} (frames, px) does not fit the {name} whole "
+                    f"a clip of {whole} (frames, px) does not fit the {name} whole "
                     f"({needed / GIB:.3g} GiB estimated, {free / GIB:.3g} free), so it is coded in windows of "
                     f"{WINDOW_FRAMES} frames, which changes what follows the first; --tokenizer-window sets how many"
                 )
