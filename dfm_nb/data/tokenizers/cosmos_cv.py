@@ -5,7 +5,7 @@ a bfloat16 file runs in float32 on CPU. Only the half that is used is loaded.
 
 Both halves are causal, and their temporal attention sees every earlier frame. So clips are coded whole, unless memory
 is short or `tokenizer_window` asks for windows: those overlap, but what lies before a window is forgotten, and what
-follows the first window differs from the whole clip's. Spatial tiles (`tile_px`) differ likewise.
+follows the first window differs from the whole clip's.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from dfm_nb.planning.inference_memory import cosmos_bytes
 
 
 class Flags(Options):
-    tile_px: int | None = option(
-        None, "cosmos_cv: encode in overlapping tiles of this many px a side; default whole frames"
-    )
     tokenizer_window: int | None = option(
         None, "cosmos_cv: encode in overlapping windows of this many frames; default whole clips where memory allows"
     )
@@ -47,7 +44,6 @@ SPATIAL, TEMPORAL = geometry.PX_PER_LATENT, geometry.FRAMES_PER_LATENT
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
 SMALLEST_WINDOW_FRAMES = 17  # 5 latent frames, of which OVERLAP_LATENTS are seen again by the next window
 OVERLAP_LATENTS = 3
-TILE_OVERLAP = 8  # latent pixels
 _checksum = functools.cache(sha256)
 
 
@@ -78,38 +74,19 @@ def _window_latents(frames: int) -> int:
     return geometry.latent_size(frames, SPATIAL, SPATIAL)[0]
 
 
-def _windows(count: int, size: int, overlap: int) -> list[tuple[int, int, int]]:
-    """(start, stop, how many leading entries to drop) of windows over `count` entries.
-
-    Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
-    """
-    starts = range(0, max(1, count - overlap), max(1, size - overlap))
-    return [(start, min(start + size, count), overlap if start else 0) for start in starts]
-
-
 class CosmosCV:
     """See the module.
 
     path : a folder with encoder.jit and decoder.jit, a hub cache folder (made when it is not there), or None for the
         default cache.
-    tile_px : encode and decode in tiles of this many pixels a side (a multiple of 8), blended where they overlap.
     tokenizer_window : encode and decode in windows of this many frames (1 + 4k, 17 or more); None: whole clips where
         memory allows, else 49.
     """
 
     name = "cosmos_cv"
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        device: str = "cpu",
-        tile_px: int | None = None,
-        tokenizer_window: int | None = None,
-    ):
-        if tile_px is not None and (tile_px % SPATIAL or tile_px < 2 * TILE_OVERLAP * SPATIAL):
-            raise ValueError(f"tile_px must be a multiple of 8, {2 * TILE_OVERLAP * SPATIAL} or more; got {tile_px}")
+    def __init__(self, path: str | Path | None = None, device: str = "cpu", tokenizer_window: int | None = None):
         self.path, self.device = path, torch.device(device)
-        self.tile = tile_px // SPATIAL if tile_px else None
         self.window = _window_latents(tokenizer_window) if tokenizer_window is not None else None
         self._halves: dict[str, tuple[torch.jit.ScriptModule, torch.dtype]] = {}
         self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}  # clips of one size are coded alike
@@ -156,9 +133,9 @@ class CosmosCV:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]. window : as `tokenizer_window`."""
         geometry.check_codable(video.shape)
         parts = []
-        for start, stop, drop in self._steps("encoder", geometry.latent_size(*video.shape[2:]), window):
+        for start, stop, drop in self._windows("encoder", geometry.latent_size(*video.shape[2:]), window):
             frames = video[:, :, TEMPORAL * start : TEMPORAL * (stop - 1) + 1]
-            parts.append(self._tiled("encoder", frames, SPATIAL, 1)[:, :, drop:])
+            parts.append(self._run(self._half("encoder"), frames)[:, :, drop:])
         return torch.cat(parts, 2)
 
     def decode(self, latents: torch.Tensor, window: int | None = None) -> torch.Tensor:
@@ -169,23 +146,27 @@ class CosmosCV:
         """`decode` in pieces along time, one window's frames each."""
         geometry.check_latents(latents.shape)
         t, h, w = latents.shape[2:]
-        for start, stop, drop in self._steps("decoder", (t, h, w), window):
-            frames = self._tiled("decoder", latents[:, :, start:stop], 1, SPATIAL)
+        for start, stop, drop in self._windows("decoder", (t, h, w), window):
+            frames = self._run(self._half("decoder"), latents[:, :, start:stop])
             yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
 
-    def _steps(self, name: str, size: tuple[int, int, int], window: int | None) -> list[tuple[int, int, int]]:
-        """`_windows` over a clip whose latents are [t, h, w]."""
-        latents = self.window if window is None else _window_latents(window)
+    def _windows(self, name: str, size: tuple[int, int, int], window: int | None) -> list[tuple[int, int, int]]:
+        """(start, stop, how many leading latent frames to drop) of each window of a clip whose latents are [t, h, w].
+
+        Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
+        """
+        count, latents = size[0], self.window if window is None else _window_latents(window)
         if latents is None:
-            latents = size[0] if self._fits_whole(name, size) else _window_latents(WINDOW_FRAMES)
-        return _windows(size[0], latents, OVERLAP_LATENTS)
+            latents = count if self._fits_whole(name, size) else _window_latents(WINDOW_FRAMES)
+        # a clip that is shorter than the overlap is one window
+        starts = range(0, max(1, count - OVERLAP_LATENTS), max(1, latents - OVERLAP_LATENTS))
+        return [(start, min(start + latents, count), OVERLAP_LATENTS if start else 0) for start in starts]
 
     def _fits_whole(self, name: str, size: tuple[int, int, int]) -> bool:
         """Whether free memory holds a clip of this size; decided once for each size, with a warning if it does not."""
         if (name, size) not in self._fits:
             t, h, w = size
-            area = min(h, self.tile or h) * min(w, self.tile or w)
-            needed, free = cosmos_bytes(t, area, self._half(name)[1].itemsize), available_bytes(self.device)
+            needed, free = cosmos_bytes(t, h * w, self._half(name)[1].itemsize), available_bytes(self.device)
             self._fits[name, size] = needed <= free
             if needed > free and t > _window_latents(WINDOW_FRAMES):
                 whole = "x".join(map(str, geometry.pixel_size(*size)))
@@ -196,38 +177,11 @@ class CosmosCV:
                 )
         return self._fits[name, size]
 
-    def _tiled(self, name: str, x: torch.Tensor, unit_in: int, unit_out: int) -> torch.Tensor:
-        """Run a half, in spatial tiles when asked; `unit_*` is the size of a latent pixel going in and coming out."""
-        h, w = x.shape[-2] // unit_in, x.shape[-1] // unit_in
-        if self.tile is None or max(h, w) <= self.tile:
-            return self._run(self._half(name), x)
-        total = weight = torch.empty(0)
-        rows, columns = (_windows(n, self.tile, TILE_OVERLAP) for n in (h, w))
-        for top, bottom, _ in rows:
-            for left, right, _ in columns:
-                tile = x[..., top * unit_in : bottom * unit_in, left * unit_in : right * unit_in]
-                part = self._run(self._half(name), tile)
-                down, across = (_ramp(n, TILE_OVERLAP * unit_out).to(part) for n in part.shape[-2:])
-                ramp = down[:, None] * across
-                if not total.numel():  # the first part says what channels and frames come out
-                    total = part.new_zeros(*part.shape[:-2], h * unit_out, w * unit_out)
-                    weight = part.new_zeros(h * unit_out, w * unit_out)
-                window = (..., slice(top * unit_out, bottom * unit_out), slice(left * unit_out, right * unit_out))
-                total[window] += part * ramp
-                weight[window] += ramp
-        return total / weight
-
     def identity(self) -> dict:
         """Name, origin and the sha256 of both halves, each and together, whichever is used."""
         files = {name: _checksum(self._file(name)) for name in HALVES}
         both = hashlib.sha256("".join(files.values()).encode()).hexdigest()
         return {"name": self.name, "version": HUB_ID, "sha256": both, "files": files}
-
-
-def _ramp(length: int, overlap: int) -> torch.Tensor:
-    """1 in the middle, falling linearly towards both ends over `overlap`; never 0."""
-    edge = (torch.arange(length) + 1.0).clamp(max=overlap) / overlap
-    return torch.minimum(edge, edge.flip(0))
 
 
 build = CosmosCV
