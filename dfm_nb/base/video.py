@@ -251,15 +251,8 @@ def fit_size(height: int, width: int, short_side: int, upscale: bool = False) ->
 def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
     """Centre-crop to the aspect of `height` x `width` and resample once with Lanczos; uint8 [T, H, W, 3] in and out."""
     _check(video)
-    _, h, w, _ = video.shape
-    if (h, w) == (height, width):
-        return video.copy()
-    scale = min(h / height, w / width)
-    crop_h, crop_w = height * scale, width * scale
-    top, left = (h - crop_h) / 2, (w - crop_w) / 2
-    box = (max(0.0, left), max(0.0, top), min(float(w), left + crop_w), min(float(h), top + crop_h))
-    small = (Image.fromarray(frame).resize((width, height), Image.Resampling.LANCZOS, box=box) for frame in video)
-    return np.stack([np.asarray(frame) for frame in small])
+    fitted = (ImageOps.fit(Image.fromarray(frame), (width, height), Image.Resampling.LANCZOS) for frame in video)
+    return np.stack([np.asarray(frame) for frame in fitted])
 
 
 def _check(video: np.ndarray) -> None:
