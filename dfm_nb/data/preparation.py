@@ -115,9 +115,7 @@ class PrepareConfig(Options):
     @property
     def side_px(self) -> int:
         """The short side; the tokenizer's own when none was asked for."""
-        if self.short_side is not None:
-            return self.short_side
-        return getattr(self.tokenizer_module, "SHORT_SIDE_PX", SHORT_SIDE_PX)
+        return self.short_side or getattr(self.tokenizer_module, "SHORT_SIDE_PX", SHORT_SIDE_PX)
 
     @property
     def tokenizer_module(self) -> ModuleType:
