@@ -104,11 +104,9 @@ class Trainer:
         settings = OptimizerConfig(
             **{name: getattr(o, name) for name in shared} | own, params_dtype=self.model_config.params_dtype
         )
-        if self.device.type == "cuda":
+        parameters = [p for chunk in self.ddp for p in chunk.parameters()]
+        with contextlib.nullcontext() if self.device.type == "cuda" else cuda_type_names(parameters):
             optimizer = get_megatron_optimizer(settings, self.ddp)
-        else:
-            with cuda_type_names(p for chunk in self.ddp for p in chunk.parameters()):
-                optimizer = get_megatron_optimizer(settings, self.ddp)
         matrices = matrices_of(self.chunks) if o.optimizer == "muon" else {}
         for part in optimizer.chained_optimizers:
             for group in part.optimizer.param_groups:
@@ -155,10 +153,15 @@ class Trainer:
         """What a checkpoint holds of this."""
         return saving.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
 
-    def _forward_step(self, sums_of: Callable[[Pack, TokenLosses], torch.Tensor]):
-        """megatron-core's step function. sums_of : of a pack, the numbers that `reduce_sums` adds up over all."""
+    def _sums(
+        self, packs: list[Pack], sums_of: Callable[[Pack, TokenLosses], torch.Tensor], width: int, forward_only: bool
+    ) -> torch.Tensor:
+        """Run the network on this rank's packs: what `sums_of` gives of each, added up over the packs of all ranks.
 
-        def forward_step(packs: Iterator[Pack], model):
+        Returns float64 [width], the same on every rank.
+        """
+
+        def forward_step(packs: Iterator[Pack], model):  # as megatron-core's schedules want it
             pack = next(packs)
             output, loss_of = forward(model, pack, self.objective, self.device)
 
@@ -169,13 +172,10 @@ class Trainer:
 
             return output, loss_function
 
-        return forward_step
-
-    def _schedule(self, packs: list[Pack], sums_of, forward_only: bool) -> list[dict]:
         with tqdm(packs, "packs", leave=False, unit="pack", delay=LONG_S, disable=no_bars()) as bar:
             iterators = [iter(bar), *(iter(packs) for _ in self.ddp[1:])]
-            return self.run_schedule(
-                forward_step_func=self._forward_step(sums_of),
+            outputs = self.run_schedule(
+                forward_step_func=forward_step,
                 data_iterator=iterators if len(iterators) > 1 else iterators[0],
                 model=self.ddp if len(self.ddp) > 1 else self.ddp[0],
                 num_microbatches=len(packs),
@@ -183,6 +183,11 @@ class Trainer:
                 micro_batch_size=1,
                 forward_only=forward_only,
             )
+        total = torch.zeros(width, dtype=torch.float64, device=self.device)
+        for out in outputs:  # only the last pipeline stage has any
+            total += out["sum"]
+        dist.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
+        return parallel.broadcast_from_last_stage(total)
 
     def backward(self, packs: list[Pack]) -> torch.Tensor:
         """Gradients of the mean loss per token over all ranks' packs; returns float64 [loss sum, tokens]."""
@@ -194,7 +199,7 @@ class Trainer:
             return torch.stack(((losses.loss * losses.mask).sum().detach(), losses.mask.sum().float()))
 
         with self._every_parameter_reached():
-            return self.reduce_sums(self._schedule(packs, loss_and_count, forward_only=False), 2)
+            return self._sums(packs, loss_and_count, 2, forward_only=False)
 
     @contextlib.contextmanager
     def _every_parameter_reached(self) -> Iterator[None]:
@@ -221,14 +226,6 @@ class Trainer:
                 f"{', '.join(sorted(lost)[:5])}; use them in the forward pass, or set requires_grad=False"
             )
 
-    def reduce_sums(self, outputs: list[dict], width: int) -> torch.Tensor:
-        """Sum the "sum" entries of micro-batches over ranks, the same float64 [width] on every rank."""
-        total = torch.zeros(width, dtype=torch.float64, device=self.device)
-        for out in outputs:  # only the last pipeline stage has any
-            total += out["sum"]
-        dist.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
-        return parallel.broadcast_from_last_stage(total)
-
     def step(self, packs: list[Pack]) -> StepResult:
         """One optimizer step on this rank's packs. NaN or Inf, or no sample at all: the weights stay as they are."""
         from megatron.core.optimizer import optimizer as mcore_optimizer
@@ -252,20 +249,18 @@ class Trainer:
         return StepResult(loss, int(tokens), grad_norm, skipped)
 
     @torch.no_grad()
-    def evaluate(self, packs: list[Pack], sigma_index: list[torch.Tensor], num_sigmas: int) -> dict[str, object]:
+    def evaluate(self, packs: list[Pack], sigmas: torch.Tensor) -> dict[str, object]:
         """The objective's loss at fixed noise levels with fixed noise: the mean, and one mean per level.
 
-        packs : this rank's validation packs, with their noise levels already set; sigma_index[i] : int64 [R] of pack i.
+        packs : this rank's validation packs, whose `sigma` are among the noise levels `sigmas` (float32 [levels]).
         """
-        index_of = {id(p): index for p, index in zip(packs, sigma_index)}  # the schedule passes packs alone on
+        levels = sigmas.to(self.device)[:, None]
 
         def by_level(pack: Pack, losses: TokenLosses) -> torch.Tensor:
-            level = index_of[id(pack)].to(self.device)[losses.row]  # of each token
-            one_hot = (level == torch.arange(num_sigmas, device=self.device)[:, None]) & losses.mask
+            one_hot = (pack.sigma.to(self.device)[losses.row] == levels) & losses.mask  # [levels, S]
             return torch.cat((one_hot.float() @ losses.loss, one_hot.float().sum(1)))
 
-        sums = self.reduce_sums(self._schedule(packs, by_level, forward_only=True), 2 * num_sigmas)
-        loss, count = sums.cpu().split(num_sigmas)
+        loss, count = self._sums(packs, by_level, 2 * len(sigmas), forward_only=True).cpu().chunk(2)
         if not count.any():
             raise ValueError("no validation sample can be used; dfm inspect --verify names what is wrong with them")
         by_sigma = [(a / b).item() if b else None for a, b in zip(loss, count)]

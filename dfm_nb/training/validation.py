@@ -34,7 +34,7 @@ class Validation:
     """
 
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore):
-        self.trainer, self.store, self.num_sigmas = trainer, store, config.validation.num_sigmas
+        self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
         settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
         order = PackOrder(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
         t = config.train
@@ -47,20 +47,17 @@ class Validation:
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model
-        self.sigmas = edm.validation_sigmas(self.num_sigmas, m.P_mean, m.P_std, m.times).float()
-        self.levels = []  # of each pack: int64 [R], the noise level of each of its samples
+        self.sigmas = edm.validation_sigmas(num_sigmas, m.P_mean, m.P_std, m.times).float()
         for pack, (_, first) in zip(self.packs, own):
-            level = (torch.arange(len(pack.sigma)) + first) % self.num_sigmas
-            pack.sigma = self.sigmas[level]
-            self.levels.append(level)
+            pack.sigma = self.sigmas[(torch.arange(len(pack.sigma)) + first) % num_sigmas]
 
     def run(self) -> dict[str, object]:
         """val_loss and val_loss_by_sigma of the weights, and the same of each average (val_loss_ema_0.1, ...)."""
-        raw = self.trainer.evaluate(self.packs, self.levels, self.num_sigmas)
+        raw = self.trainer.evaluate(self.packs, self.sigmas)
         record = {"val_loss": raw["loss"], "val_loss_by_sigma": raw["by_sigma"], "val_sigmas": self.sigmas.tolist()}
         for sigma_rel in self.trainer.ema.sigma_rels:
             with self.trainer.ema.applied(sigma_rel):
-                result = self.trainer.evaluate(self.packs, self.levels, self.num_sigmas)
+                result = self.trainer.evaluate(self.packs, self.sigmas)
             record[f"val_loss_ema_{sigma_rel:g}"] = result["loss"]
             record[f"val_loss_ema_{sigma_rel:g}_by_sigma"] = result["by_sigma"]
         return record
