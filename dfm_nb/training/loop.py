@@ -375,18 +375,13 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
         run.save_config(cfg.to_yaml(resolved))
     run.tell("building the model")
     training = Training(resolved, run, store)
-    log.info(
-        "%s of %.1f M parameters, %s on %d process(es), %s, %d samples",
-        "Wan" if config.model.variant == "wan" else "DiT",
-        counts.parameter_count(config.model) / 1e6,
-        layout_of(config.model),
-        dist.get_world_size(),
-        config.mixed_precision,
-        len(store),
-    )
-    if config.model.lora.rank:
-        trained = counts.lora_parameter_count(config.model, config.model.lora.rank)
-        log.info("Low-rank updates (rank %d): %.3f M parameters are trained", config.model.lora.rank, trained / 1e6)
+    model, kind = config.model, "Wan" if config.model.variant == "wan" else "DiT"
+    what = f"{kind} of {counts.parameter_count(model) / 1e6:.1f} M parameters"
+    where = f"{layout_of(model)} on {dist.get_world_size()} process(es)"
+    log.info("%s, %s, %s, %d samples", what, where, config.mixed_precision, len(store))
+    if rank := model.lora.rank:
+        trained = counts.lora_parameter_count(model, rank) / 1e6
+        log.info("Low-rank updates (rank %d): %.3f M parameters are trained", rank, trained)
     for notice in resolved.notices:
         log.info("%s", notice)
     training.resume()

@@ -27,14 +27,14 @@ class Report:
 
     def __init__(self, config: cfg.Config, run: Run, config_yaml: str):
         self.config, self.run, self.rank = config, run, parallel.rank()
-        self.metrics = Metrics(run.metrics_file) if self.rank == 0 else None
-        self.loggers = Loggers(config.logger, run, {"config": config_yaml}) if self.rank == 0 else None
+        if self.rank == 0:
+            self.metrics, self.loggers = Metrics(run.metrics_file), Loggers(config.logger, run, {"config": config_yaml})
         self.begun = time.monotonic()
 
     def resume(self, iteration: int) -> None:
         """Forget what was recorded after `iteration`, and count the time from there on."""
         self.begun = time.monotonic()
-        if self.metrics is not None:
+        if self.rank == 0:
             self.metrics.truncate(iteration)
             if earlier := read_metrics(self.run.metrics_file):
                 self.begun -= earlier[-1].get("elapsed_s", 0.0)
@@ -62,12 +62,9 @@ class Report:
         self._write(iteration, record)
         total = self.config.train.train_iters
         if iteration % self.config.logger.log_interval == 0 or iteration in (1, total):
-            eta, rate = f"{(total - iteration) * duration_s / 60:.1f} min", int(record["tokens_per_s"])
-            log.info(
-                iteration_line(
-                    iteration, total, result.loss, lr, tokens_per_s=rate, grad_norm=result.grad_norm, ETA=eta
-                )
-            )
+            more: dict[str, str | float] = {"tokens_per_s": int(record["tokens_per_s"]), "grad_norm": result.grad_norm}
+            more["ETA"] = f"{(total - iteration) * duration_s / 60:.1f} min"
+            log.info(iteration_line(iteration, total, result.loss, lr, **more))
 
     def skipped(self, iteration: int, result: StepResult, packs: Sequence[Pack]) -> None:
         """A step with NaN or Inf, or without a usable sample: warn, and list its samples in `skipped.jsonl`."""
@@ -91,21 +88,18 @@ class Report:
 
     def samples(self, iteration: int, samples: Sequence[tuple[int, str, Path]]) -> None:
         """(index, prompt, file) of generated samples."""
-        if self.loggers is not None:
-            for index, prompt, path in samples:
-                self.loggers.sample(iteration, index, prompt, path)
+        for index, prompt, path in samples if self.rank == 0 else ():
+            self.loggers.sample(iteration, index, prompt, path)
 
     def close(self) -> None:
         """Close the loggers and plot the loss."""
-        if self.loggers is not None:
-            self.loggers.close()
         if self.rank == 0:
+            self.loggers.close()
             plot_loss(read_metrics(self.run.metrics_file), self.run.path / "loss.png", self.run.name)
 
     def _write(self, iteration: int, record: Mapping[str, object]) -> None:
-        if self.metrics is not None:
+        if self.rank == 0:
             self.metrics.write({"iteration": iteration, **record})
-        if self.loggers is not None:
             self.loggers.scalars(iteration, record)
 
 
