@@ -61,18 +61,10 @@ class PackDenoiser:
     chunks : this rank's model chunks. pack : tokens outside `loss_mask` (given frames, padding) keep `pack.sigma`.
     """
 
-    def __init__(
-        self,
-        chunks: Iterable[torch.nn.Module],
-        pack: PackLayout,
-        objective: Objective,
-        device: torch.device,
-        cache_text: bool = True,
-    ):
+    def __init__(self, chunks: Iterable[torch.nn.Module], pack: PackLayout, objective: Objective, device: torch.device):
         self.chunks, self.objective, self.device = list(chunks), objective, device
         self.part = PackSlice.of(pack, device)
-        if cache_text:
-            self.part.text_cache = {}
+        self.part.text_cache = {}
         rows = torch.zeros(len(pack.sigma), dtype=torch.bool)
         rows[pack.row[pack.loss_mask]] = True
         self.noisy_row = rows.to(device)  # rows that follow the sampler; the others keep their own noise level

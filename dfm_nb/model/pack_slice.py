@@ -39,10 +39,6 @@ class PackSlice:
         length = pack.cu_q[-1]
         assert length % size == 0, (length, size)
         tokens = deal(rank, size)
-        self_layout = SegmentLayout(pack.cu_q, pack.cu_q, device)
-        cross_layout = SegmentLayout(pack.cu_q, pack.cu_kv, device)
-        if size > 1:
-            self_layout, cross_layout = self_layout.dealt(rank, size), cross_layout.dealt(rank, size)
 
         def to(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(device, non_blocking=True)
@@ -54,8 +50,8 @@ class PackSlice:
             to(pack.text),
             to(pack.pool),
             to(pack.fps),
-            PackedLayout(self_layout),
-            PackedLayout(cross_layout),
+            PackedLayout(SegmentLayout(pack.cu_q, pack.cu_q, device).dealt(rank, size)),
+            PackedLayout(SegmentLayout(pack.cu_q, pack.cu_kv, device).dealt(rank, size)),
             device,
         )
 
