@@ -101,9 +101,8 @@ class SegmentLayout:
             starts, stops = torch.tensor([s[2:] for s in group]).T
             lengths = stops - starts
             longest = int(lengths.max())
-            if longest > int(
-                lengths.min()
-            ):  # masked anyway, and torch's CPU kernels are a third slower at other lengths
+            # masked anyway, and torch's CPU kernels are a third slower at other lengths
+            if longest > int(lengths.min()):
                 longest = -(-longest // KEY_MULTIPLE) * KEY_MULTIPLE
             offset = torch.arange(longest)
             valid = offset < lengths[:, None]  # [segments, longest]

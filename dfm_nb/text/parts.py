@@ -82,9 +82,8 @@ class Parts:
         finally:
             if not parts._state.exists():  # nothing was done, or all is
                 parts._remove()
-            Path(lock.lock_file).unlink(
-                missing_ok=True
-            )  # before the release: FileLock takes no lock whose file is gone
+            # before the release: FileLock takes no lock whose file is gone
+            Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
     def _resume(self) -> None:
