@@ -141,11 +141,7 @@ def _lines(span: Span, offset: int) -> Iterator[tuple[bytes, int]]:
 
 def lines_before(span: Span) -> int:
     """Lines of the file that lie before the span's first; reads the file up to there, so only for messages."""
-    at = lines = 0
-    with open_input(span.path) as f:
-        while at < span.start and (line := f.readline()):
-            at, lines = at + len(line), lines + 1
-    return lines
+    return sum(1 for _ in _lines(Span(span.path, 0, span.start), 0))
 
 
 def chunks(
