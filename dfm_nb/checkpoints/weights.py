@@ -46,6 +46,7 @@ NEEDED = (".metadata", "common.pt", "metadata.json", "state.json", "config.yaml"
 
 MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
 ENCODERS = ("tokenizer", "text_encoder")
+LORA = "model.lora."  # the settings of low-rank updates
 ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS)
 """Files that a checkpoint carries along, so that generation needs nothing else: the data set's, and the statistics."""
 
@@ -253,12 +254,8 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     folder = weights_path(path)
     whole = next(filter(None, map(whole_checkpoints, _roots(folder))), None)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
-    left = () if config.model.lora.rank else _lora_keys()
-    return {k: attrgetter(k)(config) for k in marked("network") if k not in left}
-
-
-def _lora_keys() -> list[str]:
-    return [k for k in cfg.fields() if k.startswith("model.lora.")]
+    lora = bool(config.model.lora.rank)
+    return {k: attrgetter(k)(config) for k in marked("network") if lora or not k.startswith(LORA)}
 
 
 def lora_file(file: Path) -> Path:
@@ -339,7 +336,7 @@ def check_same_model(
 
     lora : those of low-rank updates too.
     """
-    keys = [*marked("shape"), *(_lora_keys() if lora else ())]
+    keys = [*marked("shape"), *(k for k in cfg.fields() if lora and k.startswith(LORA))]
     pairs = [(k, attrgetter(k)(source.config), attrgetter(k)(config)) for k in keys]
     shown = [
         f"{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})" for k, theirs, ours in pairs if theirs != ours
