@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import time
@@ -165,18 +164,14 @@ class Pipeline:
 
     def check_same_data(self, guide: Pipeline) -> None:
         """ValueError unless a weaker model was trained on the same latents and texts as this one."""
-
-        def data(pipe: Pipeline) -> dict[str, Any]:
-            statistics = {"latent_mean": pipe.statistics.mean.tolist(), "latent_std": pipe.statistics.std.tolist()}
-            return {kind: pipe.manifest[kind] for kind in ("tokenizer", "text_encoder")} | statistics
-
-        theirs = data(guide)
-        for what, ours in data(self).items():
-            if theirs[what] != ours:
-                raise ValueError(
-                    f"--autoguidance-checkpoint must be trained on data of the same {what} as --checkpoint-path, and "
-                    "it was not; take an earlier checkpoint of that run, or a smaller model trained on the same folder"
-                )
+        same = {kind: self.manifest[kind] == guide.manifest[kind] for kind in ("tokenizer", "text_encoder")}
+        ours, theirs = self.statistics, guide.statistics
+        same |= {"latent_mean": torch.equal(ours.mean, theirs.mean), "latent_std": torch.equal(ours.std, theirs.std)}
+        if other := [what for what, equal in same.items() if not equal]:
+            raise ValueError(
+                f"--autoguidance-checkpoint must be trained on data of the same {other[0]} as --checkpoint-path, and "
+                "it was not; take an earlier checkpoint of that run, or a smaller model trained on the same folder"
+            )
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -338,16 +333,6 @@ class Pipeline:
             f"--nproc-per-node; estimated are {self.needed_bytes(requests) / GIB:.3g} GiB a process beside the weights"
         )
 
-    @contextlib.contextmanager
-    def _explaining_memory(self, requests: Sequence[Request]):
-        """Turn "out of memory" into a sentence that says what to change."""
-        try:
-            yield
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
-                raise
-            raise ValueError(self._too_large(requests)) from error
-
     # ---- latents ----------------------------------------------------------------------------------------------
 
     def sample_latents(self, requests: Sequence[Request], on_step: samplers.Callback | None = None) -> torch.Tensor:
@@ -357,7 +342,7 @@ class Pipeline:
         options: dict[str, Any] = {}
         if sampler.stochastic:
             options["noise"] = [_generator("churn", r) for r in requests]
-        with self._explaining_memory(requests):
+        try:
             start = self._start_latent(first)
             noise = torch.stack(
                 [torch.randn(start.shape, generator=_generator("sample", r), dtype=torch.float64) for r in requests]
@@ -365,6 +350,10 @@ class Pipeline:
             x = (start + sigmas[0] * noise).to(self.device)
             denoiser = self.denoiser(requests, self._given_frames(first))
             return denoiser.with_given(sampler(denoiser, x, sigmas, callback=on_step, **options))
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
+                raise  # another fault than memory
+            raise ValueError(self._too_large(requests)) from error
 
     def denoiser(self, requests: Sequence[Request], given: torch.Tensor | None = None) -> GuidedDenoiser:
         """What a sampler calls for these requests. given : latent [C, t, H, W] of given first frames."""
