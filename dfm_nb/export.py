@@ -19,7 +19,7 @@ from dfm_nb.base.argv import guard, quietly
 from dfm_nb.base.options import Options, option
 from dfm_nb.checkpoints import exported, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, without_updates, write_weights
+from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
 from dfm_nb.model.build import ALONE
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
@@ -64,7 +64,6 @@ def export(asked: ExportOptions) -> Path:
     read = (source.file, checkpoint.lora_file(source.file)) if source.file else ()
     if output.resolve() in [file.resolve() for file in read]:
         raise ValueError(f"--output {output} would replace the weights that are read; name another file")
-    provenance = cfg.from_yaml(source.folder / "config.yaml").provenance
     # layout and folders of the machine that trained it mean nothing elsewhere
     source.config.model = source.config.model.model_copy(update=ALONE)
     source.config.dataset.path, source.config.checkpoint = None, type(source.config.checkpoint)()
@@ -72,9 +71,8 @@ def export(asked: ExportOptions) -> Path:
     average = "auto" if asked.ema_sigma_rel is None else asked.ema_sigma_rel
     tensors = whole_weights(source, None if asked.raw else average)
     output.parent.mkdir(parents=True, exist_ok=True)
-    assets = assets_of(source.folder)
     if asked.format == "dfm":
-        write_weights(tensors, output, cfg.Resolved(source.config, provenance), asked.lora, assets, dtype)
+        write_weights(tensors, output, source, asked.lora, dtype)
     else:
         _write_diffusers(asked, tensors, source.config, dtype)
     parallel.shutdown()

@@ -20,7 +20,7 @@ from dfm_nb.base.options import Options, option
 from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.consolidated import assets_of, whole_weights, write_weights
+from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
 from dfm_nb.config.notation import Overrides
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ./DIR and ../DIR are paths
@@ -73,8 +73,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
     weights = whole_weights(found)
     both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank, model.lora.alpha = rank, float(rank)
-    settings = cfg.Resolved(found.config, cfg.from_yaml(found.folder / "config.yaml").provenance)
-    write_weights(both, output, settings, "apart", assets_of(found.folder))
+    write_weights(both, output, found, "apart")
     parallel.shutdown()
 
 

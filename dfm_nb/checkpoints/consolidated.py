@@ -91,27 +91,22 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
 
 
 def write_weights(
-    tensors: Mapping[str, Tensor],
-    output: Path,
-    resolved: cfg.Resolved,
-    lora: str,
-    assets: Mapping[str, bytes],
-    dtype: torch.dtype | None = None,
+    tensors: Mapping[str, Tensor], output: Path, source: checkpoint.Weights, lora: str, dtype: torch.dtype | None = None
 ) -> None:
     """Write `output`, with low-rank updates merged into it or (lora="apart") in a file beside it.
 
     tensors : floating point; stored as `dtype` (None: as they are), rounded after updates were merged.
-    resolved : the settings, whose model is changed to describe the result. assets : small files of the checkpoint.
+    source : has the small files and the settings, whose model is changed to describe the result.
     """
-    model = resolved.config.model
+    model, assets = source.config.model, assets_of(source.folder)
     if model.lora.rank and lora == "apart":
         updates = Lazy(filter(is_lora, tensors), tensors.__getitem__)
         exported.write(checkpoint.lora_file(output), as_dtype(updates, dtype), {})
         tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
     else:
         tensors = without_updates(tensors, model)
-    files = {**assets, "config.yaml": cfg.to_yaml(resolved).encode()}
-    exported.write(output, as_dtype(tensors, dtype), files)
+    resolved = cfg.Resolved(source.config, cfg.from_yaml(source.folder / "config.yaml").provenance)
+    exported.write(output, as_dtype(tensors, dtype), assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
 
 
 def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:
