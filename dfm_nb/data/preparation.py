@@ -115,7 +115,8 @@ class PrepareConfig(Options):
     @property
     def side_px(self) -> int:
         """The short side; the tokenizer's own when none was asked for."""
-        return self.short_side or getattr(self.tokenizer_module, "SHORT_SIDE_PX", SHORT_SIDE_PX)
+        own: int = getattr(self.tokenizer_module, "SHORT_SIDE_PX", SHORT_SIDE_PX)
+        return self.short_side or own
 
     @property
     def tokenizer_module(self) -> ModuleType:
