@@ -68,11 +68,13 @@ def test_export_merged_equals_apart(one_rank, tmp_path):
     whole = tensors(trainer.chunks[0])
     for kind in ("merged", "apart"):
         (tmp_path / kind).mkdir()
-        config = cfg.resolve(None, overrides=[*LORA]).config
+        resolved = cfg.resolve(None, overrides=[*LORA])
+        (tmp_path / "config.yaml").write_text(cfg.to_yaml(resolved))
+        config = resolved.config
         config.model = type(config.model)(**vars(trainer.config.model))
         config.model.lora = type(config.model.lora)(rank=3, alpha=6.0)
         file = tmp_path / kind / "model.safetensors"
-        consolidated.write_weights(whole, file, cfg.Resolved(config, {}), kind, {})
+        consolidated.write_weights(whole, file, Weights(tmp_path, config), kind)
         assert config.model.lora.rank == (None if kind == "merged" else 3)
         _, (chunk,) = build_chunks(config.model, "fp32", seed=9)
         Weights(file.parent, config, file).load([chunk])
