@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from dfm_nb.base import video
 from dfm_nb.evaluation import distance, diversity, features, reference
 from dfm_nb.evaluation.reference import Real
+from dfm_nb.evaluation.retrieval import WAYS, retrieval
 from dfm_nb.evaluation.table import rows, table
 
 if TYPE_CHECKING:
@@ -45,7 +46,28 @@ def against(
     found: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": features.NAME}
     found |= judged(videos, [r.attributes for r in asked])
     sets = (videos, [r.frames for r in asked], [r.frames for r in others])
-    return found | distance.compare(*([network(v) for v in some] for some in sets)), samples
+    return found | compare(*([network(v) for v in some] for some in sets)), samples
+
+
+def compare(samples: Sequence[np.ndarray], asked: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Distance of samples to other real samples, retrieval by caption, and the temporal consistency of clips.
+
+    Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples whose captions
+    were asked for, which is what a perfect model would get. Clips count with their middle frames in the distance.
+    The tables show those that `table.DISTANCES` names; the others are in the JSON alone.
+
+    Parameters
+    ----------
+    samples, asked, others : features [T, D] of each sample; `asked` and `others` are disjoint and real.
+    """
+    ours, same, other = (np.stack([f[len(f) // 2] for f in clips]) for clips in (samples, asked, others))
+    measures = {"kernel_distance": (distance.kernel_estimate(ours, other), distance.kernel_distance(same, other))}
+    if len(ours) >= WAYS:
+        measures["retrieval"] = retrieval(ours, same), retrieval(same, same).value
+    if min(map(len, samples)) > 1:
+        consistent, real = ([distance.temporal_consistency(f) for f in clips] for clips in (samples, asked))
+        measures["temporal_consistency"] = distance.mean_estimate(np.array(consistent)), float(np.mean(real))
+    return {name: {**asdict(estimate), "real": real} for name, (estimate, real) in measures.items()}
 
 
 def copies(

@@ -12,9 +12,7 @@ n, m : samples of two sets. D : features. All sums are float64.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -93,22 +91,3 @@ def temporal_consistency(features: np.ndarray) -> float:
         raise ValueError(f"temporal consistency needs features [T, D] of two or more frames; got {list(f.shape)}")
     f = f / np.maximum(np.linalg.norm(f, axis=1, keepdims=True), 1e-12)
     return float(((f[1:] * f[:-1]).sum(1) + f[1:] @ f[0]).mean() / 2)
-
-
-def compare(samples: Sequence[np.ndarray], asked: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Distance of samples to other real samples, and the temporal consistency of clips.
-
-    Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples whose captions
-    were asked for, which is what a perfect model would get. Clips count with their middle frames in the distance.
-    The tables show those that `table.DISTANCES` names; the others are in the JSON alone.
-
-    Parameters
-    ----------
-    samples, asked, others : features [T, D] of each sample; `asked` and `others` are disjoint and real.
-    """
-    ours, same, other = (np.stack([f[len(f) // 2] for f in clips]) for clips in (samples, asked, others))
-    measures = {"kernel_distance": (kernel_estimate(ours, other), kernel_distance(same, other))}
-    if min(map(len, samples)) > 1:
-        consistent, real = ([temporal_consistency(f) for f in clips] for clips in (samples, asked))
-        measures["temporal_consistency"] = mean_estimate(np.array(consistent)), float(np.mean(real))
-    return {name: {**asdict(estimate), "real": real} for name, (estimate, real) in measures.items()}

@@ -8,6 +8,7 @@ from typing import Any
 KINDS = ("images", "clips")
 DISTANCES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
+    "retrieval": ("% nearest to the picture of its caption, of 20 (chance 5)", 100, ".1f"),
     "temporal_consistency": ("temporal consistency", 1, ".4f"),
 }
 """Key, and title, factor and format of the figures shown."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.butterflies import synthetic
-from dfm_nb.evaluation import distance
+from dfm_nb.evaluation import comparison, distance
 
 
 def test_kernel_distance_is_the_unbiased_sum_over_pairs():
@@ -70,9 +70,9 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
     asked, others = clips[:36], clips[36:]
     network = lambda clip: clip[:, ::8, ::8].reshape(len(clip), -1) / 127.5 - 1  # noqa: E731 - pixels are features enough
     asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
-    same = distance.compare(asked, asked, others)
+    same = comparison.compare(asked, asked, others)
     for key in ("kernel_distance", "temporal_consistency"):
         assert same[key]["value"] == pytest.approx(same[key]["real"]) and same[key]["low"] < same[key]["high"]
-    blank = distance.compare(frozen, asked, others)
+    blank = comparison.compare(frozen, asked, others)
     assert blank["kernel_distance"]["low"] > same["kernel_distance"]["value"]
     assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999
