@@ -12,7 +12,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from dfm_nb.base.argv import guard, pop_nproc
+from dfm_nb.base.argv import guard, pop_nproc, usage
 from dfm_nb.base.torchrun import run_under_torchrun
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -49,17 +49,10 @@ def verbs() -> dict[str, tuple[str, str]]:
     return VERBS | others | VERBS  # no package replaces one of ours
 
 
-def usage() -> str:
-    known = verbs()
-    width = max(map(len, known))
-    lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in known.items()]
-    return "usage: dfm VERB ...   (dfm VERB --help for its flags)\n\n" + "\n".join(lines)
-
-
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
+        print(usage("dfm VERB", verbs()))
         return 0
     if argv[0] == "--version":
         from dfm_nb import __version__

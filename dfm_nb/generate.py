@@ -57,9 +57,9 @@ def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:
     """The options of the command, and the settings of `Request` that all prompts share."""
     parser = GenerateOptions.parser()
     Request.add_flags(parser, FLAGS)
-    args = parser.parse_args(argv)
-    shared = {name: value for name, value in Request.given(args).items() if name in FLAGS}
-    return GenerateOptions(**GenerateOptions.given(args)), shared
+    args = vars(parser.parse_args(argv))
+    shared = {name: value for name in FLAGS if (value := args.pop(name)) is not None}
+    return GenerateOptions(**args), shared
 
 
 def requests_of(

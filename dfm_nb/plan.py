@@ -50,9 +50,7 @@ class PlanOptions(Options):
     def workload(self) -> tuple[cfg.Config, Load]:
         """The settings, and the packs of a step."""
         if self.samples > self.seq_length:
-            raise ValueError(
-                f"--samples must be at most --seq-length = {self.seq_length}, a token each; got {self.samples}"
-            )
+            raise ValueError(f"--samples must be at most --seq-length = {self.seq_length}; got {self.samples}")
         asked = [
             f"model.size={self.model}",
             f"mixed_precision={self.mixed_precision}",

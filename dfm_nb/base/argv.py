@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Callable, NoReturn
+from typing import Any, Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.log import legible
@@ -54,12 +54,18 @@ def run_command(prog: str, commands: Mapping[str, tuple[Command, str]], argv: li
     """Run `prog COMMAND ...` of a verb that has several; `commands` has, by name, the command and a line about it."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
-        usage = "\n".join(f"  {name:<11} {about}" for name, (_, about) in commands.items())
-        print(f"usage: {prog} COMMAND ...   ({prog} COMMAND --help for its flags)\n\n{usage}")
+        print(usage(f"{prog} COMMAND", commands))
         return 0
     if name not in commands:
         raise ValueError(f"{prog} has {', '.join(commands)}; got {name!r}")
     return commands[name][0](rest)
+
+
+def usage(words: str, about: Mapping[str, tuple[Any, str]]) -> str:
+    """What `--help` of `words` shows: a line about each name that may stand for the last word."""
+    width = max(map(len, about))
+    lines = (f"  {name:<{width}}  {text}" for name, (_, text) in about.items())
+    return f"usage: {words} ...   ({words} --help for its flags)\n\n" + "\n".join(lines)
 
 
 def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> int:
@@ -119,9 +125,7 @@ def quiet_libraries() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
     for message in ("full scope is deprecated", "Apex is not installed", ".* is experimental and still under"):
         warnings.filterwarnings("ignore", message=message, category=UserWarning)
-    warnings.filterwarnings(
-        "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning
-    )
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not", category=UserWarning)
 
 
 @contextlib.contextmanager

@@ -29,11 +29,8 @@ class _Console(logging.StreamHandler):
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
 
-        try:
-            tqdm.write(self.format(record), file=self.stream)
-            self.flush()
-        except Exception:
-            self.handleError(record)
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
 
 
 class _LogFile(logging.FileHandler):

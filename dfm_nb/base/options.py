@@ -204,11 +204,6 @@ class Options(BaseModel):
         """A copy with other values, checked as a new one is."""
         return type(self)(**{**dict(self), **values})
 
-    @classmethod
-    def given(cls, args: argparse.Namespace) -> dict[str, Any]:
-        """The values of these options on a command line, which may have others; not None, which is the default."""
-        return {name: v for name, v in vars(args).items() if name in cls.model_fields and v is not None}
-
     def changed(self, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values that are not the default's, or where it has one that of `usual`."""
         defaults = {name: field.default for name, field in fields(type(self)).items()} | dict(usual or {})
@@ -254,10 +249,8 @@ def _add(parser: argparse._ActionsContainer, field: Field) -> None:
             given |= {"nargs": "?", "default": field.default}
         parser.add_argument(field.key, **given)
         return
-    default = None if required or "action" in marks or marks.get("unset") else field.default
-    parser.add_argument(
-        field.flag, *marks.get("flags", ()), dest=field.key, default=default, required=required, **given
-    )
+    given["default"] = None if required or "action" in marks or marks.get("unset") else field.default
+    parser.add_argument(field.flag, *marks.get("flags", ()), dest=field.key, required=required, **given)
 
 
 def must(message: str) -> str:

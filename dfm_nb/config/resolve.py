@@ -171,10 +171,9 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         must = "must be a readable YAML file of groups and keys, with each key once"
         fault = Fault("", must, str(error), "correct the file, or its path", origin=str(path))
         raise ConfigError([fault]) from None
-    provenance = tree.pop("provenance", None)
-    if not isinstance(provenance, dict):
-        provenance = {}
-    return dict(flatten(tree)), {str(k): str(v) for k, v in provenance.items()}
+    told = tree.pop("provenance", None)
+    provenance = {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
+    return dict(flatten(tree)), provenance
 
 
 def _recipe_file(recipe: str) -> Path:
@@ -233,40 +232,35 @@ def _fix_of_unknown(key: str) -> str:
     return f"dfm pretrain --print-config lists the keys; groups: {', '.join(sorted(_GROUPS))}"
 
 
-def _implied(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """The layer without the keys of `IMPLIED`: a notice of those that have their value, a fault for each other."""
+def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
+    """The layer by the names of `FIELDS`; a notice for each reason why keys may be left out; faults.
+
+    A fault is an unknown key, one that is given twice under two names, and one of `IMPLIED` with another value.
+    """
     own: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
     needless: dict[str, list[str]] = {}
     faults: list[Fault] = []
-    for key, given in leaves.items():
-        values, why = IMPLIED.get(key) or IMPLIED.get(key.rpartition(".")[2]) or (None, "")
-        if values is None:
-            own[key] = given
-        elif not values or given in values:
-            needless.setdefault(why, []).append(key)
-        else:
-            must = f"must be {' or '.join(map(notation.write_value, values))} or left out"
-            faults.append(Fault(key, must, shown(given), _INSTEAD.get(key, why), origin=layer))
-    return own, [f"{', '.join(keys)} ({layer}) may be left out: {why}" for why, keys in needless.items()], faults
-
-
-def _canonical(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[Fault]]:
-    """Aliases to names; unknown keys and keys given twice under two names become faults."""
-    out: dict[str, Any] = {}
-    faults: list[Fault] = []
-    spelled: dict[str, str] = {}
     for given, value in leaves.items():
         key = _ALIASES.get(given, given)
-        if key in _GROUPS:
-            faults.append(Fault(given, "is a group of keys", shown(value), f"write {given}.KEY=VALUE", origin=layer))
+        values, why = IMPLIED.get(given) or IMPLIED.get(given.rpartition(".")[2]) or (None, "")
+        if values is not None:
+            if not values or value in values:
+                needless.setdefault(why, []).append(given)
+                continue
+            must = f"must be {' or '.join(map(notation.write_value, values))} or left out"
+            fix = _INSTEAD.get(given, why)
+        elif key in _GROUPS:
+            must, fix = "is a group of keys", f"write {given}.KEY=VALUE"
         elif key not in FIELDS:
-            faults.append(Fault(given, "is not a key", shown(value), _fix_of_unknown(given), origin=layer))
-        elif key in out and out[key] != value:
-            must, both = f"is the same key as {spelled[key]}", f"{shown(out[key])} and {shown(value)}"
-            faults.append(Fault(given, must, both, "keep one of the two", origin=layer))
+            must, fix = "is not a key", _fix_of_unknown(given)
+        elif key in own and own[key] != value:
+            must, fix = f"is the same key as {spelled[key]}, which is {shown(own[key])}", "keep one of the two"
         else:
-            out[key], spelled[key] = value, given
-    return out, faults
+            own[key], spelled[key] = value, given
+            continue
+        faults.append(Fault(given, must, shown(value), fix, origin=layer))
+    return own, [f"{', '.join(keys)} ({layer}) may be left out: {why}" for why, keys in needless.items()], faults
 
 
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
@@ -283,11 +277,10 @@ def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], di
             return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
         found["model.size"], size = row.name, row.settings()
     variant = leaves.get("model.variant", size.get("variant"))
-    implied: dict[str, Mapping[str, Any]] = {}
-    if isinstance(variant, str):
-        implied[f"variant {variant} ({layer})"] = sizes.VARIANTS.get(variant, {})
-    if size:
-        implied[f"size {found['model.size']} ({layer})"] = size
+    implied: dict[str, Mapping[str, Any]] = {
+        f"variant {variant} ({layer})": sizes.VARIANTS.get(str(variant), {}),
+        f"size {found.get('model.size')} ({layer})": size,
+    }
     for source, keys in implied.items():
         for short, value in keys.items():
             key = f"model.{short}"
@@ -399,18 +392,17 @@ def _settle(
     provenance = dict.fromkeys(FIELDS, DEFAULT)
     notices: list[str] = []
     for layer, raw in layers.items():
-        own, implied, other_value = _implied(raw, layer)
-        known, unknown = _canonical(own, layer)
-        leaves, origin, no_size = _expand_size(known, layer)
+        own, needless, unknown = _known(raw, layer)
+        leaves, origin, no_size = _expand_size(own, layer)
         _, refused = _typed(leaves, origin)
-        faults = faults + other_value + unknown + no_size + refused
+        faults = faults + unknown + no_size + refused
         for key, other in (*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)):
             if leaves.get(key) and values.get(other):
                 notices.append(f"{key} ({layer}) puts aside {other}={values.pop(other)} ({provenance[other]})")
                 provenance[other] = f"{DERIVED}: {key}"
         values |= {k: v for k, v in leaves.items() if k not in {fault.key for fault in refused}}
         provenance |= origin
-        notices += implied
+        notices += needless
     config, _ = _typed(values, provenance)
     resolved = _derive(Resolved(config, provenance, tuple(notices)))
     # A rule over a key whose value was refused would speak of the default in its place.

@@ -57,7 +57,7 @@ class Group(BaseModel):
 
 class LoraConfig(Group):
     rank: Int | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights", ge=1)
-    alpha: float | None = option(None, "LoRA is scaled by alpha / rank; null means alpha = rank", gt=0)
+    alpha: float | None = option(None, "LoRA is scaled by alpha / rank; null: alpha = rank", gt=0)
 
     @property
     def scale(self) -> float:
@@ -71,25 +71,19 @@ class ModelConfig(Group):
     are of the data or of this run. Those with `shape=True` decide what the weights mean: they cannot differ.
     """
 
-    size: Text | None = option(
-        None, "a row of sizes.py (DiT-S, DiT-B, DiT-L, DiT-XL, ...): sets layers, width and heads"
-    )
+    size: Text | None = option(None, "a row of sizes.py (DiT-S, DiT-B, ..., Wan-14B): sets layers, width and heads")
     variant: Literal["dit", "dfm", "wan"] = option(
         "dit", "the network: ours, NeMo DFM's or Wan 2.1's (sets the keys in which it differs)", shape=True
     )
     num_layers: Int = option(12, "transformer layers", ge=1, shape=True)
     hidden_size: Int = option(384, "width of the residual stream", ge=8, shape=True)
     num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1, shape=True)
-    ffn_hidden_size: Int | None = option(None, "width of the MLP; null means 4 * hidden_size", ge=1, shape=True)
-    in_channels: Int | None = option(
-        None, "latent channels; null means those of the data set", ge=1, shape=True, network=False
-    )
-    text_dim: Int | None = option(
-        None, "width of the text; null means that of the data set", ge=1, shape=True, network=False
-    )
+    ffn_hidden_size: Int | None = option(None, "width of the MLP; null: 4 * hidden_size", ge=1, shape=True)
+    in_channels: Int | None = option(None, "latent channels; null: the data set's", ge=1, shape=True, network=False)
+    text_dim: Int | None = option(None, "width of the text; null: the data set's", ge=1, shape=True, network=False)
     patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
     patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
-    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null means full rank", ge=1, shape=True)
+    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
     rope: bool = option(False, "RoPE in self attention beside the sine-cosine embedding", shape=True)
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
@@ -117,21 +111,17 @@ class ModelConfig(Group):
     tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1, network=False)
     pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1, network=False)
     virtual_pipeline_model_parallel_size: Int | None = option(
-        None, "VPP: interleaved stages per pipeline process; null means one", ge=1, network=False
+        None, "VPP: interleaved stages per pipeline process; null: one", ge=1, network=False
     )
     context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1, network=False)
-    sequence_parallel: bool = option(
-        False, "SP: split activations between the products over the TP processes", network=False
-    )
+    sequence_parallel: bool = option(False, "SP: split activations between products over the TP ranks", network=False)
     attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
         "auto", "kernel for packed sequences; auto takes the fastest that this machine has", network=False
     )
     recompute_granularity: Literal["selective", "full"] | None = option(
         None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
     )
-    vae_cache_folder: Text | None = option(
-        None, "folder of the tokenizer's files, for validation samples", network=False
-    )
+    vae_cache_folder: Text | None = option(None, "the tokenizer's folder, for validation samples", network=False)
     lora: LoraConfig = LoraConfig()
 
 
@@ -150,9 +140,7 @@ class TrainConfig(Group):
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
     # the unconditional estimate that guidance needs is learnt from these (Ho & Salimans 2022 found 0.1 and 0.2 alike)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
-    max_skipped_steps: Int = option(
-        10, "most steps in a row that may be skipped for NaN or Inf; more end the run", ge=0
-    )
+    max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
     exit_on_signal: bool = option(True, "on SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
     exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)
 
@@ -180,11 +168,9 @@ class OptimizerConfig(Group):
 
 class SchedulerConfig(Group):
     lr_warmup_iters: Int | None = option(
-        None, "iterations of linear warm-up; null means a tenth of train.train_iters, at most 100", ge=0
+        None, "iterations of linear warm-up; null: a tenth of train.train_iters, at most 100", ge=0
     )
-    lr_decay_iters: Int | None = option(
-        None, "iteration at which min_lr is reached; null means train.train_iters", ge=1
-    )
+    lr_decay_iters: Int | None = option(None, "iteration at which min_lr is reached; null: train.train_iters", ge=1)
     lr_decay_style: Literal["cosine", "linear", "constant"] = option("cosine", "shape of the decay")
 
 
@@ -220,22 +206,20 @@ class DatasetConfig(Group):
     mock: bool = option(False, "train on random latents instead of a data set")
     mock_latent_sizes: list[LatentSize] | None = option(
         None,
-        "latent [T, H, W] sizes that mock samples cycle through; null means a wide picture that fills a pack alone",
+        "latent [T, H, W] sizes that mock samples cycle through; null: a wide picture that fills a pack alone",
         min_length=1,
     )
     mock_text_tokens: Int | None = option(
-        None, "caption tokens of a mock sample; null means 512, or a sixteenth of a pack if that is less", ge=1
+        None, "caption tokens of a mock sample; null: 512, or a sixteenth of a pack if that is less", ge=1
     )
 
 
 class CheckpointConfig(Group):
-    checkpoint_dir: Text | None = option(None, "folder for checkpoints; null means checkpoints/ in the run folder")
+    checkpoint_dir: Text | None = option(None, "folder for checkpoints; null: checkpoints/ in the run folder")
     load: Text | None = option(
         None, "resume from the newest checkpoint of this folder or run; where it has none yet, start anew"
     )
-    load_checkpoint: Text | None = option(
-        None, "resume from this run, checkpoint folder or iter_* folder, which must exist"
-    )
+    load_checkpoint: Text | None = option(None, "resume from this run, checkpoint folder or iter_*, which must exist")
     pretrained: Text | None = option(None, "start from these weights with a fresh optimizer and data order")
     save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
     async_save: bool = option(False, "write checkpoints in the background while training goes on")
@@ -255,7 +239,7 @@ class LoggerConfig(Group):
     log_interval: Int = option(10, "iterations between log lines; metrics.jsonl records every iteration", ge=1)
     tensorboard: bool = option(True, "write TensorBoard events under tensorboard/ in the run folder")
     wandb_project: Text | None = option(None, "Weights & Biases project; null does not log there")
-    wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null means the run folder's name")
+    wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null: the run folder's name")
     wandb_mode: Literal["online", "offline", "disabled"] = option("online", "online, offline (files only) or disabled")
 
 
@@ -282,11 +266,9 @@ class GenerationConfig(Group):
 class ValidationConfig(Group):
     samples: bool = option(True, "generate a sample per GPU (model replica) at each validation")
     prompts: list[Text] = option([], "what to sample; [] means captions of validation samples, with stored embeddings")
-    num_steps: Int | None = option(None, "sampler steps; null means generation.num_steps", ge=1)
-    guidance: float | None = option(None, "guidance strength; null means generation.guidance", ge=0)
-    height: Int | None = option(
-        None, "height of the samples; null means the validation sample's", ge=16, multiple_of=16
-    )
+    num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1)
+    guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
+    height: Int | None = option(None, "height of the samples; null: the validation sample's", ge=16, multiple_of=16)
     width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
     frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
     fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)

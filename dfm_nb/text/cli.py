@@ -27,7 +27,8 @@ def _preprocess(argv: list[str]) -> int:
         p.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--partitions", type=int, choices=[1], help=argparse.SUPPRESS)
     args = p.parse_args(argv)
-    result = preprocess(PreprocessConfig(**PreprocessConfig.given(args), progress=sys.stderr.isatty()))
+    given = {name: value for name, value in vars(args).items() if name in PreprocessConfig.model_fields}
+    result = preprocess(PreprocessConfig(**given, progress=sys.stderr.isatty()))
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.json:
