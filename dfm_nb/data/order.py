@@ -165,10 +165,11 @@ class PackOrder:
         size, seed = len(self.store), self.settings.seed
         self.lane_window = window
         # samples that cannot be used have no number, so the last shards may have less than they say, or nothing
-        ends = np.minimum(np.cumsum(self.store.shard_sizes), size)
+        samples, voxels = np.array([(shard.samples, shard.voxels) for shard in self.store.shards], np.int64).T
+        ends = np.minimum(np.cumsum(samples), size)
         ranges_R2 = np.stack((np.append(0, ends[:-1]), ends), 1)
         used = ranges_R2[:, 0] < ranges_R2[:, 1]
-        dealt = deal_shards(self.store.shard_voxels[used], max(lanes, 1))
+        dealt = deal_shards(voxels[used], max(lanes, 1))
         orders = [SampleOrder(ranges_R2[used][shards], window, seed, i) for i, shards in enumerate(dealt)]
         if len(orders) == 1:
             orders = [SampleOrder(np.array([[0, size]]), size, seed, None, self.shuffle)]

@@ -282,8 +282,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         (folder / name).unlink(missing_ok=True)
     every = sorted(name for names in splits.values() for name in names)
     said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(said):
         from megatron.energon.epathlib import EPath
         from megatron.energon.flavors import BaseWebdatasetFactory
 

@@ -23,7 +23,7 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.schema import TRAINED_SIZE
 from dfm_nb.data.prepared_folder import read_checksums, read_manifest
 from dfm_nb.data.remote import RemoteFolder
-from dfm_nb.data.sample_index import SampleIndex, index_path
+from dfm_nb.data.sample_index import SampleIndex, Shard, index_path
 from dfm_nb.data.shards import Fits, how_to_adopt, widths
 from dfm_nb.packs.packs import LatentStatistics
 
@@ -51,9 +51,7 @@ class EnergonStore(SampleIndex):
 
     Attributes
     ----------
-    dropped : (reason, detail) of samples that cannot be used and that no manifest names.
-    shard_sizes : samples of each shard, those that cannot be used among them. shard_voxels : int64, T * H * W of all
-        samples of each shard.
+    dropped : (reason, detail) of samples that cannot be used and that no manifest names. shards : see `SampleIndex`.
     """
 
     def __init__(
@@ -68,8 +66,6 @@ class EnergonStore(SampleIndex):
             raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
         check_split(path, split)
         super().__init__(path, split, here=remote is None)
-        self.shard_sizes = [shard.samples for shard in self.shards]
-        self.shard_voxels = np.array([shard.voxels for shard in self.shards], np.int64)
         self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
         self._cache: dict[int, EncodedClip] = {}
         self._read_statistics(read_manifest(self.folder), progress)
@@ -178,7 +174,7 @@ class MockStore:
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
         self.dropped: list[tuple[str, str]] = []
-        self.shard_sizes, self.shard_voxels = [length], np.ones(1)
+        self.shards = [Shard("mock", length, voxels=1, largest=1)]
 
     def __len__(self) -> int:
         return self._length

@@ -1,6 +1,7 @@
 """Lanes and balanced steps: each sample once an epoch, one order in every layout, exact restarts, little memory."""
 
 import json
+import math
 from collections import Counter
 from itertools import chain
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import UNEVEN, PackOrder, SampleOrder, StepOrder, deal_shards
+from dfm_nb.data.sample_index import Shard
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import PackSettings
 
@@ -22,7 +24,7 @@ SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4), (1, 2, 2), (5, 8, 8)]
 def pack_order(lanes=1, shards=24, window=32, capacity=96, buffer=6):
     """Of shards of 12 samples each, two of each size."""
     store = MockStore(SIZES, text_tokens=3, channels=4, text_dim=6, length=12 * shards)
-    store.shard_sizes, store.shard_voxels = [12] * shards, np.full(shards, 2 * sum(map(np.prod, SIZES)))
+    store.shards = [Shard("", 12, 2 * sum(map(math.prod, SIZES)), 320)] * shards
     return PackOrder(store, SETTINGS, capacity, buffer, lanes=lanes, lane_window=window)
 
 

@@ -134,7 +134,7 @@ def test_space_is_bounded_and_only_our_own_files_go(server, place, tmp_path, cap
     for i in [*range(len(local)), *range(len(local))]:
         assert store.read(i).key == local.read(i).key
         most = max(most, sum(p.stat().st_size for p in tars(cache)))
-    assert most <= room and len(tars(cache)) < len(local.shard_sizes)
+    assert most <= room and len(tars(cache)) < len(local.shards)
     assert (cache / "mine.tar").read_bytes() == b"not of a server"
     assert caplog.text.count("raise dataset.cache_gib") == 1
     with pytest.raises(ValueError, match="dataset.cache_gib"):
