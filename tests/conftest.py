@@ -31,9 +31,8 @@ def _child(rank, world, store_path, function, args, environment, results):
     from dfm_nb import parallel
 
     gc.freeze()  # as `tests.processes` does
-    os.environ.update(
-        environment, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world)
-    )
+    place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world}
+    os.environ.update(environment | {name: str(value) for name, value in place.items()})
     try:
         dist.init_process_group("gloo", init_method=f"file://{store_path}", rank=rank, world_size=world)
         buffer = io.BytesIO()  # whole values as bytes: tensors sent as such would live in the child's memory
@@ -55,10 +54,8 @@ def run_ranks(world: int, function, *args, timeout_s: float = 120) -> list:
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
-        ranks = [
-            context.Process(target=_child, args=(r, world, store, function, args, dict(os.environ), results))
-            for r in range(world)
-        ]
+        common = (function, args, dict(os.environ), results)
+        ranks = [context.Process(target=_child, args=(r, world, store, *common)) for r in range(world)]
         for p in ranks:
             p.start()
         out = {}

@@ -73,9 +73,8 @@ class Commands:
         modules = {"dfm": "dfm_nb", "torchrun": "torch.distributed.run", "energon": "megatron.energon.cli.main"}
         for name, words in {"python": [], **{name: ["-m", module] for name, module in modules.items()}}.items():
             place = self.path / name
-            place.write_text(
-                CLIENT.format(python=sys.executable, words=words, address=address, executable=python), encoding="utf-8"
-            )
+            client = CLIENT.format(python=sys.executable, words=words, address=address, executable=python)
+            place.write_text(client, encoding="utf-8")
             place.chmod(place.stat().st_mode | stat.S_IXUSR)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(address)

@@ -77,16 +77,14 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
 def test_copies_of_training_samples_are_counted(monkeypatch):
     """Five of twenty samples are training latents with a little noise; one of another size is left out."""
     rng = np.random.default_rng(0)
-    stored = {
-        split: torch.from_numpy(rng.normal(size=(n, 2, 1, 4, 4))).float() for split, n in (("train", 300), ("val", 200))
-    }
+    normal = lambda n: torch.from_numpy(rng.normal(size=(n, 2, 1, 4, 4))).float()  # noqa: E731
+    stored = {"train": normal(300), "val": normal(200)}
     monkeypatch.setattr(reference, "stored_latents", lambda folder, split, grid, most: stored[split])
     fresh = torch.from_numpy(rng.normal(size=(15, 2, 1, 4, 4))).float()
     latents = [*fresh, *(stored["train"][:5] + 0.01), torch.zeros(2, 1, 2, 2)]
     samples = [SimpleNamespace(latent=x) for x in latents]
-    assert copies(samples, "d", "val", lambda x: x) == {
-        "memorised": {"share": 0.25, "samples": 20, "training_samples": 300, "held_out": 200}
-    }
+    counted = {"share": 0.25, "samples": 20, "training_samples": 300, "held_out": 200}
+    assert copies(samples, "d", "val", lambda x: x) == {"memorised": counted}
 
 
 @pytest.mark.slow

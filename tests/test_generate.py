@@ -10,12 +10,13 @@ from dfm_nb.base.video import write_png
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.generation.request import Request, requests_of_keywords
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
 SIZE = {"image_height": "height", "image_width": "width", "num_frames": "num_video_frames", "fps": "fps"}
 FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
 
 
-@pytest.mark.slow
 def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe, tiny_data):
     from dfm_nb.data.stores import EnergonStore
 
@@ -34,7 +35,6 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
     assert (other.num_steps, other.guidance, other.sampler) == (2, 2.0, "euler")
 
 
-@pytest.mark.slow
 def test_same_request_gives_the_same_latent_and_another_seed_another(tiny_pipe):
     r = Request(PROMPTS[0], **FAST)
     first = tiny_pipe.sample_latents([r])
@@ -43,14 +43,12 @@ def test_same_request_gives_the_same_latent_and_another_seed_another(tiny_pipe):
     assert not torch.allclose(first, tiny_pipe.sample_latents([Request(PROMPTS[0], index=1, **FAST)]))
 
 
-@pytest.mark.slow
 def test_negative_prompt_acts(tiny_pipe):
     plain = tiny_pipe.sample_latents([Request(PROMPTS[0], **FAST)])
     negative = tiny_pipe.sample_latents([Request(PROMPTS[0], negative_prompt="night", **FAST)])
     assert not torch.allclose(plain, negative)
 
 
-@pytest.mark.slow
 def test_long_clip_is_decoded_in_bounded_pieces(tiny_pipe):
     """121 frames: pieces of at most 16 frames, put together what one decode of the whole gives."""
     latent = torch.randn(16, 31, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -62,7 +60,6 @@ def test_long_clip_is_decoded_in_bounded_pieces(tiny_pipe):
     assert frames.shape == (121, 32, 48, 3) and (frames == whole).all()
 
 
-@pytest.mark.slow
 def test_previews_come_every_k_steps_and_end_in_the_clip(tiny_pipe):
     seen = []
 
@@ -78,18 +75,15 @@ def test_previews_come_every_k_steps_and_end_in_the_clip(tiny_pipe):
     assert (tiny_pipe(PROMPTS[:2], **settings).array() == clips.array()).all(), "watching changes nothing"
 
 
-@pytest.mark.slow
 def test_previews_that_nobody_looks_at_are_not_decoded(tiny_pipe, monkeypatch):
     decoded = []
     decode = type(tiny_pipe).decode
     monkeypatch.setattr(type(tiny_pipe), "decode", lambda self, *given: decoded.append(1) or decode(self, *given))
-    tiny_pipe(
-        PROMPTS[:2], callback=lambda step, steps, clips: step == 2 and clips[0].frames, **{**FAST, "num_steps": 4}
-    )
+    look = lambda step, steps, clips: step == 2 and clips[0].frames  # noqa: E731
+    tiny_pipe(PROMPTS[:2], callback=look, **{**FAST, "num_steps": 4})
     assert len(decoded) == 1 + 2
 
 
-@pytest.mark.slow
 def test_interrupted_pipeline_remembers_finished_clips(tiny_pipe):
     def stop(step, num_steps, clips):
         if clips[0].request.index == 2:
@@ -101,7 +95,6 @@ def test_interrupted_pipeline_remembers_finished_clips(tiny_pipe):
     assert tiny_pipe.finished.array().shape == (2, 1, 32, 48, 3)
 
 
-@pytest.mark.slow
 def test_settings_other_than_the_prompt_go_into_batches_of_their_own(tiny_pipe):
     requests = [
         Request(PROMPTS[0], index=0, **FAST),
@@ -116,7 +109,6 @@ def test_settings_other_than_the_prompt_go_into_batches_of_their_own(tiny_pipe):
         torch.testing.assert_close(done[i].latent, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
     """Of the guided estimate, not of the sample: at amount 1 it is that of guidance 1 (Lin et al. 2024)."""
     x, sigma = torch.randn(2, 16, 1, 4, 6, dtype=torch.float64), torch.tensor(2.0)
@@ -132,14 +124,12 @@ def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
     torch.testing.assert_close(half, (plain + strong) / 2)
 
 
-@pytest.mark.slow
 def test_first_frame_needs_a_model_trained_for_it(tiny_pipe, tmp_path):
     write_png(tmp_path / "a.png", np.zeros((32, 48, 3), np.uint8))
     with pytest.raises(ValueError, match="dataset.condition_frames_prob"):
         tiny_pipe.sample_latents([Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)])
 
 
-@pytest.mark.slow
 def test_prompts_are_cut_where_the_training_captions_were(tiny_pipe, monkeypatch):
     """The data set was prepared with --max-text-tokens 4, say: generation takes that from its manifest."""
     monkeypatch.setitem(tiny_pipe.manifest["text_encoder"], "max_tokens", 4)

@@ -10,6 +10,8 @@ from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from tests import tiny_run
 
+pytestmark = pytest.mark.slow
+
 FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 9}
 
 
@@ -33,7 +35,6 @@ def picture(tmp_path_factory):
     return str(path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m_sde"])
 def test_given_image_stays_the_first_frame(conditioned, picture, sampler):
     requests = [Request(p, index=i, init_image=picture, sampler=sampler, **FAST) for i, p in enumerate("ab")]
@@ -46,18 +47,14 @@ def test_given_image_stays_the_first_frame(conditioned, picture, sampler):
     assert (frames[0] == conditioned.decode(given)[0]).all(), "and comes out as the tokenizer codes it"
 
 
-@pytest.mark.slow
 def test_later_frames_see_the_given_one(conditioned, tmp_path):
     for name, level in (("white", 255), ("black", 0)):
         write_png(tmp_path / f"{name}.png", np.full((32, 48, 3), level, np.uint8))
-    one, other = (
-        conditioned.sample_latents([Request("a", init_image=str(tmp_path / f"{name}.png"), **FAST)])
-        for name in ("white", "black")
-    )
+    starts = [str(tmp_path / f"{name}.png") for name in ("white", "black")]
+    one, other = (conditioned.sample_latents([Request("a", init_image=start, **FAST)]) for start in starts)
     assert (one[:, :, 1:] - other[:, :, 1:]).abs().mean() > 1e-3
 
 
-@pytest.mark.slow
 def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture):
     """The network is told CLEAN_SIGMA for the given frame and the sampler's sigma for the others."""
     request = Request("a", init_image=picture, **FAST)
@@ -79,14 +76,12 @@ def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture)
     assert len(rows[:per_frame].unique()) == 1 and rows[0] != rows[per_frame]
 
 
-@pytest.mark.slow
 def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
     """The start is the clip's latent plus noise at the level where `strength` cuts the schedule, bit for bit."""
     frames = np.random.default_rng(0).integers(0, 255, (9, 32, 48, 3)).astype(np.uint8)
     write_mp4(tmp_path / "in.mp4", frames, 12, crf=1)
-    request = Request(
-        "a", init_video=str(tmp_path / "in.mp4"), strength=0.5, sampler="euler", **{**FAST, "num_steps": 6}
-    )
+    settings = {**FAST, "num_steps": 6, "strength": 0.5, "sampler": "euler"}
+    request = Request("a", init_video=str(tmp_path / "in.mp4"), **settings)
     sigmas = karras_sigmas(6)[3:]
     assert torch.equal(request.sigmas(), sigmas)
     from dfm_nb.base.seeds import generator_for
@@ -97,7 +92,6 @@ def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
     assert torch.equal(conditioned.sample_latents([request]), want)
 
 
-@pytest.mark.slow
 def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):
     write_mp4(tmp_path / "in.mp4", np.zeros((5, 32, 48, 3), np.uint8), 12)
     with pytest.raises(ValueError, match="--num-video-frames"):
@@ -107,7 +101,6 @@ def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):
             conditioned(["a"], **{flag: str(tmp_path / "nowhere.mp4")}, **FAST)
 
 
-@pytest.mark.slow
 def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_checkpoint, tiny_pipe, tiny_checkpoint):
     guided = Pipeline.from_checkpoint(tiny_checkpoint, guide=conditioned_checkpoint)
     x, sigma = torch.randn(1, 16, 3, 4, 6, dtype=torch.float64), torch.tensor(1.5)

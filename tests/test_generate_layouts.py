@@ -5,6 +5,8 @@ import torch
 
 from tests.conftest import run_ranks
 
+pytestmark = pytest.mark.slow
+
 COLOURS = ("red", "blue", "green", "white", "orange", "purple", "yellow", "pink")
 PROMPTS = [f"a {c} butterfly over a meadow{' at night' * (i % 3)}" for i, c in enumerate(COLOURS)]
 FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_frames": 5, "sampler": "unipc"}
@@ -43,14 +45,12 @@ def assert_same(latents, expected) -> None:
         torch.testing.assert_close(latent, expected[i], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_eight_prompts_give_the_same_latents_in_any_batch(one_process, expected):
     for latents in one_process[1:]:
         assert_same(latents, expected)
     assert all(torch.equal(one_process[-1][i], expected[i]) for i in range(8)), "the same batches give the same bits"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "world, layout, batch_sizes",
     [(2, (1, 1, 1), (1, 4)), (2, (1, 1, 2), (1, 4)), (2, (2, 1, 1), (4,)), (2, (1, 2, 1), (4,)), (4, (1, 1, 2), (3,))],
@@ -66,7 +66,6 @@ def test_eight_prompts_give_the_same_latents(each_checkpoint, expected, world, l
         assert all(len(latents) == 8 // shares for latents in ranks), "data-parallel ranks share the prompts"
 
 
-@pytest.mark.slow
 def test_prompts_differ(expected):
     """What the comparisons above are worth: another prompt or place in the list changes a latent by far more."""
     distance = [float((expected[i] - expected[0]).abs().mean()) for i in range(1, 8)]

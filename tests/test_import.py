@@ -45,9 +45,8 @@ def torch_dist(folder, state, mark=None):
             name, offsets, axes = f"decoder.layers.{inner}", ((0, int(layer), 2),), 1
         name = f"module.{name}"
         sharded[key] = ShardedTensor.from_rank_offsets(name, value, *offsets, prepend_axis_num=axes)
-        moment = ShardedTensor.from_rank_offsets(
-            f"optimizer.state.exp_avg.{name}", value.float(), *offsets, prepend_axis_num=axes
-        )
+        key_of_moment = f"optimizer.state.exp_avg.{name}"
+        moment = ShardedTensor.from_rank_offsets(key_of_moment, value.float(), *offsets, prepend_axis_num=axes)
         sharded[f"exp_avg.{key}"] = moment
     sharded["rng"] = ShardedObject("rng_state", mark or {"seed": 1}, (1, 1), (0, 0))
     extra = "module.decoder.layers.mlp.linear_fc1._extra_state"

@@ -21,6 +21,8 @@ from tests.attacks.checkpoint_files import reseal
 from tests.conftest import run_ranks
 from tests.processes import commands, wait_until
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--mock", "--recipe", "demo", *tiny_run.WIDTH, "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]"]
 SMALL += "model.num_layers=2 mixed_precision=fp32 train.eval_interval=0 dataset.task_encoder_seq_length=96".split()
 SMALL += "train.train_iters=12 checkpoint.save_interval=4 checkpoint.keep_last=0 scheduler.lr_warmup_iters=2".split()
@@ -51,7 +53,6 @@ def clean(tmp_path_factory):
     return run, pretrain(run)
 
 
-@pytest.mark.slow
 def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
     run, output = clean
     assert "[INFO] Iteration    4/12, Loss: " in output
@@ -64,16 +65,12 @@ def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
     assert (run / "config.yaml").is_file() and (run / "loss.png").stat().st_size > 5000
 
 
-@pytest.mark.slow
 def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     """SIGKILL of everything at some instant after the first checkpoint; the same command goes on."""
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run)], 2),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    argv = torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run)], 2)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
     wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint", 120)
     for p in [*psutil.Process(process.pid).children(recursive=True), process]:
         p.kill()
@@ -84,7 +81,6 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     assert "Nothing left to do" in pretrain(run)
 
 
-@pytest.mark.slow
 def test_settings_changed_before_resuming_are_said_or_refused(clean, tmp_path):
     shutil.copytree(clean[0], tmp_path / "run")
     output = pretrain(tmp_path / "run", "train.train_iters=13", "optimizer.lr=0.0007", processes=1)
@@ -95,7 +91,6 @@ def test_settings_changed_before_resuming_are_said_or_refused(clean, tmp_path):
     assert refused.returncode != 0 and "ema.sigma_rels=" in refused.stderr
 
 
-@pytest.mark.slow
 def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path):
     """Rank 1 dies before its tenth step; torchrun starts both again, and the losses are
     those of the run that nothing happened to.
@@ -108,7 +103,6 @@ def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path):
     assert losses(run) == losses(clean[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "layout"),
     [(2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]), (1, [])],
@@ -136,7 +130,6 @@ def _with_another_row(argv):
     return tiny_run._train(argv)
 
 
-@pytest.mark.slow
 def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path):
     argv = ["--mock", "--recipe", "demo", "--model", "tiny", "train.train_iters=4", "train.eval_interval=0"]
     argv += ["checkpoint.save_interval=2", "dataset.task_encoder_seq_length=96", "--run-dir", str(tmp_path / "run")]
@@ -153,7 +146,6 @@ def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path)
     assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
 
 
-@pytest.mark.slow
 def test_sigterm_saves_and_ends_cleanly(tmp_path):
     run = tmp_path / "run"
     process = commands().start("python", "-m", "dfm_nb.train", *SMALL, "--run-dir", run, "train.train_iters=2000")
@@ -167,17 +159,10 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     assert saving.read_state(checkpoint.find(run))["iteration"] == last
 
 
-@pytest.mark.slow
 def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_path):
     """`tiny_checkpoint` is the same run without validation."""
-    run = tiny_run.train(
-        tiny_data,
-        tmp_path / "run",
-        "train.eval_interval=1",
-        "train.eval_iters=1",
-        "dataset.use_train_split_for_val=true",
-        "validation.prompts=[]",
-    )
+    validation = ["train.eval_interval=1", "train.eval_iters=1", "validation.prompts=[]"]
+    run = tiny_run.train(tiny_data, tmp_path / "run", *validation, "dataset.use_train_split_for_val=true")
     rounds = [r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r]
     assert [r["iteration"] for r in rounds] == [1, 2, 3] and len({r["val_loss"] for r in rounds}) == 3
     assert len(rounds[0]["val_loss_by_sigma"]) == len(rounds[0]["val_sigmas"]) == 8

@@ -9,6 +9,8 @@ from dfm_nb.checkpoints import weights as checkpoint
 from tests.processes import commands
 from tests.test_train import FAULTY, SMALL, losses, pretrain
 
+pytestmark = pytest.mark.slow
+
 
 def faulty(fault, *words, **environment):
     """A run under torchrun whose rank 1, or disk, has this fault; in forks."""
@@ -16,7 +18,6 @@ def faulty(fault, *words, **environment):
     return commands().run("python", *torchrun_argv(FAULTY, [*SMALL, *map(str, words)], 2)[1:], env=env)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault, where", [("stop", "no sign of life"), ("hang", Path(FAULTY).name)])
 def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, where):
     """One that hangs with its line of code."""
@@ -26,7 +27,6 @@ def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, whe
     assert done.returncode and max(losses(tmp_path / "run")) == 4
 
 
-@pytest.mark.slow
 def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path):
     """The optimizer's file does not fit any more."""
     run, mode = tmp_path / "run", "checkpoint.async_save=true"

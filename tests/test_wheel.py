@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from dfm_nb.base.video import read_video
 from tests.docs.docs_pages import ROOT, Page
@@ -32,12 +28,8 @@ def pip(*arguments: str) -> None:
 def wheel(tmp_path_factory):
     """Built from a copy of what git has and has not ignored, so that leftovers in build/ cannot help."""
     place = tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file():
             (place / "src" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -59,9 +51,8 @@ def away(wheel, tmp_path_factory):
 
 def python(away, *words: str, code: int = 0, timeout_s: float = 200) -> str:
     folder, env = away
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout_s
-    )
+    how = {"cwd": folder, "env": env, "capture_output": True, "text": True, "timeout": timeout_s}
+    done = subprocess.run([sys.executable, *words], **how)
     assert done.returncode == code and "Traceback" not in done.stderr, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -83,9 +74,8 @@ def test_commands_run_outside_the_checkout(away):
     said = python(away, "-c", "import dfm_nb, workbench; print(dfm_nb.__file__, workbench.__file__)")
     assert str(ROOT) not in said and said.count("/site/") == 2
     assert "everything that is needed is here" in python(away, "-m", "dfm_nb", "doctor")
-    assert "model.tensor_model_parallel_size" in python(
-        away, "-m", "dfm_nb", "pretrain", "--recipe", "demo", "--print-config"
-    )
+    printed = python(away, "-m", "dfm_nb", "pretrain", "--recipe", "demo", "--print-config")
+    assert "model.tensor_model_parallel_size" in printed
 
 
 def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
@@ -96,30 +86,16 @@ def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
     assert (tmp_path / "swallowtail.mp4.json").is_file() and (tmp_path / "runs/small/config.yaml").is_file()
 
 
-def test_notebooks_are_found_outside_the_checkout(away):
-    code = "from pathlib import Path; from workbench import lab; print(lab.provide(Path('notebooks')))"
-    python(away, "-c", code)
-    assert sorted(p.name for p in (away[0] / "notebooks").glob("*.ipynb")) == NOTEBOOKS
-
-
-def test_plugins_and_their_weights_are_found_outside_the_checkout(away):
-    code = (
-        "from dfm_nb import config; from dfm_nb.base import plugins; import torch\n"
-        "print(plugins.names('sources'), plugins.names('tokenizers'), config.recipes())\n"
-        "t = plugins.load('tokenizers', 'residual').build(); print(tuple(t.encode(torch.zeros(1, 3, 1, 16, 16)).shape))"
-    )
+def test_notebooks_plugins_and_weights_are_found_outside_the_checkout(away):
+    code = """
+from pathlib import Path
+import torch
+from dfm_nb import config
+from dfm_nb.base import plugins
+from workbench import lab
+print(lab.provide(Path("notebooks")), plugins.names("sources"), config.recipes())
+print(tuple(plugins.load("tokenizers", "residual").build().encode(torch.zeros(1, 3, 1, 16, 16)).shape))
+"""
     said = python(away, "-c", code)
+    assert sorted(p.name for p in (away[0] / "notebooks").glob("*.ipynb")) == NOTEBOOKS
     assert "smithsonian_butterflies" in said and "demo" in said and "(1, 16, 1, 2, 2)" in said
-
-
-def test_constraints_pin_versions_that_the_project_allows():
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
-    here = [pin for pin in map(Requirement, lines) if pin.marker is None or pin.marker.evaluate()]
-    pins = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in here}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        Requirement(r) for r in [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
-    ]
-    outside = [str(r) for r in wanted if (v := pins.get(canonicalize_name(r.name))) and not r.specifier.contains(v)]
-    unpinned = [r.name for r in map(Requirement, project["dependencies"]) if canonicalize_name(r.name) not in pins]
-    assert outside == [] and unpinned == []

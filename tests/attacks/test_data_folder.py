@@ -45,23 +45,15 @@ CONTENTS = {
 FILES = ["manifest.json", "checksums.json", ".nv-meta/split.yaml", "text_empty.safetensors", "rank0-000000.tar"]
 DAMAGE = {f"{file} {kind}": (file, change) for file in FILES for kind, change in CONTENTS.items()}
 DAMAGE |= {
-    f"manifest.json {name}": ("manifest.json", change)
-    for name, change in {
-        "mean NaN": manifest(latent_mean=[float("nan")] * 16),
-        "mean of one": manifest(latent_mean=[0.0]),
-        "mean of texts": manifest(latent_mean=["0"] * 16),
-        "std negative": manifest(latent_std=[-1.0] * 16),
-    }.items()
-}
-DAMAGE |= {
-    f"text_empty.safetensors {name}": ("text_empty.safetensors", change)
-    for name, change in {
-        "two dims": empty_text(torch.zeros(2, 384)),
-        "no tokens": empty_text(torch.zeros(1, 0, 384)),
-        "other width": empty_text(torch.zeros(1, 2, 8)),
-        "NaN": empty_text(torch.full((1, 2, 384), float("nan"))),
-        "sparse": lambda path: os.truncate(path, 1 << 36),
-    }.items()
+    "mean NaN": ("manifest.json", manifest(latent_mean=[float("nan")] * 16)),
+    "mean of one": ("manifest.json", manifest(latent_mean=[0.0])),
+    "mean of texts": ("manifest.json", manifest(latent_mean=["0"] * 16)),
+    "std negative": ("manifest.json", manifest(latent_std=[-1.0] * 16)),
+    "two dims": ("text_empty.safetensors", empty_text(torch.zeros(2, 384))),
+    "no tokens": ("text_empty.safetensors", empty_text(torch.zeros(1, 0, 384))),
+    "other width": ("text_empty.safetensors", empty_text(torch.zeros(1, 2, 8))),
+    "NaN": ("text_empty.safetensors", empty_text(torch.full((1, 2, 384), float("nan")))),
+    "sparse": ("text_empty.safetensors", lambda path: os.truncate(path, 1 << 36)),
 }
 
 

@@ -19,26 +19,17 @@ from tests.attacks.sample_files import saved
 
 CASES = int(os.environ.get("DFM_FUZZ", "300"))
 GENERATOR = torch.Generator().manual_seed(0)
-CLIP = EncodedClip(
-    "k7",
-    torch.randn(1, 16, 1, 4, 4, generator=GENERATOR).bfloat16(),
-    torch.randn(1, 3, 8, generator=GENERATOR).bfloat16(),
-    {"fps": 24, "latent_shape": [16, 1, 4, 4], "text_tokens": 3, "caption": "a"},
-)
+LATENT, TEXT = (torch.randn(1, *shape, generator=GENERATOR).bfloat16() for shape in ((16, 1, 4, 4), (3, 8)))
+CLIP = EncodedClip("k7", LATENT, TEXT, {"fps": 24, "latent_shape": [16, 1, 4, 4], "text_tokens": 3, "caption": "a"})
 GOOD = shards.encode_parts(CLIP)
 FORMS = {
     "pth": [GOOD["pth"], saved(CLIP.latent, _use_new_zipfile_serialization=False), saved(CLIP.latent.float())],
     "pickle": [GOOD["pickle"], pickle.dumps(CLIP.text_emb), pickle.dumps(CLIP.text_emb, protocol=5)],
     "json": [GOOD["json"]],
 }
-WORDS = [op.code.encode("latin-1") for op in pickletools.opcodes] + [
-    b"cos\nsystem\n",
-    b"\x8c\x02os\x8c\x06system\x93",
-    b"\x8c\x06whoami\x85R",
-    b"cbuiltins\neval\n",
-    b"\xff" * 4,
-    b"PK\x01\x02",
-]
+WORDS = [op.code.encode("latin-1") for op in pickletools.opcodes]
+WORDS += [b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"\x8c\x06whoami\x85R", b"cbuiltins\neval\n"]
+WORDS += [b"\xff" * 4, b"PK\x01\x02"]
 WATCHED = ("os.", "subprocess.", "exec", "compile", "import", "open", "socket.", "ctypes.", "shutil.")
 WATCHED += ("pickle.find_class",)
 ran: list[str] | None = None

@@ -90,9 +90,8 @@ def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, caps
     page = DatasetBrowser(tmp_path / "data").html()
     assert page.count("<b>Damaged:</b>") == 1 and key in page
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
-    reference = PreparedFolder(
-        str(tmp_path / "data"), "train", lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy(), manifest["tokenizer"]
-    )
+    pixels = lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy()  # noqa: E731
+    reference = PreparedFolder(str(tmp_path / "data"), "train", pixels, manifest["tokenizer"])
     stills, clips, failed = choose(reference, 20, 20, 9, 0)
     assert len(stills) + len(clips) == 10 and failed + len(reference.store.dropped) == 1
 

@@ -33,9 +33,8 @@ def make(place) -> None:
     """Data prepared with the packaged tokenizer, and the file of a model trained on them, whose run is gone."""
     argv = ["--source", "synthetic", "--num-images", "20", "--num-clips", "2", "--short-side", "32"]
     assert prepare.main([*argv, "--tokenizer", "residual", "--output-dir", str(place / "data")]) == 0
-    run = tiny_run.train(
-        place / "data", place / "run", "model.P_mean=-0.7", "model.rope=true", "generation.num_steps=9"
-    )
+    settings = ["model.P_mean=-0.7", "model.rope=true", "generation.num_steps=9"]
+    run = tiny_run.train(place / "data", place / "run", *settings)
     export.export_weights(run, place / "moths.safetensors", dtype="bf16")
     shutil.rmtree(run)
     shutil.move(place / "data", place / "moved")

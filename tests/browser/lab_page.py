@@ -153,6 +153,5 @@ class NotebookPage:
 
     def errors(self) -> list[str]:
         """Tracebacks in the outputs, as text."""
-        return self.page.locator(
-            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.error"]'
-        ).all_inner_texts()
+        kind = "application/vnd.jupyter.error"
+        return self.page.locator(f'.jp-OutputArea-output[data-mime-type="{kind}"]').all_inner_texts()

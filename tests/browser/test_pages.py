@@ -77,9 +77,8 @@ def test_a_long_legend_wraps_and_the_plot_grows(plot):
     names = [f"lr 0.00{i}, hidden_size 19{i}" for i in range(9)]
     plot.evaluate("l => window.model.set('data', l)", [LINES[0] | {"name": name} for name in names])
     plot.wait_for_function("document.querySelectorAll('path').length === 9")
-    ends = plot.locator("text", has_text="hidden_size").evaluate_all(
-        "t => t.map(e => e.getBBox().x + e.getBBox().width)"
-    )
+    labels = plot.locator("text", has_text="hidden_size")
+    ends = labels.evaluate_all("t => t.map(e => e.getBBox().x + e.getBBox().width)")
     assert len(ends) == 9 and max(ends) < 900 and plot.locator("svg").get_attribute("viewBox") == "0 0 900 250"
     plot.evaluate("l => window.model.set('data', l)", LINES)
     plot.wait_for_function("document.querySelectorAll('path').length === 1")
@@ -108,9 +107,8 @@ def test_a_plot_has_a_log_axis_and_is_downloaded(plot):
     plot.get_by_role("button", name="CSV").click()
     assert plot.evaluate("window.asked") == "csv"
     with plot.expect_download() as download:
-        plot.evaluate(
-            "() => window.model.receive({ name: 'loss.csv', kind: 'text/csv' }, [new TextEncoder().encode('a,b')])"
-        )
+        file = "{ name: 'loss.csv', kind: 'text/csv' }, [new TextEncoder().encode('a,b')]"
+        plot.evaluate(f"() => window.model.receive({file})")
     assert download.value.suggested_filename == "loss.csv"
     assert Path(download.value.path()).read_text() == "a,b"
 
@@ -119,9 +117,8 @@ def test_a_report_asks_the_network_for_nothing_and_its_clips_play(browser, tmp_p
     shown = video.inline_html(synthetic.render({"colour": "red"}, 0, 64, 64, 9), 12, "a red one")
     cell = nbformat.v4.new_code_cell("clip")
     cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})]
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A run"), cell]), tmp_path / "a.ipynb"
-    )
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A run"), cell])
+    nbformat.write(nb, tmp_path / "a.ipynb")
     page, asked = browser.new_page(), []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(write_report(tmp_path / "a.ipynb").as_uri())
@@ -137,10 +134,8 @@ def test_clips_of_a_page_play_by_themselves_and_rest_off_the_screen(browser):
     videos = page.locator("video")
 
     def wait_for(playing: bool, which: int) -> None:
-        wait_until(
-            lambda: page.wait_for_timeout(200) or videos.nth(which).evaluate("v => !v.paused") == playing,
-            f"clip {which} plays: {playing}",
-        )
+        plays = lambda: page.wait_for_timeout(200) or videos.nth(which).evaluate("v => !v.paused")  # noqa: E731
+        wait_until(lambda: plays() == playing, f"clip {which} plays: {playing}")
 
     wait_for(True, 0)
     wait_for(False, -1)

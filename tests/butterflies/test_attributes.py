@@ -86,9 +86,8 @@ def test_score_counts_what_is_found_and_what_is_found_surely():
 
 def test_a_name_that_is_not_the_likeliest_is_not_sure_however_low_the_threshold():
     wanted = unseen_attributes(4, "still")
-    found = shares(
-        Judge(wanted, [{"species": 0.3}] * 4), [np.zeros((1, 16, 16, 3), np.uint8)] * 4, wanted, exactly(0.2)
-    )
+    judge, videos = Judge(wanted, [{"species": 0.3}] * 4), [np.zeros((1, 16, 16, 3), np.uint8)] * 4
+    found = shares(judge, videos, wanted, exactly(0.2))
     assert found["species"]["sure"]["share"] == 0 and found["pattern"]["sure"]["share"] == 1
 
 
@@ -115,9 +114,8 @@ def test_the_interval_holds_the_scatter_of_the_thresholds():
 
 def test_wordings_are_not_those_of_training():
     """No synonym of the file is in the grammar of training, and no prompt follows a template of it."""
-    vocabulary = " ".join(
-        str(v) for v in (captions.COLOURS, captions.ADJECTIVES, captions.WINGS, captions.PLACES, synthetic.TEMPLATES)
-    )
+    words = captions.COLOURS, captions.ADJECTIVES, captions.WINGS, captions.PLACES, synthetic.TEMPLATES
+    vocabulary = " ".join(map(str, words))
     for name, form in wordings.forms().items():
         for synonyms in form.get("words", {}).values():
             assert len(set(synonyms)) == 4 and not [w for w in synonyms if w in vocabulary], synonyms

@@ -87,12 +87,8 @@ def test_left_is_right_in_the_mirror(judge):
 def test_wing_motion_separates_clips_from_stills():
     rng = np.random.default_rng(0)
     for i in range(12):
-        look = {
-            "colour": synthetic.COLOURS[i % 8],
-            "background": synthetic.BACKGROUNDS[i % 4],
-            "species": synthetic.SPECIES[i % 6],
-            "posture": synthetic.POSTURES[i // 3],
-        }
+        look = {"colour": synthetic.COLOURS[i % 8], "background": synthetic.BACKGROUNDS[i % 4]}
+        look |= {"species": synthetic.SPECIES[i % 6], "posture": synthetic.POSTURES[i // 3]}
         clip = synthetic.render(look, i, 64, 64, num_frames=9)
         still = np.repeat(synthetic.render(look, i, 64, 64), 9, axis=0)
         noisy = (still + rng.normal(0, 5, still.shape)).clip(0, 255).astype(np.uint8)

@@ -56,11 +56,8 @@ def test_linear_layers_are_those_of_the_network(extra):
     table = {x.name: x for x in counts.outer_linears(model)}
     for i in range(model.num_layers):
         table |= {f"decoder.layers.{i}.{x.name}": x for x in counts.layer_linears(model)}
-    modules = {
-        name: module
-        for name, module in network.named_modules()
-        if getattr(module, "weight", None) is not None and module.weight.dim() == 2
-    }
+    weighted = {n: m for n, m in network.named_modules() if getattr(m, "weight", None) is not None}
+    modules = {n: m for n, m in weighted.items() if m.weight.dim() == 2}
     assert table.keys() == modules.keys()
     for name, x in table.items():
         module = modules[name]

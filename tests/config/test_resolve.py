@@ -171,9 +171,8 @@ def test_a_key_named_as_the_right_one_is_one():
 
 def test_tilde_takes_a_key_or_a_group_out_of_the_layers_below(tmp_path):
     file = write(tmp_path, "train: {train_iters: 7, eval_iters: 3}\ncheckpoint: {save: a}\nprofiling: {nvtx: true}\n")
-    r = C.resolve(
-        "demo", file, ["~train.train_iters", "~checkpoint.checkpoint_dir", "~profiling", "~ema.sigma_rels=[]"]
-    )
+    taken = ["~train.train_iters", "~checkpoint.checkpoint_dir", "~profiling", "~ema.sigma_rels=[]"]
+    r = C.resolve("demo", file, taken)
     assert r.config.train.train_iters == C.fields()["train.train_iters"].default
     assert (r.config.train.eval_iters, r.config.checkpoint.checkpoint_dir) == (3, None)
     assert C.resolve("demo", overrides=["~rng.seed", "rng.seed=5"]).config.rng.seed == 5
@@ -282,8 +281,8 @@ NASTY = [
     "", "null", "true", "0", "-1", "3", "2147483647", "9" * 30, "-" + "9" * 400, "9" * 5000, "0x" + "f" * 5000,
     "1e400", "-1e400", ".inf", ".nan", "1e300", "1e-320", "0.5", "word", "'1e-4'", "???", "${oc.env:HOME}", "${a.b}",
     "2026-01-01", "1:30:00", "!!int x", "!!bool x", "!!timestamp x", "!!python/name:os.system", "[", "{a: 1}", "[]",
-    "[[]]", "[[1, 2, 3]]", "[a, null, 1.5]", "[" * 9, "[" + "1," * 90 + "]", "&a [*a]", "{? [1] : 2}", "/\0x",
-    "x" * 5000, "é\n  b", "&a [&b [&c [1,1],*c,*c],*b,*b]",
+    "[[]]", "[[1, 2, 3]]", "[a, null, 1.5]", "[" * 9, "[" * 3000, "[" + "1," * 90 + "]", "&a [*a]", "{? [1] : 2}",
+    "/\0x", "x" * 5000, "é\n  b", "&a [&b [&c [1,1],*c,*c],*b,*b]",
 ]  # fmt: skip
 HUGE = ["2147483647", "9" * 30, "1e300"]  # for every key: some rules count up to a value
 
@@ -304,22 +303,12 @@ def test_any_value_for_a_key_of_each_type_settles_or_is_one_sentence(text):
         says_one_sentence_or_settles(key, text)
 
 
-def test_deep_value_settles_or_is_one_sentence():
-    says_one_sentence_or_settles("ema.sigma_rels", "[" * 3000)
-
-
 TEXT = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=20)  # PyYAML folds odd line ends
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.sampled_from(sorted(C.fields())), st.text(max_size=30) | VALUES.map(notation.write_value))
-def test_random_value_for_any_key_settles_or_is_one_sentence(key, text):
-    says_one_sentence_or_settles(key, text)
 
 
 @settings(max_examples=100, deadline=None)
@@ -414,18 +403,12 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     asked = ["model.size=tiny", "optimizer.lr=0.25", "model.P_std=2"]
     now, kept = (C.resolve("demo", overrides=asked, run_dir=run_dir) for run_dir in (None, tmp_path))
     changed = {k: kept.get(k) for k in C.fields() if kept.get(k) != now.get(k)}
-    assert changed == {
-        "model.adaln_lora_dim": None,
-        "model.hidden_size": 64,
-        "model.ffn_hidden_size": 256,
-        "model.P_mean": -0.4,
-    }
+    shape = {"model.adaln_lora_dim": None, "model.hidden_size": 64, "model.ffn_hidden_size": 256}
+    assert changed == shape | {"model.P_mean": -0.4}
     assert kept.provenance == now.provenance
     assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1000, 2.0)
-    other = ["model.size=demo"]
-    assert (
-        C.resolve(None, overrides=other, run_dir=tmp_path).config.model == C.resolve(None, overrides=other).config.model
-    )
+    kept, now = (C.resolve(None, overrides=["model.size=demo"], run_dir=run_dir) for run_dir in (tmp_path, None))
+    assert kept.config.model == now.config.model
 
 
 def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path):

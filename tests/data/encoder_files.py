@@ -106,9 +106,8 @@ def save_t5(folder: Path, d_model: int = 1024, seed: int = 0) -> Path:
     tokenizer = T5TokenizerFast(vocab=vocab)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
-    config = T5Config(
-        vocab_size=len(tokenizer), d_model=d_model, d_kv=32, d_ff=64, num_layers=2, num_decoder_layers=1, num_heads=4
-    )
+    shape = {"d_model": d_model, "d_kv": 32, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 4}
+    config = T5Config(vocab_size=len(tokenizer), **shape)
     T5ForConditionalGeneration(config).save_pretrained(folder)
     return folder
 

@@ -18,6 +18,7 @@ from dfm_nb.base.files import sha256
 from dfm_nb.data import adoption, shards
 from dfm_nb.data.prepared_folder import read_checksums
 from dfm_nb.data.stores import EnergonStore
+from tests.attacks.sample_files import saved
 from tests.data import dfm_shards
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
@@ -47,12 +48,6 @@ def add_sample(tar: Path, key: str, **parts: bytes) -> None:
             member = tarfile.TarInfo(f"{key}.{part}")
             member.size = len(data)
             file.addfile(member, io.BytesIO(data))
-
-
-def saved(tensor: torch.Tensor) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(tensor, buffer)
-    return buffer.getvalue()
 
 
 def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
@@ -117,11 +112,8 @@ def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, thei
     assert run(folder, *paths(theirs)) == 0
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["counts"]["dropped"] == 3 and manifest["counts"]["samples"] == 12
-    assert {d["key"]: d["reason"] for d in manifest["drops"]} == {
-        "nan": "not_finite",
-        "odd": "odd_size",
-        "textless": "missing_part",
-    }
+    reasons = {"nan": "not_finite", "odd": "odd_size", "textless": "missing_part"}
+    assert {d["key"]: d["reason"] for d in manifest["drops"]} == reasons
     assert "rank1-000000.tar: sample nan" in capsys.readouterr().err
     store = EnergonStore(folder)
     assert len(store) == 12 and not set(store.keys) & set(bad)

@@ -74,9 +74,8 @@ def test_task_encoder_of_nemo_dfm_reads_our_folder(tmp_path):
     for index, key in enumerate(store.keys):
         clip, sample = store.read(index), seen[key]
         c, t, h, w = sample.latent_shape
-        latent = rearrange(
-            sample.video, "(T H W) (ph pw C) -> 1 C T (H ph) (W pw)", T=t, H=h // PATCH, ph=PATCH, pw=PATCH
-        )
+        back = "(T H W) (ph pw C) -> 1 C T (H ph) (W pw)"
+        latent = rearrange(sample.video, back, T=t, H=h // PATCH, ph=PATCH, pw=PATCH)
         assert clip.latent.dtype == latent.dtype == torch.bfloat16 and c == 16
         assert torch.equal(latent, clip.latent) and torch.equal(sample.context_embeddings, clip.text_emb[0])
         info = sample.video_metadata

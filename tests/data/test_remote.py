@@ -17,6 +17,7 @@ from dfm_nb.data.sources._fetch import Limits
 from dfm_nb.data.stores import EnergonStore
 from tests import tiny_run
 from tests.processes import commands
+from tests.test_train import losses
 
 PATIENT = Limits(timeout_s=2, retries=4, backoff_s=0.01)
 
@@ -51,9 +52,8 @@ class Handler(SimpleHTTPRequestHandler):
             return self.connection.close()
         with server.lock:
             server.sent[name] = server.sent.get(name, 0) + len(body)
-            server.down = (
-                server.down or len([n for n in server.sent if n.endswith(".tar")]) >= server.shards_before_down
-            )
+            shards_sent = sum(n.endswith(".tar") for n in server.sent)
+            server.down = server.down or shards_sent >= server.shards_before_down
 
 
 @pytest.fixture(scope="module")
@@ -201,10 +201,6 @@ def test_checksums_name_nothing_outside(server, place, tmp_path, name):
 
 def pretrain(*words):
     return commands().run("dfm", "pretrain", "--recipe", "demo", *words)
-
-
-def losses(run: Path) -> list[float]:
-    return [r["loss"] for r in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in r]
 
 
 @pytest.mark.slow

@@ -16,9 +16,8 @@ from tests.data.shard_files import write_shard
 def clip(key="a-1", seed=0):
     g = torch.Generator().manual_seed(seed)
     latent = torch.randn(1, 16, 2, 4, 4, generator=g).bfloat16()
-    return EncodedClip(
-        key, latent, torch.randn(1, 5, 8, generator=g).bfloat16(), {"caption": "grün", "fps": 12, "key": key}
-    )
+    text = torch.randn(1, 5, 8, generator=g).bfloat16()
+    return EncodedClip(key, latent, text, {"caption": "grün", "fps": 12, "key": key})
 
 
 def test_shard_gives_back_what_was_written(tmp_path):
@@ -30,9 +29,8 @@ def test_shard_gives_back_what_was_written(tmp_path):
         got = entry.read()
         assert torch.equal(got.latent, want.latent) and torch.equal(got.text_emb, want.text_emb)
         assert got.latent.dtype == torch.bfloat16 and got.meta == want.meta
-    assert (
-        files.sha256(tmp_path / "rank0-000000.tar") == digest and (tmp_path / "rank0-000000.tar").stat().st_size == size
-    )
+    tar = tmp_path / "rank0-000000.tar"
+    assert files.sha256(tar) == digest and tar.stat().st_size == size
 
 
 def test_sample_without_batch_dims_is_the_same_sample():

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import pytest
 import yaml
 
 from dfm_nb import cli, train
-from tests.processes import commands
+from tests.processes import commands, wait_until
+from tests.test_train import losses
 from tests.text.text_tokenizers import build, save
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -192,13 +192,6 @@ TINY = """(--mock --run-dir {run} model.num_layers=2 model.hidden_size=48 model.
     checkpoint.save_interval=0 scheduler.lr_decay_style=constant scheduler.lr_warmup_iters=0)"""
 
 
-def losses(run: Path) -> dict[int, float]:
-    from dfm_nb.base.metrics import read_metrics
-
-    file = run / "metrics.jsonl"
-    return {r["iteration"]: r["loss"] for r in read_metrics(file) if "loss" in r} if file.exists() else {}
-
-
 @pytest.mark.slow
 def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     """On two stand-in nodes: SIGUSR1 to the batch shell, as Slurm sends it, then the job's second life."""
@@ -209,12 +202,10 @@ def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     tiny = {"training": TINY.format(run=run), "VENV": str(tmp_path), "PROCESSES": "1", "GRACE": "60"}
     script.write_text(edited(SLURM / "train.sbatch", **tiny))
     env = desk(tmp_path)
-    batch = subprocess.Popen(
-        ["bash", str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    deadline = time.monotonic() + 120
-    while len(losses(run)) < 5 and batch.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    batch = subprocess.Popen(["bash", str(script)], env=env, **pipes)
+    begun = lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 5  # noqa: E731
+    wait_until(lambda: batch.poll() is not None or begun(), "five steps", 120)
     batch.send_signal(signal.SIGUSR1)
     output, _ = batch.communicate(timeout=120)
     stopped = max(losses(run))

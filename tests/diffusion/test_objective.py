@@ -62,16 +62,16 @@ def test_times_are_logit_normal_or_uniform():
     assert far.isfinite().all() and (far > 0).all() and far[1] == pytest.approx(1 / far[0].item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("shift", [3.0])
-def test_euler_is_that_of_diffusers(shift):
+@pytest.mark.parametrize("name", ["euler", "unipc_2"])
+def test_samplers_are_those_of_diffusers(name):
     """The same velocities, through their scheduler in t and through our sampler in sigma."""
-    from diffusers import FlowMatchEulerDiscreteScheduler
+    from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 
     g = torch.Generator().manual_seed(2)
     A = torch.randn(6, 6, generator=g, dtype=torch.float64) / 3
     velocity = lambda x_t, t: torch.tanh(x_t @ A) * (1 + t)  # noqa: E731
-
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    unipc = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0)
+    scheduler = unipc if name == "unipc_2" else FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(sigmas=np.linspace(0.97, 0.03, 12))
     times = scheduler.sigmas.double()
     start = torch.randn(4, 6, generator=g, dtype=torch.float64)
@@ -82,7 +82,7 @@ def test_euler_is_that_of_diffusers(shift):
     def denoise(x, sigma):
         return Flow().denoised(velocity(Flow().scaled(x, sigma), sigma / (1 + sigma)), x, sigma)
 
-    ours = samplers.sample_euler(denoise, start / (1 - times[0]), times / (1 - times))
+    ours = samplers.SAMPLERS[name](denoise, start / (1 - times[0]), times / (1 - times))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # theirs keeps times in float32
 
 

@@ -133,48 +133,6 @@ def test_unipc_moments_are_accurate_at_every_step_size(h):
         assert moment == pytest.approx(exact, rel=1e-7)
 
 
-def unipc_2_of_the_paper(denoise, x, sigmas):
-    """UniPC-2 of Zhao et al. 2023 for data prediction with alpha = 1 and B_2; a_1 = 1/2 where only one is unknown.
-
-    x_t = e^-h x_s - B D_s - B sum_m a_m (D_m - D_s) / r_m with B = e^-h - 1, r_m = (lambda_m - lambda_s) / h, and
-    sum_m r_m^(n-1) a_m = -h n! phi_(n+1)(-h) / B.
-    """
-    lam = [-math.log(s) for s in sigmas[:-1].tolist()]
-
-    def step(x, i, at, use):  # from level i - 1 to i by the estimates D[use]
-        h = lam[i] - lam[i - 1]
-        B = math.expm1(-h)
-        r = torch.tensor([(lam[m] - lam[i - 1]) / h for m in use], dtype=torch.float64)
-        phi_1 = math.expm1(-h) / -h
-        phi_2 = (phi_1 - 1) / -h
-        phi_3 = (phi_2 - 1 / 2) / -h
-        if len(use) == 1:
-            a = torch.tensor([0.5], dtype=torch.float64)
-        else:
-            right = torch.tensor([phi_2, 2 * phi_3], dtype=torch.float64) * -h / B
-            a = torch.linalg.solve(torch.stack([torch.ones_like(r), r]), right)
-        rest = sum(a_m * (at[m] - at[i - 1]) / r_m for a_m, m, r_m in zip(a, use, r))
-        return math.exp(-h) * x - B * at[i - 1] - (B * rest if use else 0)
-
-    D = [denoise(x, sigmas[0])]
-    for i in range(1, len(lam)):
-        before = [i - 2] if i > 1 else []
-        predicted = step(x, i, D, before) if before else math.exp(lam[i - 1] - lam[i]) * (x - D[-1]) + D[-1]
-        D.append(denoise(predicted, sigmas[i]))
-        x = step(x, i, D, [*before, i])
-    return D[-1]
-
-
-@pytest.mark.parametrize("steps", [18])
-@pytest.mark.parametrize("schedule", S.SCHEDULES)
-def test_unipc_of_order_2_has_the_papers_constants(schedule, steps):
-    """diffusers' UniPCMultistepScheduler (solver_order=2, "bh2") gives the same to 1e-13."""
-    denoise, x, sigmas = mixture(MEANS, 0.2), start(64).reshape(32, 2), S.SCHEDULES[schedule](steps)
-    torch.testing.assert_close(
-        S.SAMPLERS["unipc_2"](denoise, x, sigmas), unipc_2_of_the_paper(denoise, x, sigmas), rtol=1e-9, atol=1e-9
-    )
-
-
 # ---- stochastic samplers
 
 

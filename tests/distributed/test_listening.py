@@ -1,4 +1,4 @@
-"""No process of a run on one machine listens beyond the loopback."""
+"""A run in one process does not listen beyond the loopback; under a launcher: test_orphans.py."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import sys
 import psutil
 import pytest
 
-from dfm_nb.base.torchrun import torchrun_argv
 from tests.tiny_run import SIZE
 
 MOCK = ["--recipe", "demo", "--mock", *SIZE, "train.global_batch_size=2", "train.train_iters=3"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", [torchrun_argv("dfm_nb.train", [], 2), [sys.executable, "-m", "dfm_nb", "pretrain"]]
-)
-def test_a_run_listens_on_the_loopback_alone(tmp_path, command):
-    run = subprocess.Popen([*command, *MOCK, "--run-dir", str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+def test_a_run_listens_on_the_loopback_alone(tmp_path):
+    command = [sys.executable, "-m", "dfm_nb", "pretrain", *MOCK, "--run-dir", str(tmp_path)]
+    run = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     top, seen = psutil.Process(run.pid), set()
     while run.poll() is None:
         for process in [top, *top.children(recursive=True)]:

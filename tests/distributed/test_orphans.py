@@ -16,6 +16,8 @@ from dfm_nb.base.torchrun import torchrun_argv
 from tests.text.text_tokenizers import build, save
 from tests.tiny_run import SIZE
 
+pytestmark = pytest.mark.slow
+
 MOCK = ["--recipe", "demo", "--mock", *SIZE, "train.global_batch_size=2", "train.train_iters=100000"]
 LIMIT_S = 5
 
@@ -29,20 +31,21 @@ def start(command: list[str], module: str, ready: Path) -> tuple[subprocess.Pope
     log = ready.parent / "said.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True
-        )
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
     ready.unlink(missing_ok=True)
     deadline = time.monotonic() + 120
     while not ready.exists():
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
-    found = workers(psutil.Process(process.pid), module)
-    assert len(found) == 2, [p.cmdline() for p in psutil.Process(process.pid).children(recursive=True)]
+    top = psutil.Process(process.pid)
+    tree, found = [top, *top.children(recursive=True)], workers(top, module)
+    assert len(found) == 2, [p.cmdline() for p in tree]
+    listening = {c.laddr.ip for p in tree for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    assert listening and listening <= {"127.0.0.1", "::1"}, "nothing listens beyond the loopback on one node"
     return process, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["dfm pretrain", "torchrun"])
 def test_workers_end_when_their_launcher_is_killed(tmp_path, launcher):
     run = ["--run-dir", str(tmp_path)]
@@ -65,7 +68,6 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path, launcher):
     assert "SIGKILL" in said and "torch/distributed/run.py" not in said
 
 
-@pytest.mark.slow
 def test_tokenizing_workers_end_with_their_command(tmp_path):
     tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
     (tmp_path / "in.jsonl").write_text('{"text": "a blue butterfly over a meadow, wings spread"}\n' * 1_000_000)

@@ -91,9 +91,8 @@ class Desk:
         """Run one block; an AssertionError shows it with what it printed when it fails."""
         start = {"bash": ["bash", "-euo", "pipefail", "-c", code], "python": ["python", "-c", code]}[language]
         began = time.monotonic()
-        done = subprocess.run(
-            start, cwd=self.folder, env=self.env, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=900
-        )
+        how = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": 900}
+        done = subprocess.run(start, cwd=self.folder, env=self.env, **how)
         print(f"{time.monotonic() - began:6.1f} s  {code.strip().splitlines()[0]}", flush=True)
         assert done.returncode == 0, f"{code}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         # of two torchruns, the one with the store may leave first; the other then logs that, and ends well

@@ -4,6 +4,7 @@ docs/index.md and troubleshooting.md run (README's Python block: tests/test_whee
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 
@@ -16,65 +17,27 @@ from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
 README, INDEX, TROUBLES = Page("README.md"), Page("docs/index.md"), Page("docs/troubleshooting.md")
-MODULES = {
-    "dfm_nb.prepare": "prepare",
-    "dfm_nb.train": "pretrain",
-    "dfm_nb.generate": "generate",
-    "dfm_nb.text.cli": "text",
-}
 
 
 class Parsed(Exception):
     """The parser has accepted the words."""
 
 
-def commands(page: Page) -> list[list[str]]:
-    """The words of every `dfm ...` and `torchrun ... -m dfm_nb...` in blocks; none with `...`."""
-    return _commands([line for _, c in page.fences for line in c.replace("\\\n", " ").splitlines()])
-
-
-def fragments(page: Page) -> list[list[str]]:
-    """Those in the text that have a flag or a setting; they may leave out what is required."""
+def commands(page: Page) -> list[tuple[list[str], bool]]:
+    """(words, whether it is a fragment) of every `dfm ...` line of a block, and of what the text says with a flag or a
+    setting; such a fragment may leave out what is required. Not what is meant to fail, with `||` behind it.
+    """
+    lines = [(line, False) for _, c in page.fences for line in c.replace("\\\n", " ").splitlines()]
     said = re.findall(r"`(dfm [^`\n]+)`", FENCE.sub("", page.text))
-    return _commands([re.sub(r"\bN\b", "2", c) for c in said if " -" in c or "=" in c])
-
-
-def _commands(lines: list[str]) -> list[list[str]]:
-    """Not those that are meant to fail: after `!`, or with `||` behind them."""
+    lines += [(re.sub(r"\bN\b", "2", c), True) for c in said if " -" in c or "=" in c]
     found = []
-    for line in lines:
-        if "dfm" not in line or line.lstrip().startswith(("#", "!")) or "||" in line:
-            continue
-        line = re.sub(r"\b\d>", ">", line)
-        line = re.sub(r"\$\(\(?[^)]*\)\)?|\$\{?\w+\}?", "1", line.replace('"$@"', ""))
-        lexer = shlex.shlex(line, posix=True, punctuation_chars="();<>|&")
-        lexer.whitespace_split = True
-        try:
-            parts = _split(list(lexer))
-        except ValueError:  # prose in a block
-            continue
-        found += [c for c in map(_command, parts) if c and not {"...", "VERB", "COMMAND"} & set(c)]
+    for line, fragment in lines:
+        if line.startswith("dfm ") and "||" not in line:
+            lexer = shlex.shlex(re.sub(r"\$\{?\w+\}?", "1", line), posix=True, punctuation_chars="();<>|&")
+            lexer.whitespace_split = True
+            words = list(itertools.takewhile(lambda word: not set(word) <= set("();<>|&"), lexer))[1:]
+            found += [(words, fragment)] if not {"...", "VERB", "COMMAND"} & set(words) else []
     return found
-
-
-def _split(words: list[str]) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if set(word) <= set("();<>|&"):
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
-
-
-def _command(words: list[str]) -> list[str] | None:
-    """[verb, argument, ...] when the words run one of our commands."""
-    for i, word in enumerate(words):
-        if word == "dfm" and i + 1 < len(words):
-            return words[i + 1 :]
-        if word in MODULES and words[i - 1] == "-m":
-            return [MODULES[word], *words[i + 1 :]]
-    return None
 
 
 def _stopping(parse, fragment: bool):
@@ -112,8 +75,7 @@ def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, capsys):
     refused = []
-    page = Page(name)
-    for words, fragment in [*((c, False) for c in commands(page)), *((c, True) for c in fragments(page))]:
+    for words, fragment in commands(Page(name)):
         if words[-1] in ("--help", "-h"):
             continue
         with monkeypatch.context() as patch:
@@ -136,8 +98,7 @@ def test_blocks_of_index_and_troubleshooting_and_cheap_lines_of_readme_run(tmp_p
     here = desk(tmp_path)
     here.run_page(INDEX)
     here.run_page(TROUBLES)
-    known = commands(README) + fragments(README)
-    cheap = [c for c in known if c[0] in ("plan", "generate", "export") or c[:2] == ["inspect", "data"]]
+    cheap = [c for c, _ in commands(README) if c[0] in ("plan", "generate", "export") or c[:2] == ["inspect", "data"]]
     assert {c[0] for c in cheap} == {"plan", "generate", "export", "inspect"}
     for words in cheap:
         here.run("bash", shlex.join(["dfm", *words]))

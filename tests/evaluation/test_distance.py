@@ -63,9 +63,8 @@ def test_temporal_consistency_of_known_clips():
 
 def test_a_perfect_model_has_the_distance_of_real_samples():
     """Samples that are the asked ones: both columns agree; blank ones are farther."""
-    attributes = [
-        {"species": "monarch", "posture": "open", "motion": "flapping", **c} for c in synthetic.seen_combinations()[:72]
-    ]
+    usual = {"species": "monarch", "posture": "open", "motion": "flapping"}
+    attributes = [usual | c for c in synthetic.seen_combinations()[:72]]
     clips = [synthetic.render(a, i, 64, 64, 5) for i, a in enumerate(attributes)]
     asked, others = clips[:36], clips[36:]
     network = lambda clip: clip[:, ::8, ::8].reshape(len(clip), -1) / 127.5 - 1  # noqa: E731 - pixels are features enough

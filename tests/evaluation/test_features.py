@@ -20,9 +20,8 @@ def efficientnet():
 def renders(count: int) -> np.ndarray:
     attributes = synthetic.seen_combinations()
     extra = {"species": "monarch", "posture": "open", "motion": "still"}
-    return np.concatenate(
-        [synthetic.render({**extra, **attributes[i % len(attributes)]}, i, 64, 64) for i in range(count)]
-    )
+    wanted = [extra | attributes[i % len(attributes)] for i in range(count)]
+    return np.concatenate([synthetic.render(a, i, 64, 64) for i, a in enumerate(wanted)])
 
 
 def test_efficientnet_features_have_their_size_and_do_not_depend_on_the_batch(efficientnet):
@@ -38,9 +37,8 @@ def test_efficientnet_orders_disturbances(efficientnet):
     """Real against real is nearest, then a soft blur, then noise (kernel distance: 0.003, 0.10 and 0.67)."""
     pictures = renders(48)
     first, second = pictures[0::2], pictures[1::2]
-    blurred = (
-        F.avg_pool2d(torch.from_numpy(second).permute(0, 3, 1, 2).float(), 3, 1, 1).permute(0, 2, 3, 1).byte().numpy()
-    )
+    soft = F.avg_pool2d(torch.from_numpy(second).permute(0, 3, 1, 2).float(), 3, 1, 1)
+    blurred = soft.permute(0, 2, 3, 1).byte().numpy()
     noise = np.random.default_rng(0).integers(0, 256, second.shape).astype(np.uint8)
     real, *others = (efficientnet(p) for p in (first, second, blurred, noise))
     same, soft, wild = (kernel_distance(real, o) for o in others)

@@ -18,6 +18,8 @@ from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import main
 from tests.processes import commands, fork_context, wait_until
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2"]
 
 
@@ -31,7 +33,6 @@ SETTINGS = (
 )
 
 
-@pytest.mark.slow
 def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     """Every setting away from its default, in a folder that does not exist yet."""
     out = tmp_path / "deep" / "a.mp4"
@@ -50,7 +51,6 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     assert f"{out}.json" in said(capsys)
 
 
-@pytest.mark.slow
 def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     start, out = tmp_path / "start.mp4", tmp_path / "a.mp4"
@@ -71,7 +71,6 @@ def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, 
     assert "start.mp4" in said(capsys), "another start than the clip's"
 
 
-@pytest.mark.slow
 def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint, tmp_path):
     assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "a bee", "--save-latents") == 0
     record = json.loads((tmp_path / "a.png.json").read_text())
@@ -88,7 +87,6 @@ def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint,
     assert rounded["mixed_precision"] == other and rounded["latent_sha256"] != record["latent_sha256"]
 
 
-@pytest.mark.slow
 def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys):
     out = tmp_path / "a.png"
     out.write_bytes(b"mine")
@@ -102,7 +100,6 @@ def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys)
     assert read_image(out).shape[-3:] == (32, 48, 3)
 
 
-@pytest.mark.slow
 def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     prompts = ["--prompt", "a", "--prompt", "b", "--prompt", "c"]
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts) == 0
@@ -120,26 +117,18 @@ def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2
 
 
-@pytest.mark.slow
 def test_per_line_settings_reach_the_files(tiny_checkpoint, tmp_path):
-    lines = [
-        {"prompt": "a"},
-        {"prompt": "b", "num_video_frames": 5, "fps": 6, "seed": 9},
-        {"prompt": "c", "height": 64, "index": 7},
-    ]
+    lines = [{"prompt": "a"}, {"prompt": "b", "num_video_frames": 5, "fps": 6, "seed": 9}]
+    lines += [{"prompt": "c", "height": 64, "index": 7}]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", "--prompts-file", tmp_path / "p.jsonl") == 0
-    assert sorted(p.name for p in tmp_path.glob("idx*") if p.suffix != ".json") == [
-        "idx=0_rank=0_o.png",
-        "idx=1_rank=0_o.mp4",
-        "idx=7_rank=0_o.png",
-    ]
+    names = ["idx=0_rank=0_o.png", "idx=1_rank=0_o.mp4", "idx=7_rank=0_o.png"]
+    assert sorted(p.name for p in tmp_path.glob("idx*") if p.suffix != ".json") == names
     frames, fps = read_video(tmp_path / "idx=1_rank=0_o.mp4")
     assert frames.shape == (5, 32, 48, 3) and fps == 6
     assert read_image(tmp_path / "idx=7_rank=0_o.png").shape[-3:] == (64, 48, 3)
 
 
-@pytest.mark.slow
 def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
     for p in "abc":
@@ -158,7 +147,6 @@ def drawing(argv, log):
     os._exit(code)
 
 
-@pytest.mark.slow
 def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path):
     """By SIGTERM; that Ctrl-C keeps them too is `test_generate`'s."""
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
@@ -189,7 +177,6 @@ def said(capsys) -> str:
     return text
 
 
-@pytest.mark.slow
 def test_another_or_a_missing_tokenizer_is_refused_before_drawing(tiny_checkpoint, tmp_path, capsys):
     other, missing = tmp_path / "tokenizer.safetensors", tmp_path / "gone.safetensors"
     newest = max((tiny_checkpoint / "checkpoints").glob("iter_*"))
@@ -200,7 +187,6 @@ def test_another_or_a_missing_tokenizer_is_refused_before_drawing(tiny_checkpoin
         assert name in said(capsys) and not list(tmp_path.glob("*.png"))
 
 
-@pytest.mark.slow
 def test_out_of_memory_says_what_to_change_and_other_faults_stay(tiny_pipe, monkeypatch):
     network = type(tiny_pipe.chunks[0])
     full_cpu = RuntimeError("DefaultCPUAllocator: can't allocate memory")
@@ -213,7 +199,6 @@ def test_out_of_memory_says_what_to_change_and_other_faults_stay(tiny_pipe, monk
         tiny_pipe(["a"], num_steps=2)
 
 
-@pytest.mark.slow
 def test_too_little_memory_is_said_before_drawing(tiny_pipe, monkeypatch):
     monkeypatch.setattr("dfm_nb.generation.pipeline.available_bytes", lambda device: 30 << 20)
     drawn = []

@@ -40,11 +40,8 @@ def test_prompts_file_lines_may_set_fields(tmp_path):
     lines = [{"prompt": "a", "seed": 5}, {"prompt": "b", "num_video_frames": 9, "guidance_interval": [0.2, 3]}]
     file.write_text("\n\n".join(map(json.dumps, lines)))
     r = requests_of(*arguments("--prompt", "first", "--prompts-file", file, "--guidance", "2"))
-    assert [(q.prompt, q.seed, q.num_video_frames, q.guidance, q.index) for q in r] == [
-        ("first", 1, 1, 2.0, 0),
-        ("a", 5, 1, 2.0, 1),
-        ("b", 1, 9, 2.0, 2),
-    ]
+    wanted = [("first", 1, 1, 2.0, 0), ("a", 5, 1, 2.0, 1), ("b", 1, 9, 2.0, 2)]
+    assert [(q.prompt, q.seed, q.num_video_frames, q.guidance, q.index) for q in r] == wanted
     assert r[2].guidance_interval == (0.2, 3.0) and r[1].guidance_interval is None
 
 

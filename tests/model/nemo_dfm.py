@@ -94,9 +94,8 @@ class Positions(nn.Module):
         super().__init__()
         t, rows, columns = TABLE
         self.pos_embedding = nn.Embedding(t * rows * columns, h)
-        self.pos_embedding.weight.requires_grad_(False).copy_(
-            get_3d_sincos_pos_embed(h, [rows, columns], t).flatten(0, 1)
-        )
+        table = get_3d_sincos_pos_embed(h, [rows, columns], t)
+        self.pos_embedding.weight.requires_grad_(False).copy_(table.flatten(0, 1))
 
     def forward(self, ids):
         _, rows, columns = TABLE
@@ -139,7 +138,6 @@ def random_network(seed: int = 0, **sizes) -> NeMoDFM:
     with torch.no_grad():
         for p in network.parameters():
             if p.requires_grad:
-                p.copy_(
-                    torch.randn(p.shape, generator=g) * (0.3 if p.dim() == 1 else p.shape[1] ** -0.5) + (p.dim() == 1)
-                )
+                scale = 0.3 if p.dim() == 1 else p.shape[1] ** -0.5
+                p.copy_(torch.randn(p.shape, generator=g) * scale + (p.dim() == 1))
     return network

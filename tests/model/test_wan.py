@@ -55,9 +55,8 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
     _, (chunk,) = build_chunks(config.model, "fp32", seed=3)
     assert chunk.load_state_dict(weights_of(network, config.model))
     draws, settings = samples(), PackSettings.of(config)
-    pack = pack_draws(
-        [noised(config.model, **vars(d)) for d in draws], settings, capacity=120
-    )  # 100 tokens and padding
+    segments = [noised(config.model, **vars(d)) for d in draws]
+    pack = pack_draws(segments, settings, capacity=120)  # 100 tokens and padding
     output, loss_of = forward(chunk, pack, Flow(), torch.device("cpu"))
     total = 0
     for i, key in enumerate(pack.keys):
@@ -145,10 +144,7 @@ def test_names_and_shapes_of_a_published_size_are_those_of_diffusers(one_rank, s
     """Neither network is held in memory."""
     with torch.device("meta"):
         network = WanTransformer3DModel(**PUBLISHED[size], attention_head_dim=128, text_dim=4096)
-    model = cfg.resolve(
-        None, overrides=[f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
-    ).config.model
-    assert {theirs: getattr(model, ours) for theirs, ours in wan_folder.SIZES.items()} == {
-        k: network.config[k] for k in wan_folder.SIZES
-    }
+    asked = [f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
+    model = cfg.resolve(None, overrides=asked).config.model
+    assert all(getattr(model, ours) == network.config[theirs] for theirs, ours in wan_folder.SIZES.items())
     assert wan_folder._shapes(model) == {name: list(t.shape) for name, t in network.state_dict().items()}

@@ -21,6 +21,8 @@ from tests.data import encoder_files
 from tests.nemo_dfm.conftest import SMALL, run
 from tests.processes import commands
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Path(__file__).parents[1] / "config" / "dit_pretrain.yaml"
 STEPS = ("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1", "validation.num_steps=2")
 
@@ -44,7 +46,6 @@ def trained(hub, small_webdataset, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_same_command_goes_on_from_the_checkpoint_of_the_first(trained, tmp_path):
     folder = shutil.copytree(trained, tmp_path / "second")  # saved and loaded where the edited file says
     path = folder / "my_config.yaml"
@@ -54,7 +55,6 @@ def test_the_same_command_goes_on_from_the_checkpoint_of_the_first(trained, tmp_
     assert [p.name for p in sorted((folder / "dfm_experiment").glob("iter_*"))] == ["iter_0000002", "iter_0000003"]
 
 
-@pytest.mark.slow
 def test_each_gpu_samples_once_at_a_validation(trained):
     """The page: one sample a GPU, decoded with the tokenizer of `vae_cache_folder`."""
     assert [r["iteration"] for r in read_metrics(trained / "run" / "metrics.jsonl") if "val_loss" in r] == [2]
@@ -63,7 +63,6 @@ def test_each_gpu_samples_once_at_a_validation(trained):
     assert sorted(re.search(r"rank=(\d)", path.name)[1] for path in media) == ["0", "1"]
 
 
-@pytest.mark.slow
 def test_the_command_of_inference(hub, trained, tmp_path):
     """`--num_video_frames 10` is rounded to 9, with a notice: the tokenizer codes 1 + 4k."""
     caches = ("--t5_cache_dir", hub / "t5", "--tokenizer_cache_dir", hub / "cosmos")
@@ -75,7 +74,6 @@ def test_the_command_of_inference(hub, trained, tmp_path):
     assert frames.shape == (9, 240, 416, 3) and "10 becomes 9" in said
 
 
-@pytest.mark.slow
 def test_model_pth_in_the_working_directory_generates(hub, trained, tmp_path):
     done = commands().run("dfm", "export", trained / "dfm_experiment", "--output", tmp_path / "model.pth")
     assert done.returncode == 0, done.stderr
@@ -87,7 +85,6 @@ def test_model_pth_in_the_working_directory_generates(hub, trained, tmp_path):
     assert read_video(tmp_path / "idx=1_rank=0_two.mp4")[0].shape == (13, 64, 96, 3)
 
 
-@pytest.mark.slow
 def test_other_weights_than_those_of_the_data_are_refused(hub, trained, tmp_path, capsys):
     """One half of another training is enough."""
     mixed = shutil.copytree(hub / "cosmos", tmp_path / "mixed")

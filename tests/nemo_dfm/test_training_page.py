@@ -7,12 +7,8 @@ import re
 import pytest
 import yaml
 
-from dfm_nb.base.metrics import read_metrics
 from tests.nemo_dfm.conftest import SMALL, run
-
-
-def losses(folder) -> dict[int, float]:
-    return {r["iteration"]: r["loss"] for r in read_metrics(folder / "metrics.jsonl") if "loss" in r}
+from tests.test_train import losses
 
 
 @pytest.mark.slow

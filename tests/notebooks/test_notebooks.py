@@ -18,6 +18,8 @@ from tests.browser.lab_page import find_browser
 from tests.processes import commands
 from workbench import notebook_run
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 STRIP = "metadata.papermill cell.metadata.papermill cell.metadata.execution metadata.widgets"
 FULL = "DFM_FULL" in os.environ
@@ -60,7 +62,6 @@ def _argv(process: psutil.Process) -> list[str]:
         return []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADLESS)
 def test_notebook_runs_headless_from_first_cell_to_last(folder, name):
     source, output = FOLDER / f"{name}.ipynb", folder / "out" / f"{name}.ipynb"
@@ -79,14 +80,12 @@ def test_notebook_runs_headless_from_first_cell_to_last(folder, name):
         assert 0 <= done.results["worst_relative_difference"] < 1e-5
 
 
-@pytest.mark.slow
 def test_notebooks_are_stripped_of_outputs():
     command = [sys.executable, "-m", "nbstripout", "--verify", "--extra-keys", STRIP]
     checked = subprocess.run([*command, *map(str, FOLDER.glob("*.ipynb"))], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="the same cells as above: make notebooks")
 def test_notebooks_run_under_nbmake(tmp_path):
     """The same cells started by nbmake: parameters are put in first, and the text notebook stands for all."""
@@ -94,8 +93,7 @@ def test_notebooks_run_under_nbmake(tmp_path):
     nb = parameterize_notebook(papermill.iorw.load_notebook_node(str(FOLDER / f"{name}.ipynb")), SMALL[name])
     nbformat.write(nb, tmp_path / f"{name}.ipynb")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--nbmake", f"{name}.ipynb"]
-    ran = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (tmp_path / "runs/nb/text/blend.yaml").exists()

@@ -20,11 +20,14 @@ def test_unpatchify_inverts_patchify(t, h, w, pt, ps):
     assert torch.equal(unpatchify(tokens, (t, h, w), ps, pt), latent)
 
 
-def test_patchify_orders_tokens_by_frame_row_column():
+def test_patchify_orders_tokens_by_frame_row_column_and_refuses_what_does_not_divide():
     latent = torch.arange(2 * 4 * 6).reshape(1, 2, 4, 6)
     tokens = patchify(latent, 2)
     assert tokens[1].tolist() == [2, 3, 8, 9]  # second column of the first row
     assert tokens[3].tolist() == [12, 13, 18, 19]  # second row
+    for shape in ((1, 8, 8), (2, 9, 8)):
+        with pytest.raises(ValueError, match="x".join(map(str, shape))):
+            patchify(torch.zeros(4, *shape), 2, 2)
 
 
 def test_positions_never_alias_at_any_size():

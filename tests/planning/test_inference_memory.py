@@ -1,7 +1,6 @@
 """The memory estimate: against a measured peak, and monotone."""
 
 import gc
-import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,6 +15,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.planning.inference_memory import sampling_bytes
+from tests.attacks.reader_memory import status
 
 SIZE = ["model.size=DiT-XL", "model.in_channels=16"]
 WORK = {"clips": 4, "grid": (31, 90, 160), "bytes_per_number": 2}
@@ -50,13 +50,9 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int]:
     denoiser(x, 1.0)  # buffers of the libraries, and the text's keys and values
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = resident("VmRSS")
+    before = status("VmRSS")
     denoiser(x, 1.0)
-    return resident("VmHWM") - before, sampling_bytes(m, batch, (1, side, side), text_tokens=8)["activations"]
-
-
-def resident(name: str) -> int:
-    return int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    return status("VmHWM") - before, sampling_bytes(m, batch, (1, side, side), text_tokens=8)["activations"]
 
 
 @pytest.mark.slow

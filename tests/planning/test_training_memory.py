@@ -103,9 +103,8 @@ def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
 
 
 def test_each_setting_saves_what_it_is_for():
-    model = cfg.resolve(
-        None, overrides=["model.size=DiT-XL", "model.in_channels=16", "model.text_dim=384"]
-    ).config.model
+    asked = ["model.size=DiT-XL", "model.in_channels=16", "model.text_dim=384"]
+    model = cfg.resolve(None, overrides=asked).config.model
     base, load = Plan(dp=8), Load(8192)
     of = lambda p: training_bytes(model, p, load)  # noqa: E731
     sharded = of(Plan(dp=8, distributed_optimizer=True))

@@ -130,10 +130,8 @@ def test_partitions_merge_to_one_run(folders, tmp_path):
     preprocess(config(source, tmp_path / "one", folders["gpt2"]))
     for count in (2, 7):
         prefix = tmp_path / f"many{count}"
-        total = sum(
-            preprocess(config(source, prefix, folders["gpt2"], partition=f"{i}/{count}")).documents
-            for i in range(count)
-        )
+        shares = [config(source, prefix, folders["gpt2"], partition=f"{i}/{count}") for i in range(count)]
+        total = sum(preprocess(share).documents for share in shares)
         assert total == 200
         merge(find_parts(str(prefix)), f"{prefix}_text_document", progress=False)
         assert pair(prefix) == pair(tmp_path / "one")
@@ -203,9 +201,8 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
 
     assert stops_at_each(monkeypatch, STEPS[where], where, run, out.parent) >= 3
     assert pair(out) == pair(tmp_path / "base")
-    assert sorted(p.name for p in out.parent.iterdir()) == [
-        f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")
-    ]
+    names = [f"out_text_document.{s}" for s in ("bin", "idx", "meta.json")]
+    assert sorted(p.name for p in out.parent.iterdir()) == names
 
 
 BAD_LINES = {

@@ -67,12 +67,8 @@ def build(kind: str, vocab_size: int = 600) -> Tokenizer:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=["<|endoftext|>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
+        how = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **how)
     tokenizer.train_from_iterator(_training_texts(), trainer)
     if kind == "wordpiece":
         ids = [(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")]

@@ -1,21 +1,17 @@
 """Flow matching through training, its checkpoint and generation; in two context-parallel processes as in one."""
 
-import json
-
 import pytest
 
+from dfm_nb.base.metrics import read_metrics
 from tests import tiny_run
 from tests.conftest import run_ranks
+from tests.test_train import losses
 from tests.tiny_run import VARIANTS
 
 pytestmark = pytest.mark.slow
 
 FLOW = ["model.objective=flow", "model.sigma_data=1", "model.times=uniform", "model.P_mean=0", "model.P_std=1"]
 FLOW += ["model.shift_tokens=32", "train.eval_interval=3", "train.eval_iters=2", "validation.samples=false"]
-
-
-def records(run) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +23,7 @@ def run(make_once, tiny_data):
 def test_checkpoint_samples_as_it_was_trained(run):
     from dfm_nb import Pipeline
 
-    sigmas = next(r for r in records(run) if "val_loss" in r)["val_sigmas"]
+    sigmas = next(r for r in read_metrics(run / "metrics.jsonl") if "val_loss" in r)["val_sigmas"]
     assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
     pipe = Pipeline.from_pretrained(run)
     settings = dict(height=32, width=32, num_video_frames=1, num_steps=4, schedule="flow", sampler="euler")
@@ -41,5 +37,5 @@ def test_two_context_parallel_processes_train_alike(run, tiny_data, tmp_path):
     argv = ["--recipe", "demo", "--dataset-path", str(tiny_data), "--run-dir", str(tmp_path / "cp"), *tiny_run.SIZE]
     argv += [*FLOW, *VARIANTS["wan"], "model.context_parallel_size=2"]
     assert run_ranks(2, tiny_run._train, argv) == [0, 0]
-    losses = [[r["loss"] for r in records(each) if "loss" in r] for each in (run, tmp_path / "cp")]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4) and len(losses[0]) == 3
+    one, two = losses(run), losses(tmp_path / "cp")
+    assert two == pytest.approx(one, rel=1e-4) and len(one) == 3

@@ -13,20 +13,10 @@ from dfm_nb.config.schema import LoggerConfig
 from dfm_nb.training.loggers import Loggers
 
 RECORD = {"iteration": 3, "loss": 0.5, "lr": 1e-3, "grad_norm": math.inf, "note": "text"}
-ROUND = {
-    "val_loss": 0.4,
-    "val_loss_by_sigma": [0.1, None],
-    "val_sigmas": [0.05, 2.0],
-    "val_loss_ema_0.1_by_sigma": [0.2, 0.3],
-}
-WANTED = {
-    "loss": 0.5,
-    "lr": 1e-3,
-    "val_loss": 0.4,
-    "val_loss/sigma_0.05": 0.1,
-    "val_loss_ema_0.1/sigma_0.05": 0.2,
-    "val_loss_ema_0.1/sigma_2": 0.3,
-}
+ROUND = {"val_loss": 0.4, "val_loss_by_sigma": [0.1, None], "val_sigmas": [0.05, 2.0]}
+ROUND |= {"val_loss_ema_0.1_by_sigma": [0.2, 0.3]}
+WANTED = {"loss": 0.5, "lr": 1e-3, "val_loss": 0.4, "val_loss/sigma_0.05": 0.1}
+WANTED |= {"val_loss_ema_0.1/sigma_0.05": 0.2, "val_loss_ema_0.1/sigma_2": 0.3}
 
 
 def frames(count):

@@ -4,7 +4,7 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.training.batches import open_store
-from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer
+from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer, randomise
 from tests.tiny_run import VARIANTS
 
 SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
@@ -19,6 +19,20 @@ def test_mock_samples_have_the_shapes_of_nemo_dfms_and_follow_the_pack():
         asked = ["dataset.mock=true", f"dataset.task_encoder_seq_length={length}"]
         clip = open_store(cfg.resolve(None, overrides=asked).config).read(0)
         assert (clip.latent.shape, clip.text_emb.shape) == ((1, 16, *grid), (1, text, 1024))
+
+
+def test_tokens_outside_the_loss_give_no_gradient(one_rank):
+    """Padding here, as no samples fill 97 tokens; other values in it leave the loss and every gradient as they were."""
+    trainer, loader = make_trainer([*SMALL, "dataset.task_encoder_seq_length=97"])
+    randomise(trainer)
+    packs, found = loader.next_step(), []
+    assert not any(pack.loss_mask.all() for pack in packs)
+    for _ in range(2):
+        loss = trainer.backward(packs)
+        found.append([loss, *(p.main_grad.clone() for p in trainer.chunks[0].parameters())])
+        for pack in packs:
+            pack.x0[~pack.loss_mask] += 1
+    assert all(map(torch.equal, *found))
 
 
 def test_step_with_nan_changes_nothing_and_says_so(one_rank):
@@ -47,9 +61,8 @@ def test_tensors_that_no_gradient_reaches_are_named_at_the_first_step(one_rank):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bf16_trains_as_fp32_to_its_rounding(one_rank, variant):
-    narrow, wide = (
-        losses_and_gradients([*SMALL, *VARIANTS[variant], f"mixed_precision={name}"]) for name in ("bf16", "fp32")
-    )
+    asked = ([*SMALL, *VARIANTS[variant], f"mixed_precision={name}"] for name in ("bf16", "fp32"))
+    narrow, wide = map(losses_and_gradients, asked)
     assert narrow["losses"] == pytest.approx(wide["losses"], rel=0.01) and narrow["losses"] != wide["losses"]
     difference, where = largest_relative_difference(narrow["gradients"], wide["gradients"])
     assert difference < 0.05, where
@@ -71,9 +84,7 @@ def test_weights_follow_adamw(one_rank):
 
 
 def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
-    from dfm_nb import config as cfg
     from dfm_nb.base.run import Run
-    from dfm_nb.training.batches import open_store
     from dfm_nb.training.loop import Training
 
     overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.tensorboard=false"]

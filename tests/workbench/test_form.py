@@ -78,11 +78,8 @@ def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
     form = PrepareForm("out", {"limit": 7})
     limit = form.controls["limit"]
     limit.widget.value = "0"
-    assert (
-        "--limit" in form.faults["limit"]
-        and form.faults == {"limit": limit.fault}
-        and 'role="alert"' in limit._fault.value
-    )
+    assert "--limit" in form.faults["limit"] and form.faults == {"limit": limit.fault}
+    assert 'role="alert"' in limit._fault.value
     with pytest.raises(ValueError, match="--limit"):
         form.check()
     limit.widget.value = "many"
@@ -137,11 +134,3 @@ def test_command_and_call_are_there_to_copy():
     call = "train_model(recipe='demo', run_dir='runs/a b', num_processes=2, overrides=['train.train_iters=20'])"
     assert form.python() == call
     assert "--run-dir &#x27;runs/a b&#x27;" in form._copy.value
-
-
-def test_a_name_that_is_no_option_is_told_with_the_nearest():
-    for name, make in (("limit", lambda: PrepareForm("out", {"limt": 3})), ("train", lambda: ConfigForm(["trian"]))):
-        with pytest.raises(ValueError, match=f"'{name}"):
-            make()
-    with pytest.raises(ValueError, match="'folder'"):
-        PrepareForm("out", {"source": "foldr:photos"})

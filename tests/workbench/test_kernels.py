@@ -43,11 +43,9 @@ def test_plain_python_is_headless_unless_the_environment_decides(monkeypatch):
 
 
 def test_displayed_widgets_are_text_without_a_front_end(place):
+    cells = "workbench.ConfigForm(['train'], {'train.train_iters': 0})", "workbench.PrepareForm('out', {'limit': 3})"
     notebook = run_notebook(
-        place,
-        "import workbench\nworkbench.ConfigForm(['train'], {'train.train_iters': 0})",
-        "workbench.PrepareForm('out', {'limit': 3})",
-        "workbench.Launcher('run', ['--mock'])",
+        place, *(f"import workbench\n{c}" for c in (*cells, "workbench.Launcher('run', ['--mock'])"))
     )
     shown = [c["outputs"][-1]["data"] for c in notebook.cells]
     assert all(list(d) == ["text/plain"] for d in shown)

@@ -63,9 +63,8 @@ def launch(tmp_path, program):
 
     def make(steps: int = 5, ending: str = "well", nproc: int = 1, folder: str = "run", **settings):
         run = tmp_path / folder
-        made.append(
-            workbench.Launcher(run, [run, steps, ending], nproc, program=str(program), cwd=tmp_path, **settings)
-        )
+        words = [run, steps, ending]
+        made.append(workbench.Launcher(run, words, nproc, program=str(program), cwd=tmp_path, **settings))
         return made[-1]
 
     yield make
@@ -177,13 +176,9 @@ def planted(folder: Path, **record) -> Path:
 def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'PWNED')!r}, 'w')")
-    folders = [
-        planted(tmp_path / "program", program=str(evil)),
-        planted(tmp_path / "module", program="http.server"),
-        planted(tmp_path / "host", host="elsewhere"),
-        planted(tmp_path / "copied", inode=1),
-        planted(tmp_path / "terminal"),
-    ]
+    foreign = {"program": {"program": str(evil)}, "module": {"program": "http.server"}, "host": {"host": "elsewhere"}}
+    foreign |= {"copied": {"inode": 1}, "terminal": {}}
+    folders = [planted(tmp_path / name, **record) for name, record in foreign.items()]
     (folders[-1] / "launch.json").rename(folders[-1] / "config.yaml")
     for folder in folders:
         launcher = workbench.Launcher.attach(folder)

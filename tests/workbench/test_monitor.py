@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
+from tests.processes import wait_until
 from workbench.metrics_reader import MetricsReader
 from workbench.monitor import Monitor
 from workbench.plot import LinePlot, Series, averaged, downsample, draw_png
@@ -111,10 +112,7 @@ def test_widget_follows_the_run_in_a_thread(tmp_path):
         assert monitor.loss.data == [] and monitor._thread.daemon
         write(tmp_path, record(1), record(2))
         # The thread may read between the two records, and then paints the first alone.
-        deadline = time.monotonic() + 10
-        while [s["y"] for s in monitor.loss.data] != [[1.0, 0.5]] and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert monitor.loss.data[0]["y"] == [1.0, 0.5]
+        wait_until(lambda: [s["y"] for s in monitor.loss.data] == [[1.0, 0.5]], "both records", 10)
         assert "loss 0.5000" in monitor._text.value and monitor.loss in box.children[4].children
     finally:
         monitor.close()
@@ -173,9 +171,8 @@ def runs(folder, *settings: dict) -> list:
     for name, values in zip("abcdef", settings):
         made.append(folder / name)
         write(made[-1], *(record(i, samples=4 * i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.5})
-        (made[-1] / "config.yaml").write_text(
-            json.dumps({"train": {"train_iters": 10, **values}, "dataset": {"path": "d"}})
-        )
+        config = {"train": {"train_iters": 10, **values}, "dataset": {"path": "d"}}
+        (made[-1] / "config.yaml").write_text(json.dumps(config))
     return made
 
 
@@ -221,9 +218,8 @@ def test_a_running_run_tells_its_phase(tmp_path):
     try:
         run.tell("validating")
         monitor = Monitor(run.path)
-        assert monitor.runs[0].state == "running" and re.match(
-            r"running · validating, \d+ s · iteration 0", monitor.status()
-        )
+        assert monitor.runs[0].state == "running"
+        assert re.match(r"running · validating, \d+ s · iteration 0", monitor.status())
         write(run.path, *(record(i) for i in range(1, 11)))
         (run.path / "config.yaml").write_text("train:\n  train_iters: 40\n")
         assert "to go" in monitor.status()
@@ -287,9 +283,8 @@ def test_a_running_mean_of_many_points_is_that_of_the_points():
 
 def test_csv_has_every_point():
     plot = LinePlot("t", "iteration", "loss")
-    plot.update(
-        [Series("each step", [1, 2], [0.5, 0.25], "faint"), Series("training", [1, 2], [0.5, 0.25], smoothing=1)]
-    )
+    x, y = [1, 2], [0.5, 0.25]
+    plot.update([Series("each step", x, y, "faint"), Series("training", x, y, smoothing=1)])
     assert plot.csv().splitlines() == ["series,iteration,loss", "training,1.0,0.5", "training,2.0,0.25"]
 
 

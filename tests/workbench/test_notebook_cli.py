@@ -105,14 +105,7 @@ def test_output_must_be_another_notebook(notebook):
     ],
 )
 def test_notebook_checks_its_own_parameters(given, said):
-    cell = """
-train_iters: int = 3
-lr: float = 1
-prompts: list[str] = []
-processes: int = 1
-images: int = 4
-steps: int = 2
-"""
+    cell = "train_iters: int = 3; prompts: list[str] = []; processes: int = 1; images: int = 4; steps: int = 2"
     check = (
         'check_parameters({"train.train_iters": train_iters, "optimizer.lr": 0.1}, num_processes=processes, '
         'prepare={"num_images": images}, generate={"num_steps": steps})'
@@ -168,9 +161,8 @@ def test_page_of_a_sweep_has_its_curves_and_samples(tmp_path):
             for i in (1, 2, 3):
                 metrics.write({"iteration": i, "loss": float(lr) / i})
         video.write_png(run.sample_folder(3) / "a.png", np.zeros((16, 16, 3), np.uint8))
-    rows = [
-        notebook_sweep.Point(f"00{i}", {"lr": lr, "run_dir": str(tmp_path / lr)}) for i, lr in enumerate(("0.1", "0.2"))
-    ]
+    values = [{"lr": lr, "run_dir": str(tmp_path / lr)} for lr in ("0.1", "0.2")]
+    rows = [notebook_sweep.Point(f"00{i}", value) for i, value in enumerate(values)]
     notebook_sweep.write_tables(tmp_path, "02_train", rows, ["lr"])
     page = (tmp_path / "index.html").read_text()
     assert "lr=0.1 0.03333 at 3" in page and page.count("<figure") == 2 and "http" not in page

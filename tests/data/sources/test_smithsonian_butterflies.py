@@ -20,9 +20,11 @@ def jpeg(colour) -> bytes:
     return buffer.getvalue()
 
 
-def write_parquet(path):
+@pytest.fixture
+def parquet(tmp_path):
     """Three rows of the columns that the data set has."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = tmp_path / "local" / smithsonian_butterflies.FILE
+    path.parent.mkdir(parents=True)
     image = path.parent / "second.jpg"
     image.write_bytes(jpeg("blue"))
     data = {
@@ -36,11 +38,6 @@ def write_parquet(path):
     data["image"] = [{"bytes": jpeg("red"), "path": None}, None, {"bytes": jpeg("red"), "path": None}]
     pq.write_table(pa.table(data), path)
     return path
-
-
-@pytest.fixture
-def parquet(tmp_path):
-    return write_parquet(tmp_path / "local" / smithsonian_butterflies.FILE)
 
 
 def test_bytes_come_before_urls_and_the_caption_is_the_name(parquet):

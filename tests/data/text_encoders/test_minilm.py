@@ -12,9 +12,8 @@ def encoder():
 
 
 def test_token_states_have_true_lengths_and_do_not_depend_on_the_batch(encoder):
-    a, b, a2, empty = encoder.encode(
-        ["a blue butterfly", "a small orange butterfly over a meadow", "a blue butterfly", ""]
-    )
+    captions = ["a blue butterfly", "a small orange butterfly over a meadow", "a blue butterfly", ""]
+    a, b, a2, empty = encoder.encode(captions)
     assert a.shape == (5, 384) and b.shape[0] == 9 and empty.shape == (2, 384) and a.dtype == torch.bfloat16
     assert torch.equal(a, a2)
     alone = encoder.encode(["a blue butterfly"])[0]
@@ -23,9 +22,8 @@ def test_token_states_have_true_lengths_and_do_not_depend_on_the_batch(encoder):
 
 def test_meaning_is_near_for_near_captions(encoder):
     """Cosines of mean states, as the model card's example orders them."""
-    vectors = [
-        e.float().mean(0) for e in encoder.encode(["monarch butterfly", "blue morpho butterfly", "a fast red car"])
-    ]
+    captions = ["monarch butterfly", "blue morpho butterfly", "a fast red car"]
+    vectors = [e.float().mean(0) for e in encoder.encode(captions)]
     near, far = (torch.cosine_similarity(vectors[0], v, 0) for v in vectors[1:])
     assert near > far + 0.2
 

@@ -21,9 +21,8 @@ def padded_reference(folder, captions, max_length=512):
     """float32 [N, 512, 1024] and lengths: T5TokenizerFast padded to 512, the mask applied, padded rows set to zero."""
     from transformers import T5EncoderModel, T5TokenizerFast
 
-    batch = T5TokenizerFast.from_pretrained(folder)(
-        captions, truncation=True, padding="max_length", max_length=max_length, return_tensors="pt"
-    )
+    how = {"truncation": True, "padding": "max_length", "max_length": max_length, "return_tensors": "pt"}
+    batch = T5TokenizerFast.from_pretrained(folder)(captions, **how)
     model = T5EncoderModel.from_pretrained(folder).eval()
     with torch.no_grad():
         states = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).last_hidden_state
