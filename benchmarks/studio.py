@@ -29,10 +29,10 @@ SIZES = {"still": {}, "clip of 9 frames": {"num_video_frames": 9}}
 
 
 def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]]:
-    """Seconds of `moves` redraws and of their handlers, of 5 finished clips, and of marking their words."""
+    """Seconds of `moves` redraws and of their handlers, and of 5 finished clips."""
     studio, pictured = Studio(pipe, height=64, width=64, **settings), threading.Event()
     studio.draw()  # loads tokenizer and text encoder
-    took: dict[str, list[float]] = {"redraw": [], "cpu": [], "handler": [], "finished": [], "words": []}
+    took: dict[str, list[float]] = {"redraw": [], "cpu": [], "handler": [], "finished": []}
 
     def said(_change: object) -> None:  # after each picture; estimates on the way do not count
         if studio._rough and studio._rough.guidance == studio.controls["guidance"].value:
@@ -52,11 +52,6 @@ def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]
         began = time.perf_counter()
         studio.draw(seed=seed)
         took["finished"].append(time.perf_counter() - began)
-        studio._effects.clear()
-        pipe._texts.clear()
-        began = time.perf_counter()
-        studio.words()
-        took["words"].append(time.perf_counter() - began)
     return took
 
 
@@ -82,8 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     text = (
         f"# The Studio's redraw while a slider moves\n\nWritten by `benchmarks/studio.py`: a network of "
         f"{parameters / 1e6:.1f} M parameters, {pipe.config.mixed_precision}. Milliseconds, median (least - greatest) "
-        f"of {args.moves} redraws and of 5 finished clips. {report.sentence(about)}.\n\n"
-        + report.table([*head, "words marked"], rows)
+        f"of {args.moves} redraws and of 5 finished clips. {report.sentence(about)}.\n\n" + report.table(head, rows)
     )
     result = {"machine": about, "parameters": parameters, "seconds": took}
     report.save("studio", result, text, args.output_dir)

@@ -20,7 +20,7 @@
     parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
     pictures.py    one picture per idea                      `pictures.noising(...)`, ...
-    words.py       which words of a prompt a model uses, and where
+    words.py       where in a clip attention looks at the words of its prompt
     notebook_*.py  `dfm notebook run | sweep`, on papermill
     sweep_page.py  the page of a sweep
     lab.py         `dfm lab`

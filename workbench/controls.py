@@ -18,6 +18,7 @@ import ipywidgets as w
 from dfm_nb import config as cfg
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation
+from workbench.live import fault_html
 from workbench.slider import Slider
 
 SLIDER_SPAN = 4096
@@ -115,14 +116,6 @@ def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[
         named = [name, *(flag.replace("-", "_") for flag in re.findall("--([a-z-]+)", said))]
         faults.setdefault(next((n for n in named if n in known), elsewhere), said)
     return faults
-
-
-def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> str:
-    """A fault in words beside a line of colour; "" for none. Escaped here."""
-    if not text:
-        return ""
-    style = f"border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}"
-    return f'<div role="alert" style="{style}"><b>{what}:</b> {html.escape(text)}</div>'
 
 
 def copied(label: str, text: str) -> str:

@@ -28,8 +28,8 @@ from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
 from dfm_nb.planning.ranking import training_cost
-from workbench.controls import Control, copied, fault_html, faults_of
-from workbench.live import Live
+from workbench.controls import Control, copied, faults_of
+from workbench.live import Live, fault_html
 
 GROUPS = ("model", "train", "optimizer", "dataset")
 RATES: dict[str, float] = {}
@@ -174,7 +174,7 @@ class ConfigForm(Form):
     ----------
     groups : of `model`, `train`, `optimizer`, `scheduler`, `dataset`, `validation`, ..., or single dotted keys
         (`train.train_iters`, `mixed_precision`), in the order to show.
-    defaults : {key: value} filled in at the start, on top of the recipe; or a recipe's name.
+    defaults : {key: value} filled in at the start, on top of the recipe.
     recipe : the layer below; pass the same one to the run (`--recipe`).
     nproc : also check that the parallel layout fits this many processes.
     run_dir : named in the command and the call.
@@ -187,13 +187,11 @@ class ConfigForm(Form):
     def __init__(
         self,
         groups: Sequence[str] | str = GROUPS,
-        defaults: Mapping[str, Any] | str | None = None,
+        defaults: Mapping[str, Any] | None = None,
         recipe: str = "default",
         nproc: int | None = None,
         run_dir: str | None = None,
     ):
-        if isinstance(defaults, str):
-            recipe, defaults = defaults, None
         self.recipe, self.nproc, self.run_dir = recipe, nproc, run_dir
         self._base = cfg.resolve(recipe)
         known = cfg.fields()

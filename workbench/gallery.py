@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +33,6 @@ TOGETHER = (
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
 )
 """Columns play in step with the first clip: each was begun when it came onto the screen."""
-TOOLS_STYLE = (
-    "<style>.dfm-clip .dfm-tools{display:flex!important;gap:4px;opacity:0;margin-top:2px}"
-    ".dfm-clip:hover .dfm-tools,.dfm-clip:focus-within .dfm-tools{opacity:1}"
-    ".dfm-tools button{font-size:11px;padding:0 6px;cursor:pointer;border-radius:4px;background:none;"
-    "border:1px solid var(--jp-border-color2,#8888);color:var(--jp-content-font-color1,inherit)}</style>"
-)
-"""The buttons' own style hides them: a notebook that is not trusted has no style, and no script for them."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +145,7 @@ class Gallery:
         head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
         if set(self.columns) == {""}:
             cells = "".join(self._figure(item) for item in self.columns[""])
-            return f'{TOOLS_STYLE}{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
+            return f'{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
         place = 'style="vertical-align:top;text-align:left;padding:4px 8px 4px 0"'
         labels = "".join(f'<th scope="col" {place}>{html.escape(label)}</th>' for label in self.columns)
         body = ""
@@ -161,7 +153,7 @@ class Gallery:
             shown = [self._figure(item, label) if item else "" for label, item in zip(self.columns, row)]
             body += f"<tr>{''.join(f'<td {place}>{figure}</td>' for figure in shown)}</tr>"
         table = f"<thead><tr>{labels}</tr></thead><tbody>{body}</tbody>"
-        return f'{TOOLS_STYLE}{head}<table style="border-collapse:collapse">{table}</table>'
+        return f'{head}<table style="border-collapse:collapse">{table}</table>'
 
     def _figure(self, item: Item, column: str = "") -> str:
         detail = item.describe() if self.details else ""
@@ -172,23 +164,10 @@ class Gallery:
         text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
         caption = f'<figcaption style="{small}">{text}</figcaption>'
         style = f"margin:0;width:{self.width_px}px"
-        return f'<figure class="dfm-clip" style="{style}">{media}{caption}{_tools(item)}</figure>'
+        return f'<figure style="{style}">{media}{caption}</figure>'
 
     def _repr_html_(self) -> str:
         return self.html()
-
-
-def _tools(item: Item) -> str:
-    """Buttons under a clip, seen under the pointer: enlarge, save, copy the settings."""
-    media = "const m=this.closest('figure').querySelector('video,img')"
-    name = f"{re.sub(r'[^0-9A-Za-z]+', '-', item.prompt).strip('-')[:60]}.{item.media_type.partition('/')[2]}"
-    save = f"{media},a=document.createElement('a');a.href=m.src;a.download='{name}';a.click()"
-    buttons = [("Enlarge", f"{media};m.requestFullscreen()", ""), ("Save", save, "")]
-    if set(item.settings) - {"name"}:
-        settings = f' data-settings="{html.escape(json.dumps(item.settings, default=str))}"'
-        buttons.append(("Copy settings", "navigator.clipboard.writeText(this.dataset.settings)", settings))
-    made = "".join(f'<button type="button" onclick="{does}"{data}>{label}</button>' for label, does, data in buttons)
-    return f'<div class="dfm-tools" style="display:none">{made}</div>'
 
 
 def _listed(things: Any) -> list[Any]:

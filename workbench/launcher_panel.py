@@ -11,9 +11,7 @@ import threading
 import time
 from typing import Any, Callable
 
-import ipywidgets as w
-
-from workbench.controls import fault_html
+from workbench.live import fault_html
 
 LOOK_S = 0.25
 """Between two looks at the run: shorter than a person notices, long enough to cost nothing."""
@@ -41,6 +39,8 @@ class Panel:
     }
 
     def __init__(self, launcher: Any):
+        import ipywidgets as w
+
         self.launcher, self.message, self.stopping, self.asked = launcher, "", False, ""
         self._follower: threading.Thread | None = None
         self.buttons = {}

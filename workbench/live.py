@@ -60,3 +60,11 @@ class Live:
             display({**self.widget._repr_mimebundle_(), "text/plain": ""}, raw=True)
         self._kept_bundle = self._bundle()
         self._kept = display(self._kept_bundle, raw=True, display_id=True)
+
+
+def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> str:
+    """A fault in words beside a line of colour; "" for none. Escaped here."""
+    if not text:
+        return ""
+    style = f"border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}"
+    return f'<div role="alert" style="{style}"><b>{what}:</b> {html.escape(text)}</div>'

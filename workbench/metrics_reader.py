@@ -27,7 +27,7 @@ class MetricsReader:
 
     Parameters
     ----------
-    run_dir : a run folder, or a metrics file; neither has to exist yet.
+    run_dir : a run folder, which does not have to exist yet.
 
     Attributes
     ----------
@@ -37,8 +37,7 @@ class MetricsReader:
     """
 
     def __init__(self, run_dir: str | Path):
-        path = Path(run_dir).expanduser()
-        self.path = path if path.suffix == ".jsonl" else path / "metrics.jsonl"
+        self.path = Path(run_dir).expanduser() / "metrics.jsonl"
         self._restart(0)
 
     def _restart(self, inode: int) -> None:

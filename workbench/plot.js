@@ -72,7 +72,6 @@ function render({ model, el }) {
   const all = button("Show all", "Zoom out; a double click does the same", () => zoom([]));
   const log = button("log", "Logarithm of the vertical axis", () => { model.set("log_y", !model.get("log_y")); model.save_changes(); });
   button("PNG", "Download the picture", () => model.send("png"));
-  button("CSV", "Download every point", () => model.send("csv"));
   function download(sent, buffers) {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob(buffers, { type: sent.kind }));

@@ -7,7 +7,6 @@ Why it is our own: docs/decisions/0010.
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Sequence
@@ -111,7 +110,7 @@ def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[floa
 class LinePlot(anywidget.AnyWidget):
     """Lines in an SVG; `update` replaces them.
 
-    A drag zooms in, a double click out; buttons switch the y axis to its logarithm and download PNG and CSV.
+    A drag zooms in, a double click out; buttons switch the y axis to its logarithm and download a PNG.
 
     >>> plot = LinePlot("loss", "iteration", "EDM loss")
     >>> plot.update([Series("training", [1, 2, 3], [0.9, 0.7, 0.6])])
@@ -161,22 +160,10 @@ class LinePlot(anywidget.AnyWidget):
         parts = [f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})" for s, x, y in told]
         return f"{self.title}: " + ("; ".join(parts) if parts else "no points yet")
 
-    def csv(self) -> str:
-        """Every point of every series: name, x, y."""
-        out = io.StringIO()
-        writer = csv.writer(out)
-        writer.writerow(["series", self.x_label or "x", self.y_label or "y"])
-        for s in self.series:
-            if s.style != "faint":  # the same points as the line over it
-                writer.writerows((s.name, x, y) for x, y in zip(np.asarray(s.x).tolist(), np.asarray(s.y).tolist()))
-        return out.getvalue()
-
     def _asked(self, _widget: Any, asked: Any, _buffers: Any) -> None:
-        kind = {"csv": "text/csv", "png": "image/png"}.get(str(asked))
-        if kind:
-            data = self.csv().encode() if asked == "csv" else draw_png([self])
+        if asked == "png":
             name = "".join(c if c.isalnum() else "-" for c in self.title.lower()) or "plot"
-            self.send({"name": f"{name}.{asked}", "kind": kind}, [data])
+            self.send({"name": f"{name}.png", "kind": "image/png"}, [draw_png([self])])
 
 
 def draw_png(plots: Sequence[LinePlot]) -> bytes:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.controls import fault_html
-from workbench.live import Live
+from workbench.live import Live, fault_html
 
 AXES = ("pp", "dp", "cp", "tp")
 MEANING = {

@@ -30,11 +30,10 @@ from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords
 from workbench import studio_html as pieces
-from workbench.controls import copied, fault_html, faults_of
+from workbench.controls import copied, faults_of
 from workbench.gallery import Gallery, load
-from workbench.live import Live
+from workbench.live import Live, fault_html
 from workbench.slider import Slider
-from workbench.words import word_effects
 
 PROMPT = "A spotted blue swallowtail over a meadow."
 FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps": 10, "sigma_levels": None}
@@ -87,7 +86,6 @@ class Studio(Live):
         self.message = ""
         self._flops_per_s = SLOW_FLOPS[pipe.device.type]
         self.faults: dict[str, str] = {}
-        self._effects: dict[str, list[tuple[str, float]]] = {}
         self._wake, self._busy = threading.Condition(), threading.Lock()
         # what the thread is to draw, and when (monotonic s) it may refine it
         self._job: tuple[Request, float] | None = None
@@ -181,7 +179,6 @@ class Studio(Live):
             self._wake.wait_for(lambda: self._job is not job, refine_at - time.monotonic())
         check()
         self._finish(request, check)
-        self._words.value = pieces.words_html(self.words(check))
 
     def _finish(self, request: Request, check: Callable[[], bool]) -> Generated:
         """The clip of a request, shown and in the history; one that is there already is the same clip."""
@@ -243,14 +240,6 @@ class Studio(Live):
     def estimates(self) -> list[tuple[int, float, np.ndarray]]:
         """(step, sigma after it, middle frame uint8 [H, W, 3]) on the way to the shown clip, evenly over its steps."""
         return self._ways[self._shown().request]
-
-    def words(self, check: Callable[[], object] = lambda: None) -> list[tuple[str, float]]:
-        """`word_effects` for the prompt of the shown clip, measured once; ValueError when nothing was generated yet."""
-        clip = self._shown()
-        if clip.request.prompt not in self._effects:
-            with self._looking(check):
-                self._effects[clip.request.prompt] = word_effects(self.pipe, clip, check=check)
-        return self._effects[clip.request.prompt]
 
     # ---- the controls ---------------------------------------------------------------------------------------------
 
@@ -346,22 +335,8 @@ class Studio(Live):
         button.add_class(place)
         button.on_click(lambda _b: self.go_back(clip))
         style = w.HTML(pieces.thumb_style(place, url), layout=w.Layout(display="none"))
-        pick = w.Checkbox(description=f"compare {self._count}", indent=False, layout=w.Layout(width="100px"))
-        pick.clip = clip
-        pick.observe(lambda _change: self._compare(), names="value")
-        column = w.VBox([button, pick, style], layout=w.Layout(overflow="visible"))
+        column = w.VBox([button, style], layout=w.Layout(overflow="visible"))
         self._past.children = (*self._past.children, column)[-HISTORY:]
-
-    def _compare(self) -> None:
-        """The clips of the history that are marked, side by side, each named by what differs."""
-        picked = [column.children[1] for column in self._past.children if column.children[1].value]
-        differ = [n for n in FLAGS if len({getattr(pick.clip.request, n) for pick in picked}) > 1]
-        columns = {}
-        for pick in picked:
-            said = [f"{name.replace('_', ' ')} {getattr(pick.clip.request, name)}" for name in differ]
-            columns[", ".join([pick.description.removeprefix("compare "), *said])] = [pick.clip]
-        width_px = pieces.SIDE_PX * 3 // 4
-        self._compared.value = Gallery(columns, width_px=width_px).html() if len(columns) > 1 else ""
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
@@ -392,20 +367,18 @@ class Studio(Live):
             control.observe(lambda _change, control=control: self._changed(control), names="value")
         self._next_seed = w.Dropdown(options=NEXT_SEED, description="each Draw", layout=wide, style=label)
         drawing = [button("Draw", "play", self._on_draw), button("Stop", "stop", self._on_stop)]
-        self._words, self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML(), w.HTML()
-        self._compared, self._code, self._count, self._id = w.HTML(), w.HTML(), 0, secrets.token_hex(3)
+        self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML()
+        self._code, self._count, self._id = w.HTML(), 0, secrets.token_hex(3)
         folder = w.Text(value="runs/studio", description="folder", layout=w.Layout(width="18em"), style=label)
         save = button("Save", "save", lambda: self._on_save(folder.value))
-        rows: list[Any] = []
-        for name, control in self.controls.items():
-            rows += [control, self._fault_places[name], *([self._words] if name == "prompt" else [])]
+        rows = itertools.chain.from_iterable(zip(self.controls.values(), self._fault_places.values()))
         half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
         controls = w.VBox([*rows, self._next_seed, w.HBox(drawing, layout=flow)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
         self._past = w.HBox(layout=flow)
         folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)
         top, saving = w.HBox([controls, pictures], layout=flow), w.HBox([folder, save], layout=flow)
-        self.widget = w.VBox([top, self._past, self._compared, saving, folded], layout=w.Layout(overflow="visible"))
+        self.widget = w.VBox([top, self._past, saving, folded], layout=w.Layout(overflow="visible"))
         self.widget.add_class("dfm-studio")
         self._image.value = pieces.EMPTY
         self._say("press Draw, or move a control")
@@ -431,7 +404,6 @@ class Studio(Live):
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
         self.clip, self._image.value = clip, pieces.framed(media, clip.frames[0])
         self._strip.value = pieces.strip_html(self.estimates, clip.request)
-        self._words.value = pieces.words_html(self._effects.get(clip.request.prompt, []))
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
         return item.describe()

@@ -12,8 +12,6 @@ from dfm_nb.generation.request import Request
 
 STRIP = 8
 SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
-UNUSED = 0.2
-"""A word is marked when leaving it out moves the estimate less than this share of what the whole prompt does."""
 _SMALL = "font-size:12px;line-height:1.4;color:var(--jp-content-font-color1, inherit)"
 _BORDER = "border:1px solid var(--jp-border-color2, #8888)"
 EMPTY = f'<div style="{_BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
@@ -35,23 +33,6 @@ def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Requ
         cells.append(f'<figure style="margin:0">{image}<figcaption>{step}: {sigma:.2g}</figcaption></figure>')
     head = f"<div>The model's guess at the finished clip (step: noise left). {html.escape(caption(request))}</div>"
     return f'<div style="{_SMALL}">{head}{video.row_html(cells)}</div>'
-
-
-def words_html(effects: Sequence[tuple[str, float]]) -> str:
-    """The words of a prompt, those that are hardly used marked, and how that was measured."""
-    if not effects:
-        return ""
-    shown = []
-    for word, effect in effects:
-        mark = "text-decoration:underline dotted;opacity:.65" if effect < UNUSED else ""
-        title = f"without it the estimate moves by {effect:.0%} of what the whole prompt moves it"
-        shown.append(f'<span style="{mark}" title="{title}">{html.escape(word)}</span>')
-    unused = ", ".join(html.escape(word.strip(",.;:!?")) for word, effect in effects if effect < UNUSED) or "none"
-    how = (
-        f"Hardly used: {unused}. Without such a word the estimate moves by less than {UNUSED:.0%} of what the whole "
-        "prompt moves it, with noise of 20 and of 2 sigma_data on the clip. A used word may still be misunderstood."
-    )
-    return f'<div style="{_SMALL};margin-left:6.5em">{" ".join(shown)}<div style="opacity:.75">{how}</div></div>'
 
 
 def caption(request: Request) -> str:

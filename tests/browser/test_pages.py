@@ -1,6 +1,5 @@
 """Without JupyterLab in Chromium: the plot's script, the HTML page of a notebook, and clips in a gallery."""
 
-import json
 from pathlib import Path
 
 import nbformat
@@ -11,7 +10,6 @@ from dfm_nb.butterflies import synthetic
 from tests.browser.lab_page import FLAGS, find_browser
 from tests.processes import wait_until
 from workbench import Gallery
-from workbench.gallery import Item
 from workbench.notebook_report import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -104,12 +102,13 @@ def test_a_plot_has_a_log_axis_and_is_downloaded(plot):
     plot.wait_for_timeout(100)
     assert plot.get_by_role("button", name="log").get_attribute("aria-pressed") == "true"
     plot.get_by_role("button", name="log").click()
-    plot.get_by_role("button", name="CSV").click()
-    assert plot.evaluate("window.asked") == "csv"
+    plot.get_by_role("button", name="PNG").click()
+    assert plot.evaluate("window.asked") == "png"
     with plot.expect_download() as download:
-        file = "{ name: 'loss.csv', kind: 'text/csv' }, [new TextEncoder().encode('a,b')]"
-        plot.evaluate(f"() => window.model.receive({file})")
-    assert download.value.suggested_filename == "loss.csv"
+        plot.evaluate(
+            "() => window.model.receive({ name: 'loss.png', kind: 'image/png' }, [new TextEncoder().encode('a,b')])"
+        )
+    assert download.value.suggested_filename == "loss.png"
     assert Path(download.value.path()).read_text() == "a,b"
 
 
@@ -157,21 +156,4 @@ def test_columns_of_a_gallery_play_in_step(browser):
     times = page.locator("video").evaluate_all("vs => vs.map(v => v.currentTime)")
     apart = [min(abs(t - times[0]), 17 / 12 - abs(t - times[0])) for t in times]
     assert max(apart) < 0.2
-    page.close()
-
-
-def test_a_clip_is_enlarged_saved_and_its_settings_copied(browser):
-    kind, data = video.compressed(synthetic.render({"colour": "red"}, 0, 64, 64, 9), 12)
-    page = browser.new_page()
-    page.set_content(Gallery([Item(kind, data, {"prompt": "a red one", "seed": 3})]).html())
-    page.locator("video").hover()
-    assert page.locator(".dfm-tools").evaluate("e => getComputedStyle(e).opacity") == "1"
-    with page.expect_download() as download:
-        page.get_by_role("button", name="Save").click()
-    assert download.value.suggested_filename == "a-red-one.mp4"
-    assert Path(download.value.path()).read_bytes() == data
-    settings = page.get_by_role("button", name="Copy settings").get_attribute("data-settings")
-    assert json.loads(settings) == {"prompt": "a red one", "seed": 3}
-    page.get_by_role("button", name="Enlarge").click()
-    page.wait_for_function("document.fullscreenElement && document.fullscreenElement.tagName === 'VIDEO'")
     page.close()

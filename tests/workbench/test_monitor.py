@@ -281,13 +281,6 @@ def test_a_running_mean_of_many_points_is_that_of_the_points():
     assert np.abs(np.array(mean[inside]) - expected).max() < 0.01 and at[-1] == 49_999
 
 
-def test_csv_has_every_point():
-    plot = LinePlot("t", "iteration", "loss")
-    x, y = [1, 2], [0.5, 0.25]
-    plot.update([Series("each step", x, y, "faint"), Series("training", x, y, smoothing=1)])
-    assert plot.csv().splitlines() == ["series,iteration,loss", "training,1.0,0.5", "training,2.0,0.25"]
-
-
 def test_plot_leaves_out_what_cannot_be_drawn():
     plot = LinePlot("t", "sigma", "y", log_x=True)
     plot.update([Series("s", [0.0, 1.0, 2.0, 3.0], [1.0, float("nan"), 5.0, float("inf")])])

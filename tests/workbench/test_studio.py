@@ -26,7 +26,7 @@ from dfm_nb.generation.request import Request
 from tests.processes import wait_until
 from workbench import studio as module
 from workbench.studio import Studio
-from workbench.studio_html import strip_steps, words_html
+from workbench.studio_html import strip_steps
 
 
 def level(request: Request) -> int:
@@ -74,14 +74,6 @@ class ClosedForm:
             yield i, Generated(self.decode(request, 1.0), request, torch.zeros(16, 1, 4, 4))
 
 
-@pytest.fixture(autouse=True)
-def closed_form_words(monkeypatch, request):
-    """Every second word is used; real effects have tests of their own."""
-    if "tiny_pipe" not in request.fixturenames:
-        every_second = lambda pipe, clip, check: [(w, i % 2) for i, w in enumerate(clip.request.prompt.split())]  # noqa: E731
-        monkeypatch.setattr(module, "word_effects", every_second)
-
-
 def small(pipe=None, **settings) -> Studio:
     return Studio(pipe or ClosedForm(), "a moth", height=32, width=32, **settings)
 
@@ -94,11 +86,6 @@ def shown_level(studio: Studio) -> float:
     """Mean of the picture in the page."""
     data = re.search(r'<img src="data:image/png;base64,([^"]+)"', studio._image.value)
     return float(video.read_image(base64.b64decode(data[1])).mean()) if data else -1.0
-
-
-def thumbnails(studio: Studio) -> list:
-    """(button, check box) of each clip of the history."""
-    return [column.children[:2] for column in studio._past.children]
 
 
 # ---- drawing -----------------------------------------------------------------------------------------------------
@@ -136,7 +123,7 @@ def test_a_moving_slider_draws_rough_pictures_and_one_clip_when_it_rests(monkeyp
     assert [r.guidance for r in pipe.ended] == [3.0, 3.5, 4.0, 4.0]
     for rough in pipe.ended[:3]:
         assert samplers.evaluations(rough.sampler, rough.num_steps) <= 10 and rough.guidance_interval
-    assert pipe.ended[3] == studio.request() and "Hardly used: a." in studio._words.value
+    assert pipe.ended[3] == studio.request()
 
 
 def test_a_newer_request_ends_an_older_one_between_steps():
@@ -223,22 +210,12 @@ def test_a_thumbnail_goes_back_to_its_settings():
     first = studio.draw("one", seed=7, fps=8.0)
     studio.draw("two", guidance=4.0, num_video_frames=5)
     assert "<video" in studio._image.value
-    thumbnails(studio)[0][0].click()
+    studio._past.children[0].children[0].click()
     assert studio.clip is first and studio.request() == first.request and shown_level(studio) == level(first.request)
     begun = len(pipe.begun)
     studio.redraw()
     settled(studio)
     assert len(pipe.begun) == begun and len(studio.history) == 2  # the same settings are the same clip
-
-
-def test_thumbnails_are_compared_by_what_differs():
-    studio = small()
-    for guidance in (1.0, 2.0, 3.0):
-        studio.draw(guidance=guidance)
-    picks = [pick for _, pick in thumbnails(studio)]
-    for pick, shown in zip(picks, ([], ["1, guidance 1.0", "2, guidance 2.0"])):
-        pick.value = True
-        assert re.findall("<th [^>]*>([^<]+)", studio._compared.value) == shown
 
 
 def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
@@ -251,37 +228,6 @@ def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
     paths.append(studio.save(tmp_path))
     assert [p.name for p in paths] == [f"a-moth-at-night-seed5{end}" for end in (".png", "-2.png", "-3.mp4")]
     assert json.loads(paths[0].with_suffix(".png.json").read_text())["seed"] == 5
-
-
-# ---- words -------------------------------------------------------------------------------------------------------
-
-
-def test_marked_words_are_named_in_text_and_escaped():
-    page = words_html([("a", 0.05), ("<b>blue</b>", 0.9), ("moth", 0.0)])
-    assert page.count("underline dotted") == 2 and "Hardly used: a, moth." in page and "<b>blue" not in page
-    assert words_html([]) == ""
-
-
-@pytest.mark.slow
-def test_word_effects_are_those_of_their_definition(tiny_pipe):
-    """Against single evaluations; and the whole prompt as one word is the whole effect."""
-    from dfm_nb.base.seeds import generator_for
-    from workbench.words import word_effects
-
-    (clip,) = tiny_pipe(["a red moth over a meadow"], height=32, width=48, num_steps=2)
-    (noise,) = [torch.randn(clip.latent.shape, generator=generator_for("words", 0), dtype=torch.float64)]
-
-    def D(prompt):
-        denoiser = tiny_pipe.denoiser([Request(prompt, height=32, width=48, guidance=1.0)])
-        return denoiser((clip.latent.double() + 1.5 * noise)[None], torch.tensor(1.5))
-
-    whole, empty, without = (D(p) for p in (clip.request.prompt, "", "a moth over a meadow"))
-    effects = word_effects(tiny_pipe, clip, sigmas=[1.5], num_noises=1)
-    assert [w for w, _ in effects] == clip.request.prompt.split()
-    expected = float((without - whole).norm() / (empty - whole).norm())
-    assert effects[1][1] == pytest.approx(expected, rel=1e-3)
-    (one,) = tiny_pipe(["moth"], height=32, width=48, num_steps=2)
-    assert word_effects(tiny_pipe, one)[0][1] == pytest.approx(1.0)
 
 
 # ---- with a trained pipeline -------------------------------------------------------------------------------------
