@@ -2,7 +2,7 @@
 
 A room a stage; each imports those to its right and below:
 
-    verbs: prepare adopt index pretrain generate evaluate export import inspect plan doctor      cli.py finds them
+    verbs: prepare adopt index pretrain sweep generate evaluate export import inspect plan doctor   cli.py finds them
       training      loop, trainer, Muon, loggers    generation   Pipeline, requests, files of clips
       checkpoints   save, load, export, import      evaluation   distances, copies; butterflies: a toy world, its judge
       model         DiT, attention, EMA             data         sources, tokenizers, text encoders, shards, loader
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from dfm_nb.inspect import inspect_dataset as inspect_dataset
     from dfm_nb.plan import plan_layouts as plan_layouts
     from dfm_nb.prepare import prepare_dataset as prepare_dataset
+    from dfm_nb.runs import compare as compare
+    from dfm_nb.sweep_ import sweep as sweep
     from dfm_nb.train import train_model as train_model
 
 __version__ = "0.2.0"
 
 _WHERE = {
     "Pipeline": "generation.pipeline.Pipeline",
+    "compare": "runs.compare",
     "evaluate_model": "evaluate.evaluate_model",
     "export_weights": "export.export_weights",
     "import_weights": "import_.import_weights",
@@ -47,6 +50,7 @@ _WHERE = {
     "plan_layouts": "plan.plan_layouts",
     "prepare_dataset": "prepare.prepare_dataset",
     "read_metrics": "base.metrics.read_table",
+    "sweep": "sweep_.sweep",
     "train_model": "train.train_model",
 }
 __all__ = list(_WHERE)

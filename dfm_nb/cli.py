@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "adopt": ("dfm_nb.adopt", "shards of another writer -> a whole data set, the tars unchanged"),
     "index": ("dfm_nb.index", "the index with which training opens shards; prepare and adopt write it"),
     "pretrain": ("dfm_nb.train", "train a DiT on shards"),
+    "sweep": ("dfm_nb.sweep_", "a training for every combination of settings, and a table of them"),
     "generate": ("dfm_nb.generate", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),

@@ -22,7 +22,6 @@
     pictures.py    one picture per idea                      `pictures.noising(...)`, ...
     words.py       where in a clip attention looks at the words of its prompt
     notebook_*.py  `dfm notebook run | sweep`, on papermill
-    sweep_page.py  the page of a sweep
     lab.py         `dfm lab`
 
 Training never runs inside the kernel's process; generation may, and then starts a process group of one there. Every

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
-import yaml
 
-from dfm_nb import config as cfg
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run, iteration_folders, media_in
 from dfm_nb.base.video import data_url
+from dfm_nb.runs import differing, runs_below, settings_of
 from workbench.controls import table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
@@ -42,8 +41,6 @@ LOOK_FOR_RUNS_S = 5.0
 SMOOTHING = 1 / 40
 """Of what is shown: wide enough for the noise of single steps, narrow enough to see warm-up."""
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
-PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
-"""Settings that are different in every run and explain nothing."""
 SETTINGS_SHOWN = 12
 """Columns of the table of runs that differ."""
 FIGURES = {
@@ -89,10 +86,8 @@ class Watched:
         try:
             mtime = self.run.config_file.stat().st_mtime
             if mtime != self._config_mtime:
-                loaded = yaml.safe_load(self.run.config_file.read_text())
-                self.settings = dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
-                self._config_mtime = mtime
-        except (OSError, ValueError, yaml.YAMLError):
+                self.settings, self._config_mtime = settings_of(self.run.path), mtime
+        except OSError:
             pass  # not there yet: progress without an end
         return self.reader.read()
 
@@ -148,21 +143,6 @@ class Watched:
         if running and not doing.startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
-
-
-def runs_below(folder: str | Path) -> list[Path]:
-    """The run folders in a folder, two levels down; the folder itself when it is a run, or when there are none."""
-    top = Path(folder).expanduser()
-    if (top / "metrics.jsonl").exists() or (top / "config.yaml").exists():
-        return [top]
-    return sorted({f.parent for depth in ("*", "*/*") for f in top.glob(f"{depth}/metrics.jsonl")}) or [top]
-
-
-def differing(runs: Sequence[Watched]) -> list[str]:
-    """The settings that are not the same in all runs."""
-    known = [w.settings for w in runs if w.settings]
-    keys = dict.fromkeys(key for settings in known for key in settings)
-    return [k for k in keys if k not in PLACES and any(s.get(k) != known[0].get(k) for s in known)]
 
 
 class Monitor(Live):
@@ -226,7 +206,7 @@ class Monitor(Live):
 
     def _label(self) -> None:
         """Name the runs by what differs, where that is short and tells them apart, else by their folders."""
-        keys = differing(self.runs)
+        keys = differing([w.settings for w in self.runs])
         if len(self.runs) > 1 and 0 < len(keys) <= 2:
             labels = [", ".join(f"{k.rpartition('.')[2]} {w.settings.get(k)}" for k in keys) for w in self.runs]
             if len(set(labels)) == len(labels) and max(map(len, labels)) <= 40:
@@ -308,7 +288,7 @@ class Monitor(Live):
         """Of several runs, a row each: state, progress, losses, and the settings that differ."""
         if len(self.runs) == 1:
             return ""
-        keys = differing(self.runs)
+        keys = differing([w.settings for w in self.runs])
         more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
         keys, rows = keys[:SETTINGS_SHOWN], []
         for w in self.runs:

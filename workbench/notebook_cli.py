@@ -79,9 +79,10 @@ def run(argv: list[str]) -> int:
 
 def sweep(argv: list[str]) -> int:
     asked = SweepOptions.parse(argv)
+    from dfm_nb.sweep_ import parse_grid
     from workbench import notebook_sweep as grids
 
-    grid, output = grids.parse_grid(asked.grid), asked.output_dir
+    grid, output = parse_grid(asked.grid), asked.output_dir
     rows = grids.sweep(asked.notebook, grid, output, fixed=asked.values, jobs=asked.jobs, report=not asked.no_report)
     print(grids.text(grids.table(rows, grid)))
     failed = sum(row.state != "done" for row in rows)

@@ -7,28 +7,23 @@ Every combination is checked before the first run starts. A failed run is a row 
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shlex
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
+from dfm_nb.runs import page
+from dfm_nb.sweep_ import last_line, run_all
 from workbench import notebook_run as runs
-from workbench.job import MARGIN_S
 
 if TYPE_CHECKING:
     import pandas as pd
-    import psutil
 
 OWN = "work_dir"
 """A parameter with this name gets a folder of its own for each run, unless a value is given."""
-POLL_S = 0.2
 
 
 @dataclass
@@ -44,30 +39,6 @@ class Point:
 
     def said(self, names: Iterable[str]) -> str:
         return ", ".join(f"{name}={self.values[name]}" for name in names)
-
-
-def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
-    """`["steps=10,20", "lr=0.1"]` as {"steps": ["10", "20"], "lr": ["0.1"]}; a value with a comma is in quotes.
-
-    Raises
-    ------
-    ValueError : no `=`, a name or value given twice.
-    """
-    grid: dict[str, list[str]] = {}
-    for text in texts:
-        name, _, listed = text.partition("=")
-        words = shlex.shlex(listed, posix=True)  # as a shell reads quotes, with commas for spaces
-        words.whitespace, words.whitespace_split, words.commenters = ",", True, ""
-        try:
-            values = [word.strip() for word in words]
-        except ValueError:  # a quote that nothing closes
-            values = []
-        if not values or not name or not all(map(str.strip, listed.split(","))):
-            raise ValueError(f"--grid needs name=a,b,c; got {text!r}")
-        if name in grid or len(set(values)) < len(values):
-            raise ValueError(f"--grid has a name or a value of {text!r} twice; write each once")
-        grid[name] = values
-    return grid
 
 
 def points(
@@ -108,33 +79,22 @@ def sweep(
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
     rows = points(source, grid, fixed or {}, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    waiting = list(rows)
-    running: list[tuple[Point, psutil.Popen, float]] = []
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                point = waiting.pop(0)
-                words = [w for name, text in point.values.items() for w in ("-p", name, text)]
-                command = [sys.executable, "-m", "dfm_nb", "notebook", "run", source, *words]
-                command += ["--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
-                log = folder / f"{point.name}.log"
-                log.unlink(missing_ok=True)  # of a sweep before
-                started = process.start(command, log, own_session=False, OMP_NUM_THREADS=threads)
-                running.append((point, started, time.monotonic()))
-                point.state = "running"
-                print(f"-- {point.name} started: {point.said(grid)}", flush=True)
-            for run in [run for run in running if run[1].poll() is not None]:
-                running.remove(run)
-                point, started, begun_s = run
-                point.duration_s = round(time.monotonic() - begun_s, 1)
-                _collect(point, started.wait(), folder)
-                print(f"-- {point.name} {point.state} in {point.duration_s:.0f} s {point.error}".rstrip(), flush=True)
-                write_tables(folder, source.stem, rows, grid)
-            time.sleep(POLL_S)
-    finally:
-        for _, started, _ in running:
-            process.end(started, process.GRACE_S + MARGIN_S)
+    commands = {}
+    for point in rows:
+        words = [w for name, text in point.values.items() for w in ("-p", name, text)]
+        command = [sys.executable, "-m", "dfm_nb", "notebook", "run", source, *words]
+        commands[point.name] = [*command, "--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
+    by_name = {point.name: point for point in rows}
+    for name, code, seconds in run_all(commands, folder, jobs):
+        point = by_name[name]
+        if code is None:
+            point.state = "running"
+            print(f"-- {name} started: {point.said(grid)}", flush=True)
+            continue
+        point.duration_s = seconds
+        _collect(point, code, folder)
+        print(f"-- {name} {point.state} in {seconds:.0f} s {point.error}".rstrip(), flush=True)
+        write_tables(folder, source.stem, rows, grid)
     return rows
 
 
@@ -142,8 +102,7 @@ def _collect(point: Point, code: int, folder: Path) -> None:
     point.state = "failed" if code else "done"
     point.results = runs.published(folder / f"{point.name}.ipynb")
     if code:
-        said = (folder / f"{point.name}.log").read_text(errors="replace").strip()
-        point.error = (said.splitlines() or [f"exit code {code}"])[-1].removeprefix("error: ")
+        point.error = last_line(folder / f"{point.name}.log") or f"exit code {code}"
 
 
 # ---- the table ----------------------------------------------------------------------------------------------------
@@ -161,6 +120,12 @@ def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
     return pd.DataFrame(records, dtype=object).fillna("")
 
 
+def run_of(values: Mapping[str, str]) -> Path | None:
+    """The run folder that the parameters of a notebook's run name, or that is below one that they name."""
+    folders = [Path(text).expanduser() for name, text in values.items() if name.endswith("_dir")]
+    return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
+
+
 def text(table: pd.DataFrame) -> str:
     """The table for a terminal, without empty columns."""
     return table.loc[:, (table != "").any()].to_string(index=False, float_format="{:.5g}".format)
@@ -168,9 +133,8 @@ def text(table: pd.DataFrame) -> str:
 
 def write_tables(folder: Path, title: str, rows: Sequence[Point], names: Iterable[str]) -> None:
     """`results.csv` for a spreadsheet, and `index.html` with curves and samples, whole or not at all."""
-    from workbench import sweep_page
-
-    found, results = {row.said(names): sweep_page.run_of(row.values) for row in rows}, table(rows, names)
-    page = sweep_page.page(f"Sweep of {title}", results, {label: run for label, run in found.items() if run})
+    found, results = {row.said(names): run_of(row.values) for row in rows}, table(rows, names)
+    runs_found = {label: run for label, run in found.items() if run}
+    written = page(f"Sweep of {title}", [results], runs_found, links="{}.html")
     write_atomically(folder / "results.csv", results.to_csv(index=False).encode())
-    write_atomically(folder / "index.html", page.encode())
+    write_atomically(folder / "index.html", written.encode())

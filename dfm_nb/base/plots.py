@@ -61,6 +61,18 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
         axes.legend(frameon=False)
 
 
+def plot_curves(output: str | Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> None:
+    """Draw losses of several runs against iteration as a PNG: label -> (iterations, losses); a running mean of many."""
+    with figure(output, 8.4, 3.4) as drawn:
+        axes = drawn.add_subplot()
+        for i, (label, (x, y)) in enumerate(curves.items()):
+            style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
+            axes.plot(x, smooth(y, max(1, len(y) // 40)), style, color=PALETTE[i % len(PALETTE)], label=label)
+        axes.set(xlabel="iteration", ylabel="loss", title=title)
+        plain(axes)
+        axes.legend(frameon=False, fontsize=8)
+
+
 def plot_pictures(
     output: str | Path, rows: Sequence[Sequence[np.ndarray]], names: Sequence[str], titles: Sequence[Sequence[str]]
 ) -> None:

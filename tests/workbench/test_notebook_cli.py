@@ -19,6 +19,7 @@ from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
+from dfm_nb.sweep_ import parse_grid
 from workbench import check_parameters, lab, notebook_run, notebook_sweep
 
 CELLS = """
@@ -124,11 +125,11 @@ def test_names_of_parameters_in_braces_are_their_values(notebook):
 
 
 def test_grid_texts_are_parted_at_commas_outside_quotes():
-    parsed = notebook_sweep.parse_grid(["steps=1,2", "sizes='[1, 2]',[3]", 'name="a,b",c'])
+    parsed = parse_grid(["steps=1,2", "sizes='[1, 2]',[3]", 'name="a,b",c'])
     assert parsed == {"steps": ["1", "2"], "sizes": ["[1, 2]", "[3]"], "name": ["a,b", "c"]}
     for wrong in (["steps"], ["steps=1,,2"], ["steps=it's"], ["steps=1,1"], ["steps=1", "steps=2"]):
         with pytest.raises(ValueError, match="steps"):
-            notebook_sweep.parse_grid(wrong)
+            parse_grid(wrong)
 
 
 def test_sweep_checks_every_point_before_the_first_run(notebook, capsys):

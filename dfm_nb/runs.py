@@ -1,0 +1,178 @@
+"""Runs beside one another: `compare(runs)` as a table, and `page(...)` as one HTML file to send to a colleague."""
+
+from __future__ import annotations
+
+import html
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dfm_nb import config as cfg
+from dfm_nb.base import video
+from dfm_nb.base.files import read_json
+from dfm_nb.base.metrics import read_metrics, series
+from dfm_nb.base.plots import plot_curves
+from dfm_nb.base.run import Run, iteration_folders, media_in
+from dfm_nb.config import notation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
+"""Settings that are different in every run and explain nothing."""
+CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
+ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 5, 8, 128
+MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+STYLE = (
+    "body{font-family:sans-serif;margin:24px;max-width:1200px}table.runs{border-collapse:collapse;font-size:14px}"
+    ".runs td,.runs th{padding:3px 10px;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%}"
+    ".samples{display:flex;flex-wrap:wrap;gap:10px;font-size:12px}figure{margin:0;width:128px}"
+)
+
+
+def runs_below(folder: str | os.PathLike) -> list[Path]:
+    """The run folders in a folder, two levels down; the folder itself when it is a run, or when there are none."""
+    top = Path(folder).expanduser()
+    if (top / "metrics.jsonl").exists() or (top / "config.yaml").exists():
+        return [top]
+    return sorted({f.parent for depth in ("*", "*/*") for f in top.glob(f"{depth}/metrics.jsonl")}) or [top]
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """What `config.yaml` says by dotted key; {} when it is not there, or is no configuration."""
+    try:
+        loaded = notation.read((run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all runs that have settings."""
+    known = [s for s in settings if s]
+    keys = dict.fromkeys(key for s in known for key in s if not key.startswith("provenance."))
+    return [k for k in keys if k not in PLACES and any(s.get(k) != known[0].get(k) for s in known)]
+
+
+def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFrame:
+    """A row a run: how far it came, how well, and the settings in which the runs differ.
+
+    Parameters
+    ----------
+    runs : run folders, or one folder that holds runs.
+
+    Returns
+    -------
+    DataFrame with the run's folder as index and the columns `state` (running, finished, stopped, not started),
+    `iterations`, `best_val_loss` and `best_at` (an iteration), `val_loss` and `loss` (the last ones), `seconds`, and
+    one for each setting that differs.
+
+    >>> compare("runs").sort_values("best_val_loss")  # doctest: +SKIP
+    """
+    import pandas as pd
+
+    folders = runs_below(runs) if isinstance(runs, (str, os.PathLike)) else [Path(run).expanduser() for run in runs]
+    if missing := [str(f) for f in folders if not Run(f).config_file.exists() and not Run(f).metrics_file.exists()]:
+        raise FileNotFoundError(f"{missing[0]} is no run folder, nor one that holds runs; name what --run-dir named")
+    settings = [settings_of(folder) for folder in folders]
+    keys = differing(settings)
+    rows = [_figures(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
+    top = os.path.commonpath([folder.absolute().parent for folder in folders])
+    names = [folder.absolute().relative_to(top).as_posix() for folder in folders]
+    return pd.DataFrame(rows, index=pd.Index(names, name="run"), dtype=object)
+
+
+def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    records = read_metrics(folder)
+    (_, losses), (_, seconds), (at, rounds) = (series(records, key) for key in ("loss", "elapsed_s", "val_loss"))
+    last, of = (records[-1]["iteration"] if records else 0), settings.get("train.train_iters")
+    ended = "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
+    best = min(zip(rounds, at), default=(None, None))
+    return {
+        "state": "running" if Run(folder).owner() else ended,
+        "iterations": last,
+        "best_val_loss": best[0],
+        "best_at": best[1],
+        "val_loss": rounds[-1] if rounds else None,
+        "loss": losses[-1] if losses else None,
+        "seconds": seconds[-1] if seconds else None,
+    }
+
+
+# ---- one page -----------------------------------------------------------------------------------------------------
+
+
+def run_page(run: str | os.PathLike) -> str:
+    """Self-contained HTML of one run: its figures, the settings that are not the default, curves, samples over time."""
+    import pandas as pd
+
+    folder = Path(run).expanduser().resolve()
+    table = compare([folder])
+    resolved = cfg.from_yaml(folder / "config.yaml")
+    defaults = {key: field.default for key, field in cfg.fields().items()}
+    own = [(k, v, defaults[k], resolved.provenance[k]) for k in defaults if (v := resolved.get(k)) != defaults[k]]
+    settings = pd.DataFrame(own, columns=["setting", "value", "default", "from"], dtype=object)
+    rounds = [(i, media) for i, place in iteration_folders(Run(folder).samples) if (media := media_in(place))]
+    shown = [rounds[(len(rounds) - 1) * n // max(1, ROUNDS_SHOWN - 1)] for n in range(ROUNDS_SHOWN)] if rounds else []
+    samples = {f"Samples at iteration {i}": media for i, media in shown}
+    return page(f"Run {folder.name}", [table.reset_index(), settings], {folder.name: folder}, samples)
+
+
+def page(
+    title: str,
+    tables: Sequence[pd.DataFrame],
+    runs: Mapping[str, Path],
+    samples: Mapping[str, Sequence[Path]] | None = None,
+    links: str = "",
+) -> str:
+    """Self-contained HTML: tables, the curves of runs over one another, samples.
+
+    Parameters
+    ----------
+    runs : label -> run folder.
+    samples : heading -> pictures and clips; by default the newest ones of each run.
+    links : where a name in the column `run` leads, `{}.html`.
+    """
+    parts = [f"<h1>{html.escape(title)}</h1>", *(_table(table, links) for table in tables)]
+    records = {label: read_metrics(run) for label, run in runs.items()}
+    for key, name in CURVES.items():
+        curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
+        if curves:
+            with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+                plot_curves(Path(folder, "plot.png"), curves, name)
+                picture = video.data_url("image/png", Path(folder, "plot.png").read_bytes())
+            said = "; ".join(f"{label} {y[-1]:.4g} at {x[-1]}" for label, (x, y) in curves.items())
+            parts.append(f'<p><img src="{picture}" alt="{html.escape(f"{name}: {said}")}"></p>')
+    if samples is None:
+        newest = {label: Run(run).newest_samples() for label, run in runs.items()}
+        samples = {f"{label}, iteration {found[0]}": found[1] for label, found in newest.items() if found}
+    for heading, media in samples.items():
+        figures = "".join(map(_figure, media[:SAMPLES_SHOWN]))
+        parts.append(f'<h3>{html.escape(heading)}</h3><div class="samples">{figures}</div>')
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
+        + "\n".join(parts)
+    )
+
+
+def _table(table: pd.DataFrame, links: str) -> str:
+    import pandas as pd
+
+    def text(value: Any) -> str:
+        return "" if value is None else html.escape(f"{value:.5g}" if isinstance(value, float) else str(value))
+
+    cells = table.map(text)
+    if links:
+        cells["run"] = [f'<a href="{links.format(name)}">{name}</a>' for name in cells["run"]]
+    with pd.option_context("display.max_colwidth", None):  # 50 would cut the links
+        return cells.rename(columns=html.escape).to_html(index=False, escape=False, border=0, classes="runs")
+
+
+def _figure(path: Path) -> str:
+    """A picture or clip over its prompt, which the file beside it has, or its name."""
+    told = read_json(path.with_suffix(path.suffix + ".json")) or {}
+    said = str(told.get("prompt") or path.stem)
+    media = video.media_html(MEDIA_TYPES[path.suffix], path.read_bytes(), said, SAMPLE_PX)
+    return f"<figure>{media}{html.escape(said)}</figure>"

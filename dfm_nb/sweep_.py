@@ -1,0 +1,228 @@
+"""`dfm sweep`: a training for every combination of settings, some at a time, each in a run folder of its own.
+
+Every combination is checked before the first one starts. One that fails is a row of the table, and the others go on.
+The same call again leaves alone what is finished, goes on with what is not, and takes up values that were added.
+`results.csv` and the page `index.html` are written again whenever a run ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator
+
+from dfm_nb import config as cfg
+from dfm_nb.base import process
+from dfm_nb.base.argv import guard
+from dfm_nb.base.files import local, write_atomically
+from dfm_nb.base.options import option, plain
+from dfm_nb.base.run import Run, iteration_folders
+from dfm_nb.config import notation
+from dfm_nb.runs import compare, page
+from dfm_nb.train import TrainOptions, show
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import psutil
+
+POLL_S, MARGIN_S = 0.2, 20.0
+"""A run that is stopped saves first: it gets the grace of `base.process`, and so many seconds to pass the word on."""
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
+    """`["steps=10,20", "lr=0.1"]` as {"steps": ["10", "20"], "lr": ["0.1"]}; a value with a comma is in quotes.
+
+    Raises
+    ------
+    ValueError : no `=`, a name or value given twice.
+    """
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        words = shlex.shlex(listed, posix=True)  # as a shell reads quotes, with commas for spaces
+        words.whitespace, words.whitespace_split, words.commenters = ",", True, ""
+        try:
+            values = [word.strip() for word in words]
+        except ValueError:  # a quote that nothing closes
+            values = []
+        if not values or not name or not all(map(str.strip, listed.split(","))):
+            raise ValueError(f"--grid needs name=a,b,c; got {text!r}")
+        if name in grid or len(set(values)) < len(values):
+            raise ValueError(f"--grid has a name or a value of {text!r} twice; write each once")
+        grid[name] = values
+    return grid
+
+
+def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list[str]:
+    if isinstance(grid, Mapping):
+        return [f"{key}={','.join(map(_quoted, values))}" for key, values in grid.items()]
+    return [grid] if isinstance(grid, str) else list(grid)
+
+
+def _quoted(value: Any) -> str:
+    return "'" + notation.write_value(plain(value)).replace("'", "'\"'\"'") + "'"
+
+
+class SweepOptions(TrainOptions):
+    """Train every combination of settings; the flags of dfm pretrain hold for all. A second call goes on."""
+
+    prog, epilog = "dfm sweep", None
+    aliases = {"num_processes": "nproc_per_node"}
+    grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
+        help="settings to combine", metavar="group.key=A,B,C"
+    )
+    run_dir: str = option("runs/sweep", "a run folder for each, NAME.log, results.csv, index.html", output=True)
+    jobs: int = option(1, "runs at a time", ge=1)
+    nproc_per_node: int = option(1, "processes of each run", ge=1)
+
+    def points(self) -> dict[str, TrainOptions]:
+        """The training of each combination by its name, `lr=0.001,P_mean=-1.2`; single values are in no name."""
+        grid = parse_grid(self.grid)
+        short = [key.rpartition(".")[2] for key in grid]
+        said = dict(zip(grid, short if len(set(short)) == len(short) else grid))
+        common = {name: getattr(self, name) for name in TrainOptions.model_fields}
+        points = {}
+        for values in itertools.product(*grid.values()):
+            chosen = dict(zip(grid, values))
+            words = [f"{said[key]}={_brief(value)}" for key, value in chosen.items() if len(grid[key]) > 1]
+            name = re.sub(r"[^\w.=,+-]", "_", ",".join(words))[:120] or "run"
+            name = name if name not in points else f"{name}-{len(points)}"
+            overrides = [*self.overrides, *(f"{key}={value}" for key, value in chosen.items())]
+            run_dir = str(local(self.run_dir) / name)
+            points[name] = TrainOptions(**common | {"run_dir": run_dir, "overrides": overrides})
+        return points
+
+
+def _brief(text: str) -> str:
+    """`0.001` for `1e-3` and `0.0010`: one value has one run folder."""
+    value = notation.read(text)
+    return f"{value:g}" if isinstance(value, float) else text
+
+
+def run_all(
+    commands: Mapping[str, Sequence[object]], folder: Path, jobs: int
+) -> Iterator[tuple[str, int | None, float]]:
+    """Run commands, some at a time; what one prints is in `NAME.log`.
+
+    Yields
+    ------
+    (name, None, 0.0) when a command starts, (name, exit code, seconds) when it ends. Who stops iterating ends the rest.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    waiting = list(commands)
+    running: list[tuple[str, psutil.Popen, float]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name = waiting.pop(0)
+                log = folder / f"{name}.log"
+                log.unlink(missing_ok=True)  # of a sweep before
+                started = process.start(commands[name], log, own_session=False, OMP_NUM_THREADS=threads)
+                running.append((name, started, time.monotonic()))
+                yield name, None, 0.0
+            for run in [run for run in running if run[1].poll() is not None]:
+                running.remove(run)
+                yield run[0], run[1].wait(), round(time.monotonic() - run[2], 1)
+            time.sleep(POLL_S)
+    finally:
+        for _, started, _ in running:
+            process.end(started, process.GRACE_S + MARGIN_S)
+
+
+def last_line(log: Path) -> str:
+    """What a command that failed said last, without `error: `."""
+    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return said[-1].removeprefix("error: ") if said else ""
+
+
+def sweep(
+    grid: Mapping[str, Iterable[Any]] | Iterable[str], *, run_dir: str | os.PathLike | None = None, **flags: Any
+) -> pd.DataFrame:
+    """Train every combination of settings, or go on with what of them is not finished.
+
+    Parameters
+    ----------
+    grid : {"optimizer.lr": [1e-3, 3e-3], ...} or ["optimizer.lr=1e-3,3e-3", ...].
+    run_dir : gets a run folder for each combination, `results.csv` and `index.html`.
+    **flags : `jobs` (runs at a time), `num_processes` (of each run), and what `train_model` takes for all of them.
+
+    Returns
+    -------
+    The table of `compare`, with the column `error`.
+
+    Raises
+    ------
+    ConfigError, ValueError : some combination is wrong; nothing has started.
+
+    >>> sweep({"optimizer.lr": [1e-3, 3e-3]}, dataset_path="data", run_dir="runs/lr", recipe="demo")  # doctest: +SKIP
+    """
+    return _sweep(SweepOptions(grid=grid, run_dir=run_dir, **flags))
+
+
+def _sweep(asked: SweepOptions) -> pd.DataFrame:
+    points, folder, errors = asked.points(), local(asked.run_dir), dict[str, str]()
+    todo = {name: point for name, point in points.items() if not _is_finished(point, asked.nproc_per_node)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in [name for name in points if name not in todo]:
+        print(f"-- {name} is finished", flush=True)
+    pretrain = [sys.executable, "-m", "dfm_nb", "pretrain"]
+    pretrain += [f"--nproc-per-node={asked.nproc_per_node}"] * (asked.nproc_per_node > 1)
+    for name, code, seconds in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, asked.jobs):
+        if code is None:
+            print(f"-- {name} started", flush=True)
+            continue
+        if code:
+            errors[name] = last_line(folder / f"{name}.log") or f"exit code {code}"
+        print(
+            f"-- {name} {'failed' if code else 'done'} in {seconds:.0f} s {errors.get(name, '')}".rstrip(), flush=True
+        )
+        _write(folder, points, errors)
+    return _write(folder, points, errors)
+
+
+def _is_finished(point: TrainOptions, nproc: int) -> bool:
+    """Whether the run has its last checkpoint, with these settings; ConfigError where they are wrong."""
+    resolved, run = point.resolve(nproc), Run(Path(point.run_dir))
+    if not run.config_file.is_file():
+        return False
+    stored, saved = cfg.from_yaml(run.config_file), iteration_folders(run.checkpoints)
+    same = all(resolved.get(k) in (None, "auto", stored.get(k)) for k in cfg.fields())
+    return same and bool(saved) and saved[-1][0] >= stored.config.train.train_iters
+
+
+def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str, str]) -> pd.DataFrame:
+    """`results.csv` and `index.html`, whole or not at all, of the runs that have begun."""
+    import pandas as pd
+
+    runs = {name: folder / name for name in points if (folder / name / "config.yaml").exists()}
+    table = compare(runs.values()) if runs else pd.DataFrame(columns=["state"])
+    table = table.set_axis(pd.Index(runs, name="run")).reindex(pd.Index(points, name="run"))
+    table["error"] = [errors.get(name) for name in points]
+    table["state"] = ["failed" if name in errors else state for name, state in table["state"].fillna("waiting").items()]
+    table = table.astype(object).where(table.notna(), None)
+    write_atomically(folder / "results.csv", table.to_csv().encode())
+    write_atomically(folder / "index.html", page(f"Sweep {folder.name}", [table.reset_index()], runs).encode())
+    return table
+
+
+def main(argv: list[str] | None = None) -> int:
+    asked = SweepOptions.parse(argv)
+    if asked.print_config:
+        return show(next(iter(asked.points().values())).resolve(asked.nproc_per_node))
+    table = _sweep(asked)
+    print(table.loc[:, table.notna().any()].to_string(float_format="{:.5g}".format))
+    failed = int((table["state"] == "failed").sum())
+    print(f"== {len(table) - failed} of {len(table)} done; {local(asked.run_dir) / 'index.html'} and results.csv")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(guard(main))
