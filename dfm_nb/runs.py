@@ -14,7 +14,7 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_json
 from dfm_nb.base.metrics import read_metrics, series
 from dfm_nb.base.plots import plot_curves
-from dfm_nb.base.run import Run, iteration_folders, media_in
+from dfm_nb.base.run import MEDIA, Run, iteration_folders, media_in
 from dfm_nb.config import notation
 
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that are different in every run and explain nothing."""
 CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
-ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 5, 8, 128
-MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
 STYLE = (
     "body{font-family:sans-serif;margin:24px;max-width:1200px}table.runs{border-collapse:collapse;font-size:14px}"
     ".runs td,.runs th{padding:3px 10px;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%}"
@@ -109,15 +108,13 @@ def run_page(run: str | os.PathLike) -> str:
     import pandas as pd
 
     folder = Path(run).expanduser().resolve()
-    table = compare([folder])
     resolved = cfg.from_yaml(folder / "config.yaml")
-    defaults = {key: field.default for key, field in cfg.fields().items()}
-    own = [(k, v, defaults[k], resolved.provenance[k]) for k in defaults if (v := resolved.get(k)) != defaults[k]]
-    settings = pd.DataFrame(own, columns=["setting", "value", "default", "from"], dtype=object)
-    rounds = [(i, media) for i, place in iteration_folders(Run(folder).samples) if (media := media_in(place))]
-    shown = [rounds[(len(rounds) - 1) * n // max(1, ROUNDS_SHOWN - 1)] for n in range(ROUNDS_SHOWN)] if rounds else []
-    samples = {f"Samples at iteration {i}": media for i, media in shown}
-    return page(f"Run {folder.name}", [table.reset_index(), settings], {folder.name: folder}, samples)
+    changed = [(k, v) for k, field in cfg.fields().items() if (v := resolved.get(k)) != field.default]
+    own = [(key, str(value), resolved.provenance[key]) for key, value in changed]
+    tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
+    rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in iteration_folders(Run(folder).samples)]
+    samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first
+    return page(f"Run {folder.name}", tables, {folder.name: folder}, samples)
 
 
 def page(
@@ -158,21 +155,17 @@ def page(
 
 
 def _table(table: pd.DataFrame, links: str) -> str:
-    import pandas as pd
-
-    def text(value: Any) -> str:
-        return "" if value is None else html.escape(f"{value:.5g}" if isinstance(value, float) else str(value))
-
-    cells = table.map(text)
+    cells = table.fillna("").map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
     if links:
         cells["run"] = [f'<a href="{links.format(name)}">{name}</a>' for name in cells["run"]]
-    with pd.option_context("display.max_colwidth", None):  # 50 would cut the links
-        return cells.rename(columns=html.escape).to_html(index=False, escape=False, border=0, classes="runs")
+    lines = ["".join(f"<th>{html.escape(str(name))}</th>" for name in cells)]
+    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in cells.itertuples(index=False)]
+    return f'<table class="runs">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
 
 
 def _figure(path: Path) -> str:
     """A picture or clip over its prompt, which the file beside it has, or its name."""
     told = read_json(path.with_suffix(path.suffix + ".json")) or {}
     said = str(told.get("prompt") or path.stem)
-    media = video.media_html(MEDIA_TYPES[path.suffix], path.read_bytes(), said, SAMPLE_PX)
+    media = video.media_html(MEDIA[path.suffix], path.read_bytes(), said, SAMPLE_PX)
     return f"<figure>{media}{html.escape(said)}</figure>"

@@ -63,18 +63,15 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
 
 def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list[str]:
     if isinstance(grid, Mapping):
-        return [f"{key}={','.join(map(_quoted, values))}" for key, values in grid.items()]
+        texts = {key: [f"'{notation.write_value(plain(value))}'" for value in values] for key, values in grid.items()}
+        return [f"{key}={','.join(values)}" for key, values in texts.items()]
     return [grid] if isinstance(grid, str) else list(grid)
-
-
-def _quoted(value: Any) -> str:
-    return "'" + notation.write_value(plain(value)).replace("'", "'\"'\"'") + "'"
 
 
 class SweepOptions(TrainOptions):
     """Train every combination of settings; the flags of dfm pretrain hold for all. A second call goes on."""
 
-    prog, epilog = "dfm sweep", None
+    prog, epilog = "dfm sweep", "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
     aliases = {"num_processes": "nproc_per_node"}
     grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
         help="settings to combine", metavar="group.key=A,B,C"
@@ -84,20 +81,17 @@ class SweepOptions(TrainOptions):
     nproc_per_node: int = option(1, "processes of each run", ge=1)
 
     def points(self) -> dict[str, TrainOptions]:
-        """The training of each combination by its name, `lr=0.001,P_mean=-1.2`; single values are in no name."""
-        grid = parse_grid(self.grid)
-        short = [key.rpartition(".")[2] for key in grid]
-        said = dict(zip(grid, short if len(set(short)) == len(short) else grid))
+        """The training of each combination by its name, `optimizer.lr=0.001`; keys of one value are in no name."""
+        grid, points = parse_grid(self.grid), dict[str, TrainOptions]()
         common = {name: getattr(self, name) for name in TrainOptions.model_fields}
-        points = {}
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values))
-            words = [f"{said[key]}={_brief(value)}" for key, value in chosen.items() if len(grid[key]) > 1]
+            words = [f"{key}={_brief(value)}" for key, value in chosen.items() if len(grid[key]) > 1]
             name = re.sub(r"[^\w.=,+-]", "_", ",".join(words))[:120] or "run"
             name = name if name not in points else f"{name}-{len(points)}"
             overrides = [*self.overrides, *(f"{key}={value}" for key, value in chosen.items())]
-            run_dir = str(local(self.run_dir) / name)
-            points[name] = TrainOptions(**common | {"run_dir": run_dir, "overrides": overrides})
+            own = {"run_dir": f"{local(self.run_dir) / name}", "overrides": overrides}
+            points[name] = TrainOptions(**common | own)
         return points
 
 
@@ -164,7 +158,8 @@ def sweep(
 
     >>> sweep({"optimizer.lr": [1e-3, 3e-3]}, dataset_path="data", run_dir="runs/lr", recipe="demo")  # doctest: +SKIP
     """
-    return _sweep(SweepOptions(grid=grid, run_dir=run_dir, **flags))
+    named: dict[str, Any] = {"grid": grid, "run_dir": run_dir, **flags}
+    return _sweep(SweepOptions(**named))
 
 
 def _sweep(asked: SweepOptions) -> pd.DataFrame:
@@ -205,9 +200,8 @@ def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str
     runs = {name: folder / name for name in points if (folder / name / "config.yaml").exists()}
     table = compare(runs.values()) if runs else pd.DataFrame(columns=["state"])
     table = table.set_axis(pd.Index(runs, name="run")).reindex(pd.Index(points, name="run"))
-    table["error"] = [errors.get(name) for name in points]
-    table["state"] = ["failed" if name in errors else state for name, state in table["state"].fillna("waiting").items()]
-    table = table.astype(object).where(table.notna(), None)
+    table["state"] = ["failed" if name in errors else s for name, s in table["state"].fillna("waiting").items()]
+    table["error"] = table.index.map(errors)
     write_atomically(folder / "results.csv", table.to_csv().encode())
     write_atomically(folder / "index.html", page(f"Sweep {folder.name}", [table.reset_index()], runs).encode())
     return table

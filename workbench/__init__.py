@@ -9,6 +9,7 @@
     metrics_reader.py  metrics.jsonl read while it is written  `MetricsReader`
     plot.py        a light SVG plot                          `LinePlot`
     monitor.py     loss, validation, speed, newest samples   `Monitor`
+    run_list.py    the runs of a folder                      `Runs`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
     controls.py    one labelled control for one setting
     gallery.py     clips with their settings, side by side   `Gallery`
@@ -52,6 +53,7 @@ _WHERE = {
     "Slider": "slider",
     "Studio": "studio",
     "DatasetBrowser": "browser",
+    "Runs": "run_list",
     "is_headless": "live",
     "RankGrid": "rank_grid",
     "check_parameters": "parameters",

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from dfm_nb.base import video
-
-MEDIA_TYPES = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+from dfm_nb.base.run import MEDIA
 
 DESCRIBED = {
     "seed": "seed {}",
@@ -82,11 +81,11 @@ def load(thing: Any) -> Item:
 
 
 def _from_file(path: Path) -> Item:
-    kind = MEDIA_TYPES.get(path.suffix.lower())
+    kind = MEDIA.get(path.suffix.lower())
     if not path.is_file():
         raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} makes one")
     if kind is None:
-        raise ValueError(f"{path} must be one of {', '.join(MEDIA_TYPES)}; convert it first")
+        raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
     settings: dict[str, Any] = {"name": path.stem}
     beside = path.with_suffix(path.suffix + ".json")
     try:
@@ -174,6 +173,6 @@ def _listed(things: Any) -> list[Any]:
     if isinstance(things, (str, Path)):
         path = Path(things).expanduser()
         if path.is_dir():
-            return sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA_TYPES and not p.name.startswith("."))
+            return sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA and not p.name.startswith("."))
         return [path]
     return list(things) if isinstance(things, Iterable) else [things]

@@ -22,7 +22,8 @@ from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomic
 
 IDENTITY, OWNER = ".run.json", "owner.json"
 """In a run folder: its id, host and inode. In a folder of checkpoints: the path and id of the run that owns it."""
-MEDIA = (".mp4", ".png", ".gif", ".webp")
+MEDIA = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+"""Suffixes of samples, and their media types."""
 _ITERATION = re.compile(r"iter_(\d+)")
 
 
