@@ -74,7 +74,7 @@ class SweepOptions(TrainOptions):
     prog, epilog = "dfm sweep", "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
     aliases = {"num_processes": "nproc_per_node"}
     grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
-        help="settings to combine", metavar="group.key=A,B,C"
+        help="settings to combine; one with a single value holds for all", metavar="group.key=A,B,C"
     )
     run_dir: str = option("runs/sweep", "a run folder for each, NAME.log, results.csv, index.html", output=True)
     jobs: int = option(1, "runs at a time", ge=1)
