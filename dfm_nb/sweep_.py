@@ -210,7 +210,8 @@ def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str
 def main(argv: list[str] | None = None) -> int:
     asked = SweepOptions.parse(argv)
     if asked.print_config:
-        return show(next(iter(asked.points().values())).resolve(asked.nproc_per_node))
+        nproc = asked.nproc_per_node
+        return show(next(iter(asked.points().values())).resolve(nproc), nproc)
     table = _sweep(asked)
     print(table.loc[:, table.notna().any()].to_string(float_format="{:.5g}".format))
     failed = int((table["state"] == "failed").sum())
