@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
 from dfm_nb.base.plots import plot_pictures
-from dfm_nb.butterflies.attributes import wilson
+from dfm_nb.evaluation.distance import wilson
 
 KINDS = {
     "map": ("geography",),

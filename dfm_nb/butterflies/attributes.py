@@ -20,6 +20,7 @@ import numpy as np
 from dfm_nb.base.progress import tqdm
 from dfm_nb.butterflies import synthetic
 from dfm_nb.butterflies.judge import HEADS, AttributeClassifier, wing_motion
+from dfm_nb.evaluation.distance import wilson
 
 MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")
@@ -33,13 +34,6 @@ Videos = Sequence[np.ndarray]
 Attributes = Sequence[dict[str, str]]
 Sure = Mapping[str, Mapping[str, float]]
 """{"low", "value", "high"}: of each attribute the threshold, and the ends of its 95 % interval."""
-
-
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % Wilson score interval of a share."""
-    p, n = successes / trials, trials
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
 
 
 def unseen_attributes(count: int, motion: str, part: str = "development") -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from dfm_nb.evaluation.distance import Estimate, mean_estimate
+from dfm_nb.evaluation.distance import Estimate, wilson
 
 WAYS = 20
 
@@ -39,4 +39,5 @@ def retrieval(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> Esti
     # the own one is among those at least as near, and does not count
     nearer = (near >= np.diag(near)[:, None]).sum(1) - 1
     others = len(real) - 1
-    return mean_estimate(np.array([math.comb(others - int(k), ways - 1) for k in nearer]) / math.comb(others, ways - 1))
+    right = sum(math.comb(others - int(k), ways - 1) for k in nearer) / math.comb(others, ways - 1)
+    return Estimate(right / len(real), *wilson(right, len(real)))  # too wide where captions are right at times
