@@ -54,7 +54,6 @@ def compare(samples: Sequence[np.ndarray], asked: Sequence[np.ndarray], others: 
 
     Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples whose captions
     were asked for, which is what a perfect model would get. Clips count with their middle frames in the distance.
-    The tables show those that `table.DISTANCES` names; the others are in the JSON alone.
 
     Parameters
     ----------

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 KINDS = ("images", "clips")
+ESTIMATE = ("value", "low", "high", "real")
 DISTANCES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
     "retrieval": ("% nearest to the picture of its caption, of 20 (chance 5)", 100, ".1f"),
     "temporal_consistency": ("temporal consistency", 1, ".4f"),
 }
-"""Key, and title, factor and format of the figures shown."""
+"""Key, and title, factor and format; another measure that has an `ESTIMATE` is shown by its key."""
 
 
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -24,12 +25,12 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
     for kind in (k for k in KINDS if k in result):
         r = result[kind]
-        for name in _having("chance", r):
+        for name in _having(r, "chance"):
             real, bound = (r["real_renders"][k][name]["sure"]["share"] for k in ("as_drawn", "decoded"))
             row = _shares(r[name]) | {"chance": r[name]["chance"], "real": real, "upper_bound": bound}
             found.append({"kind": kind, "measure": name, "samples": r["samples"], **row})
-        for key in (k for k in DISTANCES if k in r):
-            row = {name: r[key][name] for name in ("value", "low", "high", "real")}
+        for key in _having(r, *ESTIMATE):
+            row = {name: r[key][name] for name in ESTIMATE}
             found.append({"kind": kind, "measure": key, "samples": r["samples"], **row})
         for network, d in r.get("distances", {}).items():
             row = {"value": d["kernel_distance"], "low": d["low"], "high": d["high"]}
@@ -40,9 +41,9 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _having(key: str, r: Mapping[str, Any]) -> list[str]:
-    """The measures with this key; the attributes that a judge names, and sets of them, have the "chance" of a guess."""
-    return [name for name, measured in r.items() if isinstance(measured, Mapping) and key in measured]
+def _having(r: Mapping[str, Any], *keys: str) -> list[str]:
+    """The measures with these keys; attributes that a judge names, and sets of them, have the "chance" of a guess."""
+    return [name for name, measured in r.items() if isinstance(measured, Mapping) and {*keys} <= measured.keys()]
 
 
 def _shares(found: Mapping[str, Any]) -> dict[str, float]:
@@ -76,7 +77,7 @@ def table(result: Mapping[str, Any]) -> str:
     head = "samples, network, kernel distance x 1000 (95 % interval), through the tokenizer, real renders, "
     renders = [_renders(kind, name, d) for kind in kinds for name, d in result[kind].get("distances", {}).items()]
     parts.append(_markdown(head + "recall, through the tokenizer", renders))
-    distances = [_distance(r, result[r["kind"]]) for r in found if r["measure"] in DISTANCES]
+    distances = [_distance(r, result[r["kind"]]) for r in found if "real" in r and "upper_bound" not in r]
     parts.append(_markdown("what, measure, samples against real, 95 % interval, real against real", distances))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -102,7 +103,7 @@ def _notes(kind: str, r: Mapping[str, Any]) -> list[str]:
     for name in (n for n in ("pairs", "triples") if n in r):
         share, count = _interval(r[name], "share"), r[name]["samples"]
         lines.append(f"{kind.capitalize()}, all three surely right of unseen {name}: {share} of {count}.")
-    for name in (n for n in _having("found", r) if r[n]["argmax"]["share"] < 1):
+    for name in (n for n in _having(r, "found") if r[n]["argmax"]["share"] < 1):
         parts = ", ".join(
             f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in r[name]["found"].items()
         )
@@ -127,6 +128,6 @@ def _renders(kind: str, network: str, d: Mapping[str, Any]) -> list[str]:
 
 
 def _distance(r: Mapping[str, Any], measured: Mapping[str, Any]) -> list[str]:
-    title, factor, form = DISTANCES[r["measure"]]
+    title, factor, form = DISTANCES.get(r["measure"], (r["measure"].replace("_", " "), 1, ".4g"))
     value, low, high, real = (format(r[k] * factor, form) for k in ("value", "low", "high", "real"))
     return [f"{r['samples']} {r['kind']} ({measured['network']})", title, value, f"{low} - {high}", real]
