@@ -50,9 +50,6 @@ from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
 from dfm_nb.parallel.groups import global_name, own_part, shard_dim
 
-REPLICATED = ("sigma_embedder.", "fps_embedder.", "text_embedder.", "text_norm.", "text_pool.")
-"""Prefixes of the parameters that every pipeline stage has a copy of."""
-
 
 @dataclass
 class DiTConfig(TransformerConfig):
@@ -66,7 +63,7 @@ class DiTConfig(TransformerConfig):
     packed_attention_backend: str = "sdpa"
     lora_rank: int | None = None
     lora_alpha: float | None = None
-    has_cond_embedder: bool = True  # finalize_model_grads then sums REPLICATED parameters' gradients over stages
+    has_cond_embedder: bool = True  # finalize_model_grads then sums gradients of `replicated` over the stages
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
@@ -335,14 +332,15 @@ class DiT(MegatronModule):
             vp_stage=vp_stage,
         )
         self.add_embedders()
+        self.replicated = {name for name, _ in self.named_parameters() if not name.startswith("decoder.")}
+        for name in self.replicated:
+            p = self.get_parameter(name)
+            p.pipeline_parallel = True  # gradients are summed over the stages ...
+            p.shared = not pre_process  # ... and counted once in the gradient norm
         if pre_process:
             self.x_embedder = nn.Linear(config.patch_dim, config.hidden_size, dtype=config.params_dtype)
         if post_process:
             self.add_output()
-        for name, p in self.named_parameters():
-            if name.startswith(REPLICATED):
-                p.pipeline_parallel = True  # gradients are summed over the stages ...
-                p.shared = not pre_process  # ... and counted once in the gradient norm
 
     # ---- what `model.variant` may differ in (`dfm`, `wan`): layers, conditioning, positions, output ----------------
 
@@ -350,6 +348,7 @@ class DiT(MegatronModule):
         return layer_spec(RMSNorm if self.config.qk_layernorm else IdentityOp)
 
     def add_embedders(self) -> None:
+        """What conditioning and text go through: every pipeline stage has a copy of it, kept equal."""
         c = self.config
         self.sigma_embedder = ScalarEmbedder(c)
         self.fps_embedder = ScalarEmbedder(c)
@@ -434,7 +433,7 @@ class DiT(MegatronModule):
         copy = mpu.get_pipeline_model_parallel_rank()
         copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
         for key, value in state.items():
-            if key.removeprefix(prefix).startswith(REPLICATED):
+            if key.removeprefix(prefix) in self.replicated:
                 value.replica_id = (copy, *value.replica_id[1:])
         return state
 

@@ -10,7 +10,7 @@ from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
-from dfm_nb.model.dit import _Rotate, rotary_table, transformer_config
+from dfm_nb.model.dit import DiT, _Rotate, rotary_table, transformer_config
 from dfm_nb.model.positions import factorised_sincos
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 from tests import tiny_run
@@ -52,6 +52,20 @@ def test_network_has_what_the_settings_of_upstream_that_are_implied_say(one_rank
         held = getattr(network, name)
         derived = name in ("kv_channels", "num_query_groups", "recompute_modules") and None in implied[name]
         assert held in implied[name] or str(held) in implied[name] or derived, (name, held)
+
+
+def test_a_new_embedder_is_kept_equal_on_every_stage(one_rank):
+    class Longer(DiT):
+        def add_embedders(self):
+            super().add_embedders()
+            self.length_embedder = torch.nn.Linear(1, self.config.hidden_size)
+
+    stage = Longer(transformer_config(model_config()), pre_process=False)
+    summed = {name for name, p in stage.named_parameters() if getattr(p, "pipeline_parallel", False) and p.shared}
+    assert summed == stage.replicated > {"length_embedder.weight", "text_norm.weight"}
+    stage.vp_stage = 1  # a checkpoint then has these from stage 0
+    state = stage.sharded_state_dict("model.")
+    assert stage.replicated == {key.removeprefix("model.") for key, value in state.items() if value.replica_id[0] == 1}
 
 
 def test_new_model_gives_zero(one_rank):
