@@ -134,14 +134,13 @@ def _network(config: Config) -> Iterator[Fault]:
         if width % 2 == 0:
             fix = f"heads {_nearest_divisors(width // 2, heads)}, or {fix}"
         yield fault("model.num_attention_heads", must, fix, "model.hidden_size")
-    fixed: dict[str, Any] = {k: v for k, v in VARIANTS.get(variant, {}).items() if k not in SUGGESTED}
-    if variant == "wan":  # its modulation is a table
-        fixed["adaln_lora_dim"] = None
+    fixed: dict[str, Any] = {f"model.{k}": v for k, v in VARIANTS.get(variant, {}).items() if k not in SUGGESTED}
+    fixed |= {key: f.default for key, f in FIELDS.items() if variant not in f.marks.get("variants", (variant,))}
     for key, value in fixed.items():
-        given = getattr(model, key)
-        if given != value and not (variant == "dfm" and key == "adaln_lora_dim" and given):  # any rank will do
+        given = attrgetter(key)(config)
+        if given != value and not (variant == "dfm" and key == "model.adaln_lora_dim" and given):  # any rank will do
             must = f"must be {notation.write_value(value)} with model.variant={variant}"
-            yield fault(f"model.{key}", must, "leave it out", "model.variant")
+            yield fault(key, must, "leave it out", "model.variant")
     if variant == "dfm" and (width % 16 or width < 256):
         must = "must be a multiple of 16, 256 or more, with model.variant=dfm"
         yield fault("model.hidden_size", must, "for example 384", "model.variant")

@@ -1,8 +1,8 @@
 """The typed settings: one pydantic model per group, one `option(...)` per key with its default, help text and limits.
 
 Add a setting by adding one line here and reading it where it is used: forms, `--print-config`, the checks and what
-fine-tuning takes from weights follow. One of `model` that a variant does not read also goes into `sizes.VARIANTS`, with
-the only value that it may have there; otherwise it is ignored without a word.
+fine-tuning takes from weights follow. One of `model` that not every network reads has the mark `variants`, which names
+those that do; others refuse all but its default. `tests/model/test_dit.py` finds one that lacks the mark.
 Limits on one key stand here; rules that join several keys stand in `checks`.
 """
 
@@ -83,7 +83,9 @@ class ModelConfig(Group):
     text_dim: Int | None = option(None, "width of the text; null: the data set's", ge=1, shape=True, network=False)
     patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
     patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
-    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True)
+    adaln_lora_dim: Int | None = option(  # Wan's modulation is a table
+        None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True, variants=("dit", "dfm")
+    )
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
     rope: bool = option(False, "RoPE in self attention beside the sine-cosine embedding", shape=True)
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)

@@ -6,11 +6,12 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.config.resolve import IMPLIED
+from dfm_nb.config.schema import marked
 from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
-from dfm_nb.model.dit import DiT, _Rotate, rotary_table, transformer_config
+from dfm_nb.model.dit import DiT, DiTConfig, _Rotate, rotary_table, transformer_config
 from dfm_nb.model.positions import factorised_sincos
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 from tests import tiny_run
@@ -52,6 +53,26 @@ def test_network_has_what_the_settings_of_upstream_that_are_implied_say(one_rank
         held = getattr(network, name)
         derived = name in ("kv_channels", "num_query_groups", "recompute_modules") and None in implied[name]
         assert held in implied[name] or str(held) in implied[name] or derived, (name, held)
+
+
+NETWORK = sorted({f.name for f in fields(DiTConfig)} & {k.removeprefix("model.") for k in marked("network")})
+
+
+@pytest.mark.parametrize("name", NETWORK)
+@pytest.mark.parametrize("variant", ["model.variant=dit model.rope=true", "model.variant=dfm", "model.variant=wan"])
+def test_a_setting_changes_the_network_or_is_refused(one_rank, variant, name):
+    """A key that fails here is not read by this variant: give its `option` the mark `variants`."""
+    base = [*variant.split(), "model.hidden_size=256"]
+    before, held = make(*base), getattr(model_config(*base), name)
+    other = not held if isinstance(held, bool) else 2 * (held or 8)
+    try:
+        after = make(*base, f"model.{name}={str(other).lower()}")
+    except cfg.ConfigError as error:
+        assert [f.key for f in error.faults] == [f"model.{name}"]
+        return
+    shapes = [{n: p.shape for n, p in chunk.named_parameters()} for chunk in (before, after)]
+    pack = pack_draws(draws(1), SETTINGS)
+    assert shapes[0] != shapes[1] or not torch.equal(*(outputs(c, pack)["mock000000"] for c in (before, after)))
 
 
 def test_a_new_embedder_is_kept_equal_on_every_stage(one_rank):
