@@ -46,6 +46,8 @@ BUILT_IN = {
     "text_encoders": ("minilm", "t5", "umt5"),
 }
 """By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
+PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
+"""Keywords that `build` gets beside those of its own flags."""
 ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
 
 
@@ -66,12 +68,17 @@ def names(kind: str) -> list[str]:
 
 
 def load(kind: str, name: str) -> ModuleType:
-    """Import the plugin of that name; ValueError names the nearest one when there is none."""
+    """Import the plugin of that name; ValueError names the nearest one when there is none, or what `build` lacks."""
     known = names(kind)
     if name not in known:
         fix = meant(name, known, "choose one of those")
         raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}); {fix}")
-    return _found(kind)[name].load()
+    module = _found(kind)[name].load()
+    try:
+        inspect.signature(module.build).bind(None, **dict.fromkeys((*PASSED[kind], *own_flags(module))))
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{kind}: {name} must have a `build` as dfm_nb.base.plugins says; {error}") from None
+    return module
 
 
 def carried(name: str, folder: Path) -> Path | None:
@@ -92,7 +99,7 @@ def carried(name: str, folder: Path) -> Path | None:
 
 def load_all(kind: str) -> dict[str, ModuleType]:
     """All plugins of a kind by name."""
-    return {name: load(kind, name) for name in names(kind)}
+    return {name: _found(kind)[name].load() for name in names(kind)}
 
 
 def own_flags(module: ModuleType) -> Mapping[str, Field]:

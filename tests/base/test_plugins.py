@@ -66,6 +66,23 @@ def test_a_module_that_is_no_plugin_is_not_imported(moths, name):
         plugins.load("sources", name)
 
 
+@pytest.mark.parametrize(
+    "kind, build, name",
+    [
+        ("sources.moths", lambda spec=None: None, "wing_grey"),
+        ("tokenizers.residual", lambda path: None, "device"),
+        ("text_encoders.minilm", lambda path, device: None, "max_tokens"),
+        ("text_encoders.minilm", lambda path, size, **options: None, "size"),
+    ],
+)
+def test_a_parameter_that_a_build_lacks_is_named(moths, monkeypatch, kind, build, name):
+    kind, plugin = kind.split(".")
+    monkeypatch.setattr(plugins.load(kind, plugin), "build", build)
+    with pytest.raises(ValueError, match=f"{plugin} .*{name}"):
+        plugins.load(kind, plugin)
+    assert plugin in plugins.load_all(kind), "the others can be used"
+
+
 @pytest.mark.parametrize("kind", plugins.BUILT_IN)
 def test_every_file_of_a_kind_is_listed(kind):
     modules = Path(plugins.__file__).parents[1].glob(f"data/{kind}/[a-z]*.py")
