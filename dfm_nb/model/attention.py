@@ -117,13 +117,12 @@ class SegmentLayout:
 
 def pick_backend(name: str, device: torch.device) -> str:
     """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
-    cuda, flash_attn = device.type == "cuda", importlib.util.find_spec("flash_attn")
-    if name == "auto":
-        return "sdpa" if not cuda else "flash_attn" if flash_attn else "varlen"
-    if name != "sdpa" and not cuda:
-        raise ValueError(f"model.attention_backend={name} needs a CUDA device; use auto or sdpa on {device.type}")
-    if name == "flash_attn" and not flash_attn:
-        raise ValueError("model.attention_backend=flash_attn needs the flash-attn package; install it or use varlen")
+    there = {"a CUDA device": device.type == "cuda", "the flash-attn package": importlib.util.find_spec("flash_attn")}
+    lacking = {b: [need for need in NEEDS.get(b, ()) if not there[need]] for b in BACKENDS}
+    if name == "auto":  # the fastest
+        return next(b for b in ("flash_attn", "varlen", "sdpa") if not lacking[b])
+    if lacking[name]:
+        raise ValueError(f"model.attention_backend={name} needs {lacking[name][0]}, which is not here; use auto")
     return name
 
 
@@ -176,6 +175,8 @@ def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
 
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
 """By their names, which `model.attention_backend` takes beside "auto"; without a `scale` each takes 1 / sqrt(D)."""
+NEEDS = {"varlen": ["a CUDA device"], "flash_attn": ["a CUDA device", "the flash-attn package"]}
+"""What a back end does not run without."""
 
 
 def deal(rank: int, size: int) -> slice:

@@ -1,6 +1,9 @@
+import importlib.util
+
 import pytest
 import torch
 
+from dfm_nb.model import attention
 from dfm_nb.model.attention import SegmentLayout, cumulative, deal, packed_attention, pick_backend
 
 CASES = {
@@ -71,8 +74,16 @@ def test_every_rank_has_the_same_share_of_every_segment(size):
     assert (shares.amax(0) - shares.amin(0)).max() <= 1 and len(set(shares.sum(1).tolist())) == 1 + bool(288 % size)
 
 
-def test_backend_choice_is_refused_with_the_reason():
+def test_backend_choice_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     cpu = torch.device("cpu")
     assert pick_backend("auto", cpu) == "sdpa"
-    with pytest.raises(ValueError, match="varlen"):
+    with pytest.raises(ValueError, match="varlen .*CUDA"):
         pick_backend("varlen", cpu)
+    with pytest.raises(ValueError, match="flash_attn .*flash-attn"):
+        pick_backend("flash_attn", torch.device("cuda"))
+
+
+def test_a_new_backend_runs_where_nothing_is_needed(monkeypatch):
+    monkeypatch.setitem(attention.BACKENDS, "plain", attention.sdpa)
+    assert pick_backend("plain", torch.device("cpu")) == "plain"
