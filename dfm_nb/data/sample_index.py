@@ -195,6 +195,10 @@ class SampleIndex:
         sizes = self.voxels(slice(None))
         return np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]
 
+    def most_frames(self) -> int:
+        """T of the longest latent."""
+        return int(self._columns["t"].max(initial=1))
+
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""
         t, h, w = (int(self._columns[side][index]) for side in "thw")

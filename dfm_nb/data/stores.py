@@ -183,6 +183,9 @@ class MockStore:
         large = [i for i, size in enumerate(self.sizes[: self._length]) if math.prod(size) > voxels]
         return iter(sorted(large, key=lambda i: -math.prod(self.sizes[i])))
 
+    def most_frames(self) -> int:
+        return max(t for t, _, _ in self.sizes)
+
     def grid(self, index: int) -> tuple[int, int, int]:
         return self.sizes[index % len(self.sizes)]
 

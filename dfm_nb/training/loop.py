@@ -382,6 +382,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     if rank := model.lora.rank:
         trained = counts.lora_parameter_count(model, rank) / 1e6
         log.info("Low-rank updates (rank %d): %.3f M parameters are trained", rank, trained)
+    if config.dataset.condition_frames_prob and store.most_frames() == 1:
+        log.warning("dataset.condition_frames_prob has no effect: it is for clips, and all samples are pictures")
     for notice in resolved.notices:
         log.info("%s", notice)
     training.resume()

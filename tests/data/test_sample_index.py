@@ -39,6 +39,7 @@ def test_rows_are_what_tarfile_finds(data):
 
 def test_sizes_are_those_of_the_grids(data):
     index = SampleIndex(data, "train")
+    assert index.most_frames() == max(index.grid(i)[0] for i in range(11))
     voxels = np.prod([index.grid(i) for i in range(11)], axis=1)
     assert index.voxels(np.arange(11)).tolist() == voxels.tolist() and index.shards[0].voxels == voxels.sum()
     for limit in (0, 15, 16, 48, 10**6):

@@ -4,9 +4,12 @@ import functools
 import os
 import signal
 import weakref
+from unittest import mock
 
 import pytest
 
+from dfm_nb import config as cfg
+from dfm_nb.base.run import Run
 from dfm_nb.training import loop
 from dfm_nb.training.loop import OUT_OF_TIME, StopRequest
 
@@ -26,6 +29,17 @@ def test_signal_or_the_end_of_the_time_stops_a_run(one_rank, handlers):
     assert stop.agreed(out_of_time=True, news=True) == (OUT_OF_TIME, 1)
     os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.agreed(out_of_time=True, news=False) == (signal.SIGUSR1, 0)
+
+
+def test_given_frames_without_clips_are_said(one_rank, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(loop, "Training", mock.Mock())
+    monkeypatch.setattr(loop.parallel, "shutdown", mock.Mock())
+    given = ["dataset.mock=true", "model.size=tiny", "dataset.condition_frames_prob=0.5"]
+    for sizes in ("[[1,8,8]]", "[[1,8,8],[3,8,8]]"):
+        resolved = cfg.resolve(None, overrides=[*given, f"dataset.mock_latent_sizes={sizes}"])
+        loop._train(resolved, Run.create(tmp_path / "run"))
+        assert ("condition_frames_prob" in caplog.text) == (sizes == "[[1,8,8]]")
+        caplog.clear()
 
 
 def test_the_same_signal_once_more_ends_the_process(monkeypatch, capfd):
