@@ -31,7 +31,8 @@ class Loggers:
     Weights & Biases is left out with a warning where it is not installed, knows no key or is out of reach: a run needs
     none of it, and `metrics.jsonl` has all numbers.
 
-    A resumed run logs what came after its checkpoint again; only `metrics.jsonl` is cut back there.
+    A resumed run logs what came after its checkpoint again, with the same iterations, which these services bear. A file
+    that is appended to must be cut back in `Report.resume`, as `metrics.jsonl` is.
     """
 
     def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):

@@ -32,7 +32,10 @@ class Report:
         self.begun = time.monotonic()
 
     def resume(self, iteration: int) -> None:
-        """Forget what was recorded after `iteration`, and count the time from there on."""
+        """Forget what was recorded after `iteration`, and count the time from there on.
+
+        A logger whose rows are appended to a file must be cut here, too: they are written again.
+        """
         self.begun = time.monotonic()
         if self.rank == 0:
             self.metrics.truncate(iteration)
