@@ -20,6 +20,7 @@ import ipywidgets as widgets
 
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
+from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run, iteration_folders, media_in
 from dfm_nb.base.video import data_url
@@ -113,6 +114,12 @@ class Watched:
             return None
         return (end_s - begin_s) / (last - first) * (self.train_iters - self.reader.iteration)
 
+    def best(self, over: str = "iteration") -> tuple[float, float, int] | None:
+        """Where validation was best, its loss, and how many rounds came after it; None before the second round."""
+        x, y = self.reader.points(compared_loss(self.reader.keys()), over)
+        at = int(y.argmin()) if len(y) > 1 else None
+        return None if at is None else (float(x[at]), float(y[at]), len(y) - 1 - at)
+
     @property
     def state(self) -> str:
         """The job's; of a run that was not started from a notebook, what its metrics tell."""
@@ -135,11 +142,14 @@ class Watched:
         return f"{name}, {duration(max(0, int(time.time() - since)))}" if since else name
 
     def status(self) -> str:
-        """One line: state, phase, iteration, loss, validation loss, learning rate, tokens/s, time left."""
+        """One line: state, phase, iteration, loss, validation loss and its best, learning rate, tokens/s, time left."""
         doing, of = self.doing, f"/{self.train_iters}" if self.train_iters else ""
         running = self.state == "running"
         parts = ["running"] * running + [doing, f"iteration {self.reader.iteration}{of}"]
         parts += [said.format(self.reader.last[key]) for key, said in FIGURES.items() if key in self.reader.last]
+        if best := self.best():
+            turned = f"; it has risen for {best[2]} rounds" if best[2] >= RISEN_ROUNDS else ""
+            parts.append(f"best validation at {best[0]:.0f}{turned}")
         if running and not doing.startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
@@ -263,6 +273,8 @@ class Monitor(Live):
         names = {k: f"averaged weights ({k[13:]})" for k in watched.reader.keys() if k.startswith("val_loss_ema_")}
         for colour, (key, name) in enumerate({"val_loss": "validation", **names}.items(), 1):
             out += [Series(name, *points(key, self.axis.value), "points", colour)] if key in last else []
+        if best := watched.best(self.axis.value):
+            out.append(Series("best validation", [best[0]], [best[1]], "points", len(names) + 2))
         return out
 
     def _by_sigma(self, picked: Sequence[tuple[int, Watched]]) -> list[Series]:

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 import orjson
 
@@ -15,6 +15,9 @@ from dfm_nb.base.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
+
+RISEN_ROUNDS = 3
+"""Validations without a better one before that is said."""
 
 
 class Metrics:
@@ -134,6 +137,16 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     """Iterations and values of the records that have a number under `key` (null, NaN and Inf are left out)."""
     numbers = [(r["iteration"], v) for r in records if isinstance(v := r.get(key), (int, float)) and math.isfinite(v)]
     return [i for i, _ in numbers], [v for _, v in numbers]
+
+
+def compared_loss(keys: Iterable[str]) -> str:
+    """The key by which rounds of validation are compared: of the widest average, as samples are made with it.
+
+    >>> compared_loss(["val_loss", "val_loss_ema_0.05", "val_loss_ema_0.1", "val_loss_ema_0.1_by_sigma"])
+    'val_loss_ema_0.1'
+    """
+    averages = [k for k in keys if k.startswith("val_loss_ema_") and not k.endswith("_by_sigma")]
+    return max(averages, key=lambda k: float(k.removeprefix("val_loss_ema_")), default="val_loss")
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

@@ -19,6 +19,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.cpu import precision
 from dfm_nb.base.log import log, start_logging
+from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import saving
@@ -36,10 +37,6 @@ from dfm_nb.training.watchdog import Watchdog
 
 OUT_OF_TIME = 1
 """Why a run stops beside a signal's number: below those of SIGUSR1 (10) and SIGTERM (15), so that a signal wins."""
-
-
-RISEN_ROUNDS = 3
-"""Validations without a better one before that is said."""
 
 AGAIN_S = 3.0
 """From a signal to one that ends at once: before, a scheduler and torchrun may each have passed on the same one."""
@@ -300,8 +297,7 @@ class Training:
 
     def _compare(self, record: Mapping[str, Any]) -> None:
         """Remember the best round, by the average that is generated with; say it once when the loss has turned."""
-        widest = max(self.trainer.ema.sigma_rels, default=None)
-        loss = float(record["val_loss" if widest is None else f"val_loss_ema_{widest:g}"])
+        loss = float(record[compared_loss(record)])
         if self.best is None or loss < self.best[0]:
             self._keep(loss, self.iteration)
             if self.config.checkpoint.keep_best:

@@ -102,7 +102,21 @@ def test_lines_hold_validation_by_sigma_of_first_and_last_round(tmp_path):
     assert (first["name"], last["name"]) == ("iteration 1", "iteration 3")
     assert last["x"] == [0.1, 10.0] and last["y"] == [0.7, 1.4]
     assert first["color"] != last["color"] and first["dash"] != last["dash"]
-    assert [s["name"] for s in monitor.loss.data] == ["training", "validation"]
+    assert [s["name"] for s in monitor.loss.data] == ["training", "validation", "best validation"]
+
+
+def test_the_best_round_is_marked_and_a_turn_is_told(tmp_path):
+    """By the widest average, as in training."""
+    losses = [(0.5, 0.9), (0.6, 0.7), (0.4, 0.8), (0.3, 0.8), (0.2, 0.8)]
+    rounds = [{"iteration": 10 * i, "val_loss": v, "val_loss_ema_0.1": a} for i, (v, a) in enumerate(losses, 1)]
+    write(tmp_path, record(1), *rounds[:4])
+    monitor = Monitor(tmp_path)
+    assert "best validation at 20" in monitor.status() and "risen" not in monitor.status()
+    write(tmp_path, rounds[4])
+    assert "best validation at 20; it has risen for 3 rounds" in monitor.status()
+    monitor.paint()
+    mark = monitor.loss.data[-1]
+    assert (mark["name"], mark["x"], mark["y"]) == ("best validation", [20.0], [0.7])
 
 
 def test_widget_follows_the_run_in_a_thread(tmp_path):
