@@ -17,7 +17,7 @@ import json
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
+from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
 from dfm_nb.data.shard_plan import ShardPlan
 
 # Bounds of memory, whatever the source: see above.
@@ -50,13 +51,22 @@ class Reading:
     """What is read and how.
 
     short_side : px that pictures are fitted to, both sides floored to multiples of 16; None leaves sizes as they are.
-    workers : number of threads.
+    workers : number of threads. edits : by key.
     """
 
     source: Source
     short_side: int | None = None
     upscale: bool = False
     workers: int = 2
+    edits: Mapping[str, Edit] = field(default_factory=dict)
+
+    def edited(self, clip: Clip) -> Result:
+        """The clip with the caption that it was given by hand, or that it was set aside."""
+        if (edit := self.edits.get(clip.key)) is None:
+            return clip
+        if edit.left_out:
+            return SampleError(LEFT_OUT, f"{clip.key} is set aside in {EDITS}")
+        return replace(clip, caption=edit.caption or clip.caption)
 
     def fit(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
@@ -152,7 +162,8 @@ class ReadAhead:
         try:
             for clip in self.reading.source.read(line.index):
                 given = True
-                if not self._put(line, self.reading.fit(clip)):
+                result = self.reading.edited(clip)  # one that is set aside does not end the item
+                if not self._put(line, self.reading.fit(result) if isinstance(result, Clip) else result):
                     return
             if not given:
                 raise SampleError("no_clips", f"{key} gave no clip")

@@ -35,6 +35,7 @@ from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
+from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
 from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
@@ -146,6 +147,7 @@ class PrepareConfig(Options):
             "source": source.identity(),
             "short_side": self.side_px,
             "ranks": world,
+            "edits": edits_sha256(self.output_dir),
             **{name: getattr(self, name) for name in settings},
             **{name: self.options.get(name) for name in of_encoders},
         }
@@ -226,7 +228,8 @@ class Preparation:
         self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, given)
         # pictures that a source makes at the size asked for stay as they are
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
-        self.reading = Reading(self.source, side_px, config.upscale, ranks.reader_threads(config.workers))
+        threads, edits = ranks.reader_threads(config.workers), read_edits(folder.path)
+        self.reading = Reading(self.source, side_px, config.upscale, threads, edits)
         self.device = ranks.device(config.device)
         self.text_encoder: TextEncoder = self._build(
             "text_encoders", config.text_encoder, config.text_encoder_path, max_tokens=config.max_text_tokens

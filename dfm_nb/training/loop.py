@@ -25,6 +25,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
+from dfm_nb.data.edits import LEFT_OUT
 from dfm_nb.data.stores import SampleStore, usual_size
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
@@ -89,8 +90,8 @@ class BadSamples:
         self._add(store.dropped)
 
     def see(self, packs: Sequence[Pack]) -> None:
-        """Those of a step."""
-        self.new = [d for p in packs for d in p.dropped if d[1] not in self.found]
+        """Those of a step; what was set aside on purpose is none."""
+        self.new = [d for p in packs for d in p.dropped if d[0] != LEFT_OUT and d[1] not in self.found]
 
     def share(self) -> None:
         """Tell every rank. ValueError when they are too many."""

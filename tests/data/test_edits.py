@@ -1,0 +1,66 @@
+"""Captions changed and samples set aside by hand: what is kept of it, and who follows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dfm_nb import prepare_dataset
+from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.video import write_png
+from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
+from dfm_nb.data.shards import find_shards, samples_of
+from dfm_nb.data.stores import EnergonStore
+from tests.data.test_encoding import Source, encoding
+
+
+def test_an_edit_replaces_the_one_before_it_and_an_empty_one_takes_it_away(tmp_path):
+    first, second = Edit(key="a", caption="a cat, \u00e9\n"), Edit(key="b/1", left_out=True)
+    write_edit(tmp_path, first)
+    write_edit(tmp_path, second)
+    assert read_edits(tmp_path) == {"a": first, "b/1": second}
+    write_edit(tmp_path, Edit(key="a"))
+    assert (tmp_path / EDITS).read_text() == '{"key":"b/1","left_out":true}\n'
+    write_edit(tmp_path, Edit(key="b/1"))
+    assert not (tmp_path / EDITS).exists() and read_edits(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "[]", '{"caption": "x"}', '{"key": "a", "caption": 3}', '{"key": "a", "left_out": 1}', '{"key": "a"', "\xff"],
+)
+def test_a_line_that_is_no_edit_is_named(tmp_path, line):
+    (tmp_path / EDITS).write_bytes(b'{"key": "a", "left_out": true}\n' + line.encode("latin-1") + b"\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_edits(tmp_path)
+
+
+def test_a_clip_that_is_set_aside_leaves_the_others_of_its_video():
+    edits = {"item-0-1": Edit(key="item-0-1", left_out=True), "item-0-2": Edit(key="item-0-2", caption="new")}
+    with encoding.ReadAhead(encoding.Reading(Source([3]), edits=edits), [0]) as ahead:
+        found = [r for _, r in ahead.take(1)]
+    assert [r.caption if isinstance(r, Clip) else r.reason for r in found] == ["caption 0", "left_out", "new"]
+
+
+def test_training_leaves_out_at_once_and_a_preparation_follows_all(tmp_path):
+    pictures, data = tmp_path / "pictures", tmp_path / "data"
+    pictures.mkdir()
+    for i in range(8):
+        write_png(pictures / f"p{i}.png", np.full((16, 16, 3), 30 * i, np.uint8))
+    asked = {"source": f"folder:{pictures}", "output_dir": str(data), "val_fraction": 0.0, "short_side": 16}
+    prepare_dataset(**asked)
+    store = EnergonStore(data)
+    keys = {store.read(i).meta["caption"]: key for i, key in enumerate(store.keys)}
+    write_edit(data, Edit(key=keys["p3"], left_out=True))
+    write_edit(data, Edit(key=keys["p5"], caption="a grey square"))
+    store = EnergonStore(data)
+    assert store.keys == list(keys.values()), "all have their places"
+    with pytest.raises(SampleError, match="set aside"):
+        store.read(store.keys.index(keys["p3"]))
+    with pytest.raises(FileExistsError, match="edits"):
+        prepare_dataset(**asked)
+    manifest = prepare_dataset(**asked, overwrite=True)
+    assert [(d["key"], d["reason"]) for d in manifest["drops"]] == [(keys["p3"], "left_out")]
+    captions = {e.key: e.meta["caption"] for e in samples_of(find_shards(data)[0])}
+    assert captions.keys() == {*keys.values()} - {keys["p3"]}
+    assert (captions[keys["p5"]], captions[keys["p4"]]) == ("a grey square", "p4")
