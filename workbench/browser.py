@@ -1,7 +1,8 @@
 """What a data set holds: decoded samples with captions, counts and sizes, what was dropped and why.
 
-It writes nothing, and reads and decodes only the samples of the page that is shown. A damaged sample is named in its
-place. Pictures are decoded with the tokenizer that the manifest names; a folder may bring one of tensors only.
+It reads and decodes only the samples of the page that is shown. A damaged sample is named in its place. Pictures are
+decoded with the tokenizer that the manifest names; a folder may bring one of tensors only. All that it writes is
+`edits.jsonl`: captions that were changed, samples that were set aside (`dfm_nb.data.edits`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ipywidgets as w
 from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.records import SampleError
+from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits
 from workbench.controls import table_html
@@ -31,10 +33,13 @@ LEGEND = (
     "latent: channels x frames x height x width of what the model is trained on; "
     "text tokens: vectors that the caption became"
 )
+FOLLOWS = "training leaves out what is set aside; captions follow with the same dfm prepare and --overwrite"
+NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
+"""Where the caption is a field, the figure shows none."""
 
 
 class DatasetBrowser(Live):
-    """Look through shards.
+    """Look through shards; change captions, set samples aside.
 
     Parameters
     ----------
@@ -53,9 +58,41 @@ class DatasetBrowser(Live):
         # what a tokenizer can decode, known without reading a sample
         self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
         self.about = self.found.describe()
+        self.edits = read_edits(self.found.folder)
         self._tokenizer_names = (tokenizer, tokenizer_path)
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
+
+    # ---- edits ----------------------------------------------------------------------------------------------------
+
+    def caption(self, index: int) -> str:
+        """As it was changed, else as it was prepared."""
+        entry = self.entries[index]
+        edit = self.edits.get(entry.key)
+        return (edit and edit.caption) or entry.meta.get("caption") or ""
+
+    def is_set_aside(self, index: int) -> bool:
+        edit = self.edits.get(self.entries[index].key)
+        return edit is not None and edit.left_out
+
+    def edit(self, index: int, caption: str, set_aside: bool = False) -> None:
+        """Change a sample's caption, or set it aside; `edits.jsonl` has it at once.
+
+        caption : one line; "" for that of the source.
+        """
+        entry, said = self.entries[index], " ".join(caption.split())
+        before = self.edits.get(entry.key) or Edit(key=entry.key)
+        as_it_was = said == entry.meta.get("caption") and before.caption is None
+        edit = Edit(key=entry.key, caption=None if as_it_was else said or None, left_out=set_aside)
+        write_edit(self.found.folder, edit)
+        self.edits = read_edits(self.found.folder)
+
+    def edited(self) -> str:
+        """How much was changed, and what follows it; "" for nothing."""
+        captions = sum(edit.caption is not None for edit in self.edits.values())
+        aside = sum(edit.left_out for edit in self.edits.values())
+        counted = f"{captions} captions changed, {aside} samples set aside ({EDITS})"
+        return f"{counted}: {FOLLOWS}" if self.edits else ""
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
@@ -68,7 +105,7 @@ class DatasetBrowser(Live):
         return [
             i
             for i, e in enumerate(self.entries)
-            if all(word in f"{e.meta.get('caption', '')} {e.key}".lower() for word in wanted)
+            if all(word in f"{self.caption(i)} {e.key}".lower() for word in wanted)
             and split in ("", self.splits[i])
             and (not kind or KINDS[kind](e.meta.get("num_frames") or 1))  # a .json may not say
             and size in ("", size_of(e.meta))
@@ -87,13 +124,13 @@ class DatasetBrowser(Live):
         tokenizer = None if latent else self._decoder[0]
         frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
-        caption = clip.meta.get("caption") or entry.key
+        caption, aside = self.caption(index) or entry.key, self.is_set_aside(index)
         shape = "x".join(map(str, clip.latent.shape[1:]))
-        about = f"{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
+        about = f"{'set aside · ' * aside}{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
         width = round(SIDE_PX * min(1, frames.shape[2] / frames.shape[1]))  # the longer side fits its place
         shown = Gallery([Item(kind, data, {"name": caption})], width_px=width, details=False).html()
         small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
-        return f"<div>{shown}{small}</div>"
+        return f'<div style="opacity:{0.4 if aside else 1}">{shown}{small}</div>'
 
     @functools.cached_property
     def _decoder(self) -> tuple[Any, str]:
@@ -106,12 +143,14 @@ class DatasetBrowser(Live):
         return tokenizer, "" if tokenizer else unknown
 
     def samples_html(self, indices: list[int], latent: bool = False) -> str:
-        cells = "".join(self.figure(i, latent) for i in indices)
-        if not cells:
+        return self._grid([self.figure(i, latent) for i in indices], latent)
+
+    def _grid(self, figures: list[str], latent: bool) -> str:
+        if not figures:
             return "<div>no sample is like that</div>"
         notes = "<br>".join(html.escape(note) for note in (not latent and self._decoder[1], LEGEND) if note)
         grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
-        return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{cells}</div>'
+        return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{"".join(figures)}</div>'
 
     # ---- the whole ------------------------------------------------------------------------------------------------
 
@@ -128,6 +167,7 @@ class DatasetBrowser(Live):
         rows += [(n.replace("_", " "), d[n]["name"]) for n in ("source", "tokenizer", "text_encoder") if n in d]
         if "counts" in d:
             rows.append(("splits", "train {train}, val {val}, test {test}".format(**d["counts"])))
+        rows += [("changed by hand", said)] if (said := self.edited()) else []
         return table_html([*rows, *(("fault", fault) for fault in self.found.faults)], caption=str(self.found.place))
 
     def drops_html(self) -> str:
@@ -174,14 +214,18 @@ class DatasetBrowser(Live):
         self._back.on_click(lambda _b: self._turn(-1))
         self._on.on_click(lambda _b: self._turn(1))
         self._status, self._samples = w.HTML(), w.HTML()
-        for control in (self._page, self._looks):
+        tip = "Change captions, set samples aside"
+        self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=auto)
+        columns = f"repeat(auto-fill, {SIDE_PX}px)"
+        self._cells = w.GridBox(layout=w.Layout(grid_template_columns=columns, grid_gap="12px"))
+        for control in (self._page, self._looks, self._editing):
             control.observe(lambda _c: self._paint(), names="value")
         for control in (self._search, *self._filters.values()):
             control.observe(lambda _c: self._searched(), names="value")
-        looking = w.HBox([self._search, *self._filters.values(), self._looks], layout=flow)
+        looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=flow)
         paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
         pages = {
-            "Samples": w.VBox([looking, paging, self._samples]),
+            "Samples": w.VBox([looking, paging, self._samples, self._cells]),
             "Summary": w.HTML(self.summary_html()),
             "Drops": w.HTML(self.drops_html()),
         }
@@ -204,6 +248,38 @@ class DatasetBrowser(Live):
     def _paint(self) -> None:
         page, last = self._page.value, self._page.max
         self._back.disabled, self._on.disabled = page == 1, page == last
-        self._status.value = f'<span role="status">of {last:,} pages; {len(self._found):,} samples</span>'
-        self._samples.value = self.samples_html(self._found[(page - 1) * PAGE : page * PAGE], self._looks.value)
+        shown = self._found[(page - 1) * PAGE : page * PAGE]
+        self._figures = [self.figure(i, self._looks.value) for i in shown]
+        self._cells.children = [self._cell(*c) for c in enumerate(shown)] if self._editing.value else []
+        self._samples.layout.display = "none" if self._editing.value else ""
+        self._show()
+
+    def _show(self, fault: str = "") -> None:
+        said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
+        more = f'<div role="alert"><b>Not kept:</b> {html.escape(fault)}</div>' if fault else self.edited()
+        self._status.value = f'<span role="status">{said}</span> {more}'
+        self._samples.value = self._grid(self._figures, self._looks.value)
         self.keep()
+
+    def _cell(self, place: int, index: int) -> Any:
+        """A figure of the page with its caption to change, and a box to set it aside."""
+        wide = w.Layout(width=f"{SIDE_PX}px")
+        tip = "Caption; empty: that of the source"
+        caption = w.Textarea(self.caption(index), tooltip=tip, continuous_update=False, rows=3, layout=wide)
+        aside = w.Checkbox(self.is_set_aside(index), description="set aside", indent=False, layout=wide)
+        picture = w.HTML(NO_CAPTION + self._figures[place])
+
+        def changed(_change: Any) -> None:
+            fault = ""
+            try:
+                self.edit(index, caption.value, aside.value)
+            except (OSError, ValueError) as error:
+                fault = str(error)
+            caption.value, aside.value = self.caption(index), self.is_set_aside(index)
+            self._figures[place] = self.figure(index, self._looks.value)
+            picture.value = NO_CAPTION + self._figures[place]
+            self._show(fault)
+
+        for control in (caption, aside):
+            control.observe(changed, names="value")
+        return w.VBox([picture, caption, aside])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from dfm_nb.base.video import read_image, write_mp4, write_png
+from dfm_nb.data.edits import EDITS, Edit, read_edits
 from dfm_nb.data.inspection import decoded, false_colours
 from workbench.browser import DatasetBrowser
 from workbench.gallery import Gallery
@@ -111,8 +113,6 @@ def test_drops_are_told_by_reason(data):
 
 
 def test_damaged_sample_is_named_in_its_place(data, tmp_path):
-    import shutil
-
     folder = shutil.copytree(data, tmp_path / "data")
     browser = DatasetBrowser(folder)
     entry = browser.entries[2]
@@ -120,3 +120,34 @@ def test_damaged_sample_is_named_in_its_place(data, tmp_path):
     entry.shard.write_bytes(entry.shard.read_bytes().replace(latent, bytes(len(latent))))
     page = browser.samples_html([1, 2, 3])
     assert page.count("<figure") == 2 and 'role="alert"' in page and entry.key in page
+
+
+def test_captions_are_edited_and_samples_set_aside(data, tmp_path):
+    folder = shutil.copytree(data, tmp_path / "data")
+    browser = DatasetBrowser(folder)
+    browser.widget  # noqa: B018
+    browser._editing.value = True
+    first, second = browser.entries[:2]
+    _, caption, aside = browser._cells.children[0].children
+    caption.value = "  a moth,\n at rest"
+    browser._cells.children[1].children[2].value = aside.value = True
+    assert read_edits(folder) == {
+        first.key: Edit(key=first.key, caption="a moth, at rest", left_out=True),
+        second.key: Edit(key=second.key, left_out=True),
+    }
+    assert "1 captions changed, 2 samples set aside" in browser._status.value and "set aside" in browser._samples.value
+    again = DatasetBrowser(folder)
+    assert again.find("moth rest") == [0] and "2 samples set aside" in again.html()
+    again.edit(0, "")
+    again.edit(1, second.meta["caption"])
+    assert read_edits(folder) == {} and not again.edited()
+
+
+def test_an_edit_that_cannot_be_kept_is_told(data, tmp_path):
+    browser = DatasetBrowser(shutil.copytree(data, tmp_path / "data"))
+    browser.widget  # noqa: B018
+    browser._editing.value = True
+    (tmp_path / "data" / EDITS).mkdir()
+    caption = browser._cells.children[0].children[1]
+    before, caption.value = caption.value, "a moth"
+    assert 'role="alert"' in browser._status.value and caption.value == before
