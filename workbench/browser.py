@@ -33,7 +33,10 @@ LEGEND = (
     "latent: channels x frames x height x width of what the model is trained on; "
     "text tokens: vectors that the caption became"
 )
-FOLLOWS = "training leaves out what is set aside; captions follow with the same dfm prepare and --overwrite"
+FOLLOWS = (
+    "From its next start training leaves out what is set aside; changed captions take the same dfm prepare with "
+    "--overwrite."
+)
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
 """Where the caption is a field, the figure shows none."""
 
@@ -91,8 +94,7 @@ class DatasetBrowser(Live):
         """How much was changed, and what follows it; "" for nothing."""
         captions = sum(edit.caption is not None for edit in self.edits.values())
         aside = sum(edit.left_out for edit in self.edits.values())
-        counted = f"{captions} captions changed, {aside} samples set aside ({EDITS})"
-        return f"{counted}: {FOLLOWS}" if self.edits else ""
+        return f"captions changed: {captions}; set aside: {aside} ({EDITS}). {FOLLOWS}" if self.edits else ""
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
@@ -213,10 +215,10 @@ class DatasetBrowser(Live):
         self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=auto)
         self._back.on_click(lambda _b: self._turn(-1))
         self._on.on_click(lambda _b: self._turn(1))
-        self._status, self._samples = w.HTML(), w.HTML()
+        self._status, self._told, self._samples = w.HTML(), w.HTML(), w.HTML()
         tip = "Change captions, set samples aside"
         self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=auto)
-        columns = f"repeat(auto-fill, {SIDE_PX}px)"
+        columns = f"repeat(auto-fill, {SIDE_PX + 8}px)"  # margins
         self._cells = w.GridBox(layout=w.Layout(grid_template_columns=columns, grid_gap="12px"))
         for control in (self._page, self._looks, self._editing):
             control.observe(lambda _c: self._paint(), names="value")
@@ -225,7 +227,7 @@ class DatasetBrowser(Live):
         looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=flow)
         paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
         pages = {
-            "Samples": w.VBox([looking, paging, self._samples, self._cells]),
+            "Samples": w.VBox([looking, paging, self._told, self._samples, self._cells]),
             "Summary": w.HTML(self.summary_html()),
             "Drops": w.HTML(self.drops_html()),
         }
@@ -256,14 +258,15 @@ class DatasetBrowser(Live):
 
     def _show(self, fault: str = "") -> None:
         said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
-        more = f'<div role="alert"><b>Not kept:</b> {html.escape(fault)}</div>' if fault else self.edited()
-        self._status.value = f'<span role="status">{said}</span> {more}'
+        self._status.value = f'<span role="status">{said}</span>'
+        alert = f'<div role="alert"><b>Not kept:</b> {html.escape(fault)}</div>'
+        self._told.value = alert if fault else f'<div style="font-size:12px">{self.edited()}</div>'
         self._samples.value = self._grid(self._figures, self._looks.value)
         self.keep()
 
     def _cell(self, place: int, index: int) -> Any:
         """A figure of the page with its caption to change, and a box to set it aside."""
-        wide = w.Layout(width=f"{SIDE_PX}px")
+        wide = w.Layout(width="auto")
         tip = "Caption; empty: that of the source"
         caption = w.Textarea(self.caption(index), tooltip=tip, continuous_update=False, rows=3, layout=wide)
         aside = w.Checkbox(self.is_set_aside(index), description="set aside", indent=False, layout=wide)

@@ -135,9 +135,9 @@ def test_captions_are_edited_and_samples_set_aside(data, tmp_path):
         first.key: Edit(key=first.key, caption="a moth, at rest", left_out=True),
         second.key: Edit(key=second.key, left_out=True),
     }
-    assert "1 captions changed, 2 samples set aside" in browser._status.value and "set aside" in browser._samples.value
+    assert "changed: 1; set aside: 2" in browser._told.value and "set aside" in browser._samples.value
     again = DatasetBrowser(folder)
-    assert again.find("moth rest") == [0] and "2 samples set aside" in again.html()
+    assert again.find("moth rest") == [0] and "set aside: 2" in again.html()
     again.edit(0, "")
     again.edit(1, second.meta["caption"])
     assert read_edits(folder) == {} and not again.edited()
@@ -150,4 +150,4 @@ def test_an_edit_that_cannot_be_kept_is_told(data, tmp_path):
     (tmp_path / "data" / EDITS).mkdir()
     caption = browser._cells.children[0].children[1]
     before, caption.value = caption.value, "a moth"
-    assert 'role="alert"' in browser._status.value and caption.value == before
+    assert 'role="alert"' in browser._told.value and caption.value == before
