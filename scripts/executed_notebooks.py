@@ -1,6 +1,6 @@
 """The notebooks as they look after a run, as HTML pages for the docs: no kernel, no network, no paths of this machine.
 
-    python scripts/executed_notebooks.py [--output build/docs/notebooks] [--only 00_tour 06_finetune]
+    python scripts/executed_notebooks.py [--output build/docs/notebooks] [--only 00_tour 06_your_own_pictures]
 
 They run headless at their defaults, in their order, in one folder, as a reader would go through them: about 12 minutes
 on two cores. The times are printed and stand in index.html.

@@ -32,10 +32,13 @@ SMALL = {
     "03_generate": {"num_steps": 4, "reference_steps": 8},
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
     "05_parallelism": {"layouts": ["tensor_model_parallel_size"], "train_iters": 3},
-    "06_finetune": {"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3, "num_measured": 8},
+    "06_your_own_pictures": {
+        **{"minutes": 0.1, "short_side": 32, "num_measured": 8},
+        **{"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3},
+    },
     "07_wan": {"train_iters": 3, "num_steps": 2},
 }
-AGAIN = {"01_prepare": {"output_dir": "other", "limit": 9}, "06_finetune": {"num_kept": 0, "rank": 4}}
+AGAIN = {"01_prepare": {"output_dir": "other", "limit": 9}, "06_your_own_pictures": {"num_kept": 0, "rank": 4}}
 """Exercises and what comes next are a second run in the same project."""
 NOTEBOOKS = sorted(p.stem for p in FOLDER.glob("*.ipynb"))
 IN_BROWSER = NOTEBOOKS if FULL else ["00_tour"]
