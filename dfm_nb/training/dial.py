@@ -83,6 +83,7 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     found = torch.tensor([seconds, left], dtype=torch.float64)
     dist.broadcast(found, src=0)
     seconds, left = found.tolist()
+    left = max(left, ROUNDS * seconds)  # of very few minutes the timing alone may take all
     rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
     why = f"as an iteration takes {seconds:.3g} s"
     return resolved.dialled(

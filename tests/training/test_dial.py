@@ -34,6 +34,12 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert losses(plain) == losses(run)
 
 
+def test_minutes_that_are_over_before_training_begins_still_give_a_run(tiny_data, tmp_path):
+    asked = dict(recipe="own", minutes=0.001, overrides=[*SMALL, "validation.samples=false"])
+    run = train_model(dataset_path=tiny_data, run_dir=tmp_path, **asked)
+    assert run.config.config.train.train_iters == 8 and losses(run)
+
+
 def _plain(run, folder):
     """The same settings without the minutes, all of them as a user would have set them."""
     config = run.config.config
