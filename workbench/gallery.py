@@ -76,7 +76,7 @@ def load(thing: Any) -> Item:
         frames = frames[None]
     if frames.ndim != 4:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
-    settings = {} if request is None else request.model_dump()
+    settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
     return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))
 
 
