@@ -176,7 +176,7 @@ def test_unusable_files_are_counted_and_named(tmp_path, monkeypatch):
     [
         (["--source", "synthetic", "--val-fraction", "0.6", "--test-fraction", "0.5"], "--val-fraction"),
         (["--source", "synthetic", "--resume", "--overwrite"], "--overwrite"),
-        (["--source", "synthetic", "--tile-px", "256"], "cosmos_cv"),
+        (["--source", "synthetic", "--tokenizer-window", "17"], "cosmos_cv"),
         (["--source", "folder:BROKEN"], "a.png"),
         (["--source", "syntetic"], "'synthetic'"),
         (["--source", "synthetic", "--tokenizer", "pcaa"], "'pca'"),
