@@ -103,7 +103,9 @@ class Run:
         """
         if self._key in _HELD:
             return
-        lock, here = FileLock(self.path / ".run.lock", blocking=False, thread_local=False), socket.gethostname()
+        here, place = socket.gethostname(), self.path / ".run.lock"
+        # without the kernel's locks no file in their place: that of a host which is gone would stay for good
+        lock = FileLock(place, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
             free = True

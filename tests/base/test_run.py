@@ -1,5 +1,6 @@
 """The run folder under kills, resumes and curious readers."""
 
+import errno
 import json
 import logging
 import math
@@ -105,6 +106,17 @@ def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, mon
     assert time.time() - run.pid_file.stat().st_mtime < 50  # the owner touched it again
     run.release()
     assert not run.pid_file.exists() and run.owner() is None
+
+
+def test_a_file_system_without_locks_keeps_none_of_a_killed_owner(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    run = Run.create(tmp_path)
+    run.claim()
+    assert run.owner().pid == os.getpid() and not (run.path / ".run.lock").read_bytes()
+    run.release()
 
 
 def test_checkpoints_of_another_run_are_refused_by_its_name_and_a_moved_run_keeps_its_own(tmp_path):
