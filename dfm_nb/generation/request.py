@@ -134,7 +134,7 @@ class Request(Sampling):
         None, "cosmos_cv: decode in overlapping windows of this many frames; default whole clips where memory allows"
     )
 
-    def __init__(self, prompt: str, index: int = 0, **settings: Any):
+    def __init__(self, /, prompt: str, index: int = 0, **settings: Any):
         Options.__init__(self, prompt=prompt, index=index, **settings)
 
     @model_validator(mode="after")

@@ -49,6 +49,7 @@ def test_prompts_file_lines_may_set_fields(tmp_path):
     "line, name",
     [
         ('{"prompt": "a", "sede": 5}', "line 2: .*seed"),
+        ('{"prompt": "a", "self": 5}', "line 2: .*self"),
         ("[1]", "line 2: .*prompt"),
         ("{prompt}", "line 2 .*JSON"),
         ('{"prompt": "a", "height": 100}', "line 2: --height"),
