@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+
+def hub_is_known() -> bool:
+    """False when the hub's name cannot be resolved here: its client would try again for a minute."""
+    from huggingface_hub import constants
+
+    if getproxies().keys() & {"https", "all"}:
+        return True
+    with contextlib.suppress(OSError):
+        return bool(socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+    return False
 
 
 def hub_file(repository: str, name: str, fix: str, **where: Any) -> Path:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from dfm_nb.base.hub import hub_is_known
+
 
 @dataclass(frozen=True)
 class TokenizerSpec:
@@ -80,7 +82,7 @@ def _from_transformers(model: str) -> Any:
         # of a folder with a config.json alone transformers makes a tokenizer without words
         if path.is_dir() and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
             raise FileNotFoundError("the folder holds no tokenizer")
-        return AutoTokenizer.from_pretrained(str(path))
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=not (path.is_dir() or hub_is_known()))
     except Exception as error:
         why = str(error).strip().split("\n")[0]
         raise ValueError(

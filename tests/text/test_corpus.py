@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -323,6 +324,17 @@ def test_tokenizers_that_do_not_fit_are_named(folders, tmp_path):
     with pytest.raises(ValueError, match="uint16.* 69999"):
         large.check(np.dtype(np.uint16), False)
     assert [optimal_dtype(n).name for n in (65_499, 65_500)] == ["uint16", "int32"]
+
+
+def test_where_the_hub_is_unknown_its_cache_alone_is_asked(monkeypatch):
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    asked = {}
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _, **more: asked.update(more))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: (_ for _ in ()).throw(socket.gaierror))
+    with pytest.raises(ValueError, match="some/hub-model"):
+        text_tokenizer.load("some/hub-model")
+    assert asked["local_files_only"]
 
 
 def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_path):
