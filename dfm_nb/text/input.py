@@ -118,11 +118,11 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdin.buffer
         return
-    unpack = _UNPACKERS.get(os.path.splitext(path)[1], lambda f: f)
     try:
         with open(path, "rb", buffering=0) as f:
-            text = unpack(f)
-            text.seek(start)
+            text = _UNPACKERS.get(os.path.splitext(path)[1], lambda f: f)(f)
+            if start:  # a pipe cannot seek
+                text.seek(start)
             yield io.BufferedReader(text, CHUNK_BYTES)
     except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
         raise ValueError(f"{path} must be a whole compressed file; {error}; copy it again") from error

@@ -108,6 +108,11 @@ def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monk
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(whole.read_bytes())))
     preprocess(config("-", tmp_path / "stdin", folders["gpt2"]))
     assert pair(tmp_path / "stdin") == pair(tmp_path / "base")
+    pipe, end = os.pipe()  # as a shell's <(zcat FILE), which cannot seek
+    os.write(end, whole.read_bytes())
+    os.close(end)
+    preprocess(config(f"/dev/fd/{pipe}", tmp_path / "pipe", folders["gpt2"]))
+    assert pair(tmp_path / "pipe") == pair(tmp_path / "base")
 
 
 def test_several_keys_give_a_corpus_each(folders, tmp_path):
