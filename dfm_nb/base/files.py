@@ -133,7 +133,8 @@ def read_listing(path: Path) -> dict[str, dict[str, Any]]:
     if path.read_bytes() != _listing(path.name, files):
         raise ValueError(f"{path} is damaged: its content does not match its own checksum; restore it")
     for name, entry in files.items():
-        if not lies_inside(name) or not isinstance(entry, dict) or entry.keys() != {"bytes", "sha256"}:
+        types = {key: type(value) for key, value in entry.items()} if isinstance(entry, dict) else None
+        if not lies_inside(name) or types != {"bytes": int, "sha256": str}:
             raise ValueError(f"{path} must list files inside its folder; it lists {name!r:.80}; do not use this folder")
     return files
 

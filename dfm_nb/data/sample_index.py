@@ -71,7 +71,8 @@ def described(entry: SampleEntry) -> list[int]:
 def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> None:
     """The index of each split beside its shards, from headers and .json parts; a split without shards has none."""
     for split in SPLITS:
-        index_path(folder, split).unlink(missing_ok=True)
+        if not splits.get(split):
+            index_path(folder, split).unlink(missing_ok=True)
     with tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
         for split, names in splits.items():
             if names:
@@ -154,13 +155,17 @@ class SampleIndex:
         files.check(self.folder, self._listed, [path.name], fix)
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
+            if reader.schema != SCHEMA:
+                raise ValueError("it has other columns")
             batch, about = reader.get_batch(0), reader.schema.metadata
             batch.validate(full=True)  # keys of a file that was made to lie could lie beyond it
             self._keys = batch["key"]
             self._columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
-            self.shards = [Shard(*shard) for shard in json.loads(about[b"shards"])]
-            self.dropped = [(reason, detail) for reason, detail in json.loads(about[b"dropped"])]
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+            self.shards = [
+                Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])
+            ]
+            self.dropped = [(str(reason), str(detail)) for reason, detail in json.loads(about[b"dropped"])]
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
         if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
             raise ValueError(f"{path} has samples of a shard that it does not list; {fix}")

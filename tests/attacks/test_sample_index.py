@@ -103,7 +103,9 @@ def test_lie_about_a_sample_costs_that_sample(data, change):
             assert np.array_equal(store.read(i).latent.float(), wanted.read(i).latent.float())
 
 
-@pytest.mark.parametrize("kind", ["other columns", "nulls", "no batch", "no metadata", "cut"])
+@pytest.mark.parametrize(
+    "kind", ["other columns", "other types", "nulls", "no batch", "no metadata", "deep", "other shards", "cut"]
+)
 def test_other_arrow_file_is_one_sentence(data, kind):
     path = index_path(data, "train")
     whole = path.read_bytes()
@@ -113,8 +115,11 @@ def test_other_arrow_file_is_one_sentence(data, kind):
         table = table.drop_columns(["t"])
     if kind == "nulls":
         table = table.set_column(2, "t", pa.array([None] * len(table), pa.uint16()))
-    if kind == "no metadata":
-        table = table.replace_schema_metadata({})
+    if kind == "other types":
+        table = table.set_column(1, "shard", pa.array([-9] * len(table)))
+    shards = {"deep": "[" * 100_000, "other shards": '[["rank0-000000.tar", null, "x", 1]]'}.get(kind)
+    if kind == "no metadata" or shards:
+        table = table.replace_schema_metadata({"shards": shards, "dropped": "[]"} if shards else {})
     with pa.ipc.new_file(str(path), table.schema) as writer:
         if kind != "no batch":
             writer.write_table(table)
@@ -125,7 +130,7 @@ def test_other_arrow_file_is_one_sentence(data, kind):
 
 
 def test_checksums_name_only_what_is_in_the_folder(data):
-    for name in ("/proc/kmsg", "../secret", "a/" * 2000 + "b"):
-        seal_folder(data, {**read_checksums(STORED / "data"), name: {"bytes": 1, "sha256": "0" * 64}})
+    for name, size in (("/proc/kmsg", 1), ("../secret", 1), ("a/" * 2000 + "b", 1), ("a.tar", "1")):
+        seal_folder(data, {**read_checksums(STORED / "data"), name: {"bytes": size, "sha256": "0" * 64}})
         with pytest.raises(ValueError, match=r"checksums\.json"):
             EnergonStore(data)

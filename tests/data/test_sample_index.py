@@ -65,6 +65,14 @@ def test_writing_it_again_changes_nothing(data):
     assert [(data / name).read_bytes() for name in ("checksums.json", *names)] == whole
 
 
+def test_an_index_stays_when_another_cannot_be_written(data):
+    tar, before = data / "rank0-000000.tar", (data / "train.index.arrow").read_bytes()
+    tar.write_bytes(b"no tar")
+    with pytest.raises(ValueError, match=tar.name):
+        index_dataset(data)
+    assert (data / "train.index.arrow").read_bytes() == before
+
+
 def test_fingerprint_follows_the_shards_content(data):
     before = EnergonStore(data)
     plan = PackOrder(before, SETTINGS, 64, 4)
