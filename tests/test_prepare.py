@@ -1,9 +1,11 @@
+import errno
 import io
 import json
 import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -229,6 +231,12 @@ def test_padded_form_reads_back_at_its_true_length_and_a_tokenizer_is_reused(pre
     length = entry.meta["text_tokens"]
     assert 4 < length < 64 and text[0, length:].abs().max() == 0 and text[0, length - 1].abs().max() > 0
     assert entry.read().text_emb.shape == (1, length, 384)
+
+
+def test_a_file_system_without_locks_is_prepared_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+    with PreparedFolder(tmp_path).turn():
+        pass
 
 
 def test_second_preparation_waits_for_the_first(tmp_path):

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from dfm_nb.base import files
@@ -40,6 +39,13 @@ BESIDE = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, ".nv-
 MEND = "restore it, or, where the change is meant, write index and checksums again: dfm index {}"
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
+MANIFEST: dict[str, Any] = {
+    **STATISTICS,
+    **{key: {"name": str} for key in ("source", "tokenizer", "text_encoder")},
+    "counts": {**dict.fromkeys((*SPLITS, "dropped"), int), "dropped_by_reason": {}},
+    "psnr_db": {},
+    "drops": [{"key": str, "reason": str}],
+}
 """What is read of a manifest, by its types."""
 
 _SHARD = re.compile(r"(\d{4}/)?rank\d+-\d{6,}\.tar")
@@ -90,7 +96,7 @@ def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
         names = here | {name for name in listed if not name.endswith((".tar", INDEX))}
         files.check(folder, listed, sorted(names), MEND.format(folder))
     manifest = read_json(path) or {}
-    if here and (missing := lacking(manifest, {**STATISTICS, "drops": [{"key": str}]})):
+    if here and (missing := lacking(manifest, MANIFEST)):
         raise ValueError(f"{path} is damaged ({', '.join(missing)}); prepare or adopt the data again")
     return manifest or None
 
@@ -100,7 +106,7 @@ def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     missing = [name for name, kind in wanted.items() if not fits(value.get(name), kind)]
     if not missing and STATISTICS.keys() <= wanted.keys():
         mean, std = value["latent_mean"], value["latent_std"]
-        if len(mean) != len(std) or not mean or not np.isfinite([mean, std]).all() or min(std) < 0:
+        if len(mean) != len(std) or not mean or not all(abs(n) < 1e38 for n in (*mean, *std)) or min(std) < 0:
             return list(STATISTICS)
     return missing
 
@@ -180,16 +186,20 @@ class PreparedFolder:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the folder, after another preparation of it has ended."""
+        """Hold the folder, after another preparation of it has ended; nothing where the file system has no locks."""
         self.records.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.records / "lock")
         try:
-            held = lock.acquire(timeout=0)
+            lock.acquire(timeout=0)
         except Timeout:
             log.warning("another process is at work in %s; waiting for it to end", self.path)
-            held = lock.acquire()
-        with held:
+            lock.acquire()
+        except OSError:  # such as ENOLCK of NFS without its lock daemon
+            pass
+        try:
             yield
+        finally:
+            lock.release()
 
     def agree_on_encoders(self, identities: dict[str, dict]) -> None:
         """The encoders of a resumed preparation must be those it began with; `identities` are by kind."""

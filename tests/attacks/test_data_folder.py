@@ -83,7 +83,7 @@ def test_damage_under_checksums_that_fit_is_one_sentence_too(data, file, kind):
         EnergonStore(data)
 
 
-@pytest.mark.parametrize("change", [manifest(drops=["x"]), manifest(drops=[{}])])
+@pytest.mark.parametrize("change", [manifest(drops=[{}]), manifest(source=None), manifest(latent_std=[10**400] * 16)])
 def test_dfm_index_refuses_a_manifest_of_wrong_types(data, capsys, change):
     change(data / "manifest.json")
     assert guard(index.main, [str(data)]) == 2
