@@ -206,8 +206,9 @@ def decode_meta(data: bytes | None, key: str) -> dict:
     try:
         if len(data) > LARGEST_JSON:
             raise ValueError(f"it has {len(data)} bytes; {LARGEST_JSON} is the most")
-        Meta.model_validate_json(data)
-        return json.loads(data)
+        text = data.decode(json.detect_encoding(data))  # other writers' has a byte order mark, which pydantic refuses
+        Meta.model_validate_json(text)
+        return json.loads(text)
     except ValueError as error:  # pydantic's, and Python's on a number of thousands of digits
         why = str(error)
         if isinstance(error, pydantic.ValidationError):
@@ -297,7 +298,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                 split_parts_patterns=[(part, name) for part, names in splits.items() for name in names],
                 workers=1,
             )
-        except (SystemExit, UnicodeEncodeError) as error:  # SystemExit: Energon's way to report, after printing why
+        except (SystemExit, AssertionError, UnicodeEncodeError) as error:  # what Energon ends with, after printing why
             why = " ".join(said.getvalue().split()) or error
             raise ValueError(f"Energon refuses the shards in {folder}: {str(why)[:300]}") from None
         finally:
@@ -430,7 +431,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
                 yield folder + slash + stem, extension, member
         # tarfile takes a damaged header for the end, behind which there are zeros alone
         file.seek(tar.offset)
-        if file.read().strip(b"\0"):
+        if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):  # whatever a tail's length
             raise tarfile.TarError(f"it is damaged at byte {tar.offset}")
 
 

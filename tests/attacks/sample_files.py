@@ -202,6 +202,7 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
     "no caption": meta(caption=None),
     "no json": lambda p: p.pop("json"),
     "other keys": meta(anything={"a": [1, None]}),
+    "json with a byte order mark": lambda p: p.update(json=b"\xef\xbb\xbf" + p["json"]),
 }
 """What other writers make of a good sample."""
 
