@@ -71,6 +71,10 @@ def adopt_dataset(
         splits = _splits(place.path, tars, val_fraction)
         survey = _Survey(place.path, splits)
         write_indexes(place.path, splits, survey)
+        for record in survey.records.values():
+            if not record["samples"] and any(drop["reason"] == "other_text_width" for drop in record["drops"]):
+                odd = f"{record['name']} has another than the {survey.text_dim} of those before it"
+                raise ValueError(f"{place.path}: text embeddings must have one width; {odd}; move such shards away")
         merged = Merged(survey.records.values())
         if not any(r["split"] == "train" for r in merged.full):
             first = merged.drops[0]["detail"] if merged.drops else "its tars are empty"

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import pickle
 import shutil
 import tarfile
 from pathlib import Path
@@ -163,6 +164,12 @@ def test_mistakes_are_named(folder, capsys, more, named):
     assert named in capsys.readouterr().err.strip().splitlines()[-1] and not (folder / "manifest.json").exists()
     if named != "384":  # before any work
         assert sorted(folder.iterdir()) == tars
+
+
+def test_shards_of_another_width_of_text_are_named(folder, capsys):
+    parts = shards.samples_of(folder / "rank1-000000.tar")[0].parts()
+    add_sample(folder / "rank2-000000.tar", "k", **{**parts, "pickle": pickle.dumps(torch.zeros(1, 2, 8))})
+    assert run(folder) == 2 and "rank2-000000.tar" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_folders_that_cannot_be_adopted_are_named(tiny_data, tmp_path, capsys):
