@@ -100,7 +100,9 @@ def read_rows(path: Path) -> Rows:
         if suffix != ".parquet":
             return frame_rows(_read_text(path, suffix))
         schema = pq.read_schema(path)
-        stored = {field.name for field in schema if pa.types.is_nested(field.type) or field.type in BINARY}
+        # and times, which may be none of Python's
+        lazy = (pa.types.is_nested, pa.types.is_temporal, BINARY.__contains__)
+        stored = {field.name for field in schema if any(of_type(field.type) for of_type in lazy)}
         held = pq.read_table(path, columns=[name for name in schema.names if name not in stored]).to_pydict()
         rows = {n: StoredPictures(path, n) if n in stored else list(map(_cell, held[n])) for n in schema.names}
         return _some(rows)
@@ -221,9 +223,11 @@ class Table:
             value = self.rows[column][index]
             if isinstance(value, Mapping):  # the hub's struct is its bytes, or its path when it has none
                 value = value.get("bytes") or value.get("path") or None
+            if isinstance(value, (bytearray, memoryview)):
+                value = bytes(value)
             if value is not None:
                 kept = isinstance(value, (bytes, Image.Image, np.ndarray))
-                return value if kept else bytes(value) if isinstance(value, bytearray) else str(value).strip()
+                return value if kept else str(value).strip()
         raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media)}")
 
     def _file(self, reference: str) -> Path | bytes:

@@ -269,9 +269,12 @@ def test_image_bytes_in_parquet_are_used_and_the_url_where_there_are_none(tmp_pa
 
 
 def test_raw_bytes_in_parquet_may_be_pictures_or_videos(tmp_path):
-    pq.write_table(pa.table({"image": [png("red"), mp4(tmp_path)], "caption": ["a", 7 * "b"]}), tmp_path / "t.parquet")
+    clip, times = mp4(tmp_path), pa.array([2**62] * 3, pa.timestamp("us"))  # none of Python's
+    old = clip[:4] + b"free" + clip[8:]  # QuickTime without ftyp
+    columns = {"image": [png("red"), clip, old], "caption": ["a", 7 * "b", "c"], "time": times}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
     source = table.build(str(tmp_path / "t.parquet"))
-    assert [read(source, i)[0].video.shape for i in (0, 1)] == [(1, 20, 24, 3), (9, 32, 32, 3)]
+    assert [read(source, i)[0].video.shape for i in range(3)] == [(1, 20, 24, 3), (9, 32, 32, 3), (9, 32, 32, 3)]
 
 
 def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
