@@ -33,7 +33,7 @@ FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", *CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
-LARGEST_CAPTION = 1 << 20  # bytes
+LARGEST_CAPTION, LARGEST_LIST = 1 << 20, 1 << 28  # bytes; a list takes eight times its own in memory
 
 
 class Folder:
@@ -128,6 +128,8 @@ def _visible(root: Path) -> Iterator[str]:
 
 def _read_captions(path: Path) -> dict[str, str]:
     """{file: caption} of one of `LISTS`; a row without a caption counts as no row."""
+    if path.is_file() and path.stat().st_size > LARGEST_LIST:
+        raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; give it as --source table:FILE.parquet")
     rows = read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
     column = next((c for c in CAPTION_COLUMNS if c in rows), None)

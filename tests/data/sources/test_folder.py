@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -103,6 +104,13 @@ def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content,
     (tmp_path / name).write_bytes(content)
     error = fault(folder.build(str(tmp_path)))
     assert error.reason == reason and name in error.detail
+
+
+def test_a_list_of_captions_is_bounded(tmp_path):
+    (tmp_path / "captions.csv").touch()
+    os.truncate(tmp_path / "captions.csv", folder.LARGEST_LIST + 1)
+    with pytest.raises(ValueError, match=r"captions\.csv"):
+        folder.build(str(tmp_path))
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
