@@ -130,8 +130,10 @@ def choose(
     order = torch.randperm(len(reference), generator=torch.Generator().manual_seed(seed)).tolist()
     with tqdm(total=images + clips, desc="real samples", unit="sample") as bar:
         for index in order:
+            if not any(left.values()):
+                break
             known = reference.is_clip(index)
-            if not (any(left.values()) if known is None else left[known]):
+            if known is not None and not left[known]:
                 continue
             try:
                 real = reference.read(index)
