@@ -6,6 +6,7 @@ the network and not of the tokenizer. The choice depends on the seed alone; what
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
@@ -124,14 +125,11 @@ def choose(
 
     The seed decides which, and their order.
     """
-    left = {False: images, True: clips}  # by whether they are clips
+    left, failed = {False: images, True: clips}, 0  # by whether they are clips
     found: dict[bool, list[Real]] = {False: [], True: []}
-    failed = 0
     order = torch.randperm(len(reference), generator=torch.Generator().manual_seed(seed)).tolist()
     with tqdm(total=images + clips, desc="real samples", unit="sample") as bar:
-        for index in order:
-            if not any(left.values()):
-                break
+        for index in itertools.takewhile(lambda _: any(left.values()), order):
             known = reference.is_clip(index)
             if known is not None and not left[known]:
                 continue
