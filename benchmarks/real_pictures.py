@@ -30,8 +30,8 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import report
+from dfm_nb.base.intervals import wilson
 from dfm_nb.base.plots import plot_pictures
-from dfm_nb.evaluation.distance import wilson
 
 KINDS = {
     "map": ("geography",),

@@ -211,10 +211,10 @@ def on_mixtures(num_samples: int) -> dict:
 
 def on_model(checkpoint: str, count: int) -> dict:
     """The fine solution and each cell: evaluations, share as asked with its interval, and distance."""
+    from dfm_nb.base.intervals import wilson
     from dfm_nb.butterflies import synthetic
     from dfm_nb.butterflies.attributes import CORE, unseen_attributes
     from dfm_nb.butterflies.judge import AttributeClassifier
-    from dfm_nb.evaluation.distance import wilson
     from dfm_nb.generation.pipeline import Pipeline
     from dfm_nb.generation.request import Request
 

@@ -12,7 +12,6 @@ n, m : samples of two sets. D : features. All sums are float64.
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +24,6 @@ class Estimate:
     value: float
     low: float
     high: float
-
-
-def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % Wilson score interval of a share."""
-    p, n = successes / trials, trials
-    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
 
 
 def polynomial_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:

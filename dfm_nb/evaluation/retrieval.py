@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from dfm_nb.evaluation.distance import Estimate, wilson
+from dfm_nb.base.intervals import wilson
+from dfm_nb.evaluation.distance import Estimate
 
 WAYS = 20
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from dfm_nb.base.intervals import wilson
 from dfm_nb.butterflies import captions, synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER, is_pair, score, share, shares, unseen_attributes
 from dfm_nb.butterflies.judge import HEADS
-from dfm_nb.evaluation.distance import wilson
 from dfm_nb.evaluation.table import table
 from scripts import train_classifier as script
 

@@ -1,0 +1,12 @@
+"""Intervals of shares."""
+
+from __future__ import annotations
+
+import math
+
+
+def wilson(successes: float, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """95 % Wilson score interval of a share."""
+    p, n = successes / trials, trials
+    centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
