@@ -54,7 +54,9 @@ def test_shards_of_nemo_dfm_are_adopted_inspected_trained_on_and_generated_from(
     validated = ["dataset.use_train_split_for_val=true", "train.eval_interval=2", "validation.prompts=[]"]
     said = pretrain(data, tmp_path / "run", *validated, f"model.vae_cache_folder={theirs / 'cosmos'}")
     assert "12 samples" in said and "No samples" not in said
-    assert len(list((tmp_path / "run" / "samples").rglob("*.mp4"))) == 1  # of a stored text, without a text encoder
+    assert (
+        len(list((tmp_path / "run" / "samples").rglob("*_sample.*.json"))) == 1
+    )  # of a stored text, without a text encoder
     (folder,) = (tmp_path / "run" / "checkpoints").glob("iter_*")
     trained = checkpoint.read_statistics(folder)
     assert torch.equal(trained.mean, EnergonStore(data).statistics.mean) and (folder / checkpoint.STATISTICS).is_file()
