@@ -1,7 +1,7 @@
 """`dfm sweep`: a training for every combination of settings, some at a time, each in a run folder of its own.
 
 Every combination is checked before the first one starts. One that fails is a row of the table, and the others go on.
-The same call again leaves alone what is finished, goes on with what is not, and takes up values that were added.
+The same call again skips what is finished, resumes what is not, and takes up values that were added.
 `results.csv` and the page `index.html` are written again whenever a run ends.
 """
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import psutil
 
-POLL_S, MARGIN_S = 0.2, 20.0
-"""A run that is stopped saves first: it gets the grace of `base.process`, and so many seconds to pass the word on."""
+POLL_S = 0.2
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -69,7 +68,7 @@ def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list
 
 
 class SweepOptions(TrainOptions):
-    """Train every combination of settings; the flags of dfm pretrain hold for all. A second call goes on."""
+    """Train every combination of settings; the flags of dfm pretrain hold for all. A second call resumes."""
 
     prog, epilog = "dfm sweep", "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
     aliases = {"num_processes": "nproc_per_node"}
@@ -128,7 +127,7 @@ def run_all(
             time.sleep(POLL_S)
     finally:
         for _, started, _ in running:
-            process.end(started, process.GRACE_S + MARGIN_S)
+            process.end(started, process.GRACE_S + process.MARGIN_S)
 
 
 def last_line(log: Path) -> str:

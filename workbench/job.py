@@ -27,8 +27,6 @@ from workbench.supervisor import RECORD, write_record
 
 State = Literal["not started", "running", "finished", "stopped", "failed", "lost"]
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-MARGIN_S = 20.0
-"""For the supervisor, which then kills and collects what hangs, before it counts as hung itself."""
 TAIL_BYTES = 1 << 18
 """Of a log, which may have gigabytes: enough for a traceback of every rank of a machine."""
 
@@ -149,7 +147,7 @@ class Job:
         """The day and the time of the last line of the log."""
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.log.stat().st_mtime if self.log.exists() else None))
 
-    def stop(self, grace_s: float = process.GRACE_S + MARGIN_S) -> None:
+    def stop(self, grace_s: float = process.GRACE_S + process.MARGIN_S) -> None:
         """Ask the whole process tree to end, wait, and kill what is left; returns when nothing of it is alive.
 
         grace_s : seconds to save and exit. Those by default are enough for a run that does not hang.

@@ -25,6 +25,8 @@ POLL_S = 0.05
 """Between two looks at a process: an end is seen at once, and a look at all of a machine's costs milliseconds."""
 GRACE_S = 120.0
 """A run that is asked to stop saves a checkpoint first; only one that hangs takes this long."""
+MARGIN_S = 20.0
+"""More than the grace, for whoever passes the request on: it ends what hangs before it counts as hung itself."""
 SETTLE_S = 10.0
 """After a SIGKILL: for a parent to collect and record what was killed below it, on a busy machine."""
 

@@ -68,6 +68,12 @@ def recipes() -> list[str]:
     return sorted(p.stem for p in RECIPES.glob("*.yaml"))
 
 
+@cache
+def _packaged() -> set[str]:
+    """The layers that come with the package."""
+    return {DEFAULT, *(f"recipe {name}" for name in recipes())}
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A configuration and, for each dotted key, the layer its value came from.
@@ -107,17 +113,17 @@ class Resolved:
 
     def is_free(self, key: str) -> bool:
         """Whether a default or a packaged recipe has the say."""
-        return self.provenance[key] in {DEFAULT, *(f"recipe {name}" for name in recipes())}
+        return self.provenance[key] in _packaged()
 
     def dialled(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
         """A copy in which keys that are free take these values, for these reasons."""
         anew = {k for k in _followers(self.config) if self.provenance[k].startswith(DERIVED)}
         new = {k: v for k, v in values.items() if self.is_free(k)}
         if size := new.pop("model.size", None):
-            row, why = sizes.SIZES[size[0]], size[1]
-            network = {"model.size": row.name, **{f"model.{k}": v for k, v in row.settings().items()}}
+            name, why = size
+            network, _, _ = _expand_size({"model.size": name}, DIALLED)
             if all(k in anew or self.is_free(k) for k in network):
-                new |= {k: (v, f"{why} ({row.name})") for k, v in network.items()}
+                new |= {k: (v, f"{why} ({name})") for k, v in network.items()}
         leaves = {k: None if k in anew else self.get(k) for k in FIELDS} | {k: v for k, (v, _) in new.items()}
         provenance = self.provenance | {k: f"{DIALLED} {why}" for k, (_, why) in new.items()}
         config, faults = _typed(leaves, provenance)
@@ -364,12 +370,11 @@ def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
 
 def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
     """What a run that resumes keeps of its `stored` values."""
-    packaged = {DEFAULT, *(f"recipe {name}" for name in recipes())}
 
     def source(origin: str) -> str:
         """`default`, `recipe NAME`, `size NAME` or `weights of PATH`; empty for what a user has set or is derived."""
         name = origin.partition(" (")[0]
-        return name if name in packaged or name.startswith(("size ", WEIGHTS)) else ""
+        return name if name in _packaged() or name.startswith(("size ", WEIGHTS)) else ""
 
     same_minutes = now.config.train.minutes == stored.config.train.minutes
     kept = {}

@@ -19,21 +19,19 @@ import math
 import time
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.geometry import PX_PER_LATENT
 from dfm_nb.data.stores import SampleStore
-from dfm_nb.parallel.groups import layout_of
+from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.trainer import Trainer
 
 ROUNDS = 8
 """Validations and checkpoints of a run, evenly spaced: enough to see the turn of the validation loss."""
 OVERHEAD = 0.06  # of the time goes to validations, samples and checkpoints
-OVERTIME = 1.1  # a machine that became slower ends the run here, saved; the same command then goes on
+OVERTIME = 1.1  # a machine that became slower ends the run here, saved; the same command resumes it
 PROBE = 0.03  # of the time goes to timing iterations, and more than that would not tell more
 FEWEST, MOST = 5, 100  # iterations that are timed
 CPU_TOKENS, GPU_TOKENS = 768, 8192
@@ -78,11 +76,8 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     minutes = resolved.config.train.minutes
     assert minutes is not None
     seconds = _seconds_per_iteration(resolved.config, store, PROBE * 60 * minutes)
-    left = 60 * minutes - (time.monotonic() - started)
     # rank 0's clock decides for all
-    found = torch.tensor([seconds, left], dtype=torch.float64)
-    dist.broadcast(found, src=0)
-    seconds, left = found.tolist()
+    seconds, left = everyones((seconds, 60 * minutes - (time.monotonic() - started)))[0]
     left = max(left, ROUNDS * seconds)  # of very few minutes the timing alone may take all
     rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
     why = f"as an iteration takes {seconds:.3g} s"
@@ -112,8 +107,7 @@ def _seconds_per_iteration(config: cfg.Config, store: SampleStore, at_most_s: fl
 
     try:
         timed(1)
-        iterations = torch.tensor([at_most_s / timed(FEWEST)]).clamp(FEWEST, MOST).int()
-        dist.broadcast(iterations, src=0)
-        return timed(int(iterations))
+        affordable = everyones(at_most_s / timed(FEWEST))[0]
+        return timed(int(min(max(affordable, FEWEST), MOST)))
     finally:
         loader.close()
