@@ -1,4 +1,4 @@
-"""Runs beside one another: `compare(runs)` as a table, and `page(...)` as one HTML file to send to a colleague."""
+"""Runs compared: `compare(runs)` as a table, and `page(...)` as one HTML file to send to a colleague."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.files import read_json
-from dfm_nb.base.metrics import read_metrics, series
+from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.plots import plot_curves
 from dfm_nb.base.run import MEDIA, Run, iteration_folders, media_in
 from dfm_nb.config import notation
@@ -65,8 +65,8 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
     Returns
     -------
     DataFrame with the run's folder as index and the columns `state` (running, finished, stopped, not started),
-    `iterations`, `best_val_loss` and `best_at` (an iteration), `val_loss` and `loss` (the last ones), `seconds`, and
-    one for each setting that differs.
+    `iterations`, `best_val_loss` and `best_at` (an iteration; of the widest average, as in log and monitor), `val_loss`
+    and `loss` (the last ones), `seconds`, and one for each setting that differs.
 
     >>> compare("runs").sort_values("best_val_loss")  # doctest: +SKIP
     """
@@ -85,10 +85,12 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 
 def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     records = read_metrics(folder)
-    (_, losses), (_, seconds), (at, rounds) = (series(records, key) for key in ("loss", "elapsed_s", "val_loss"))
+    compared = compared_loss({key for record in records for key in record})
+    keys = ("loss", "elapsed_s", "val_loss", compared)
+    (_, losses), (_, seconds), (_, rounds), (at, averaged) = (series(records, key) for key in keys)
     last, of = (records[-1]["iteration"] if records else 0), settings.get("train.train_iters")
     ended = "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
-    best = min(zip(rounds, at), default=(None, None))
+    best = min(zip(averaged, at), default=(None, None))
     return {
         "state": "running" if Run(folder).owner() else ended,
         "iterations": last,
