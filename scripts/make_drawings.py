@@ -21,14 +21,14 @@ FOLDER = Path(__file__).parents[1] / "dfm_nb/data/drawings"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("library", type=Path, help="what fetch_openclipart.py wrote")
-    library = parser.parse_args().library
+    parser.add_argument("clipart", type=Path, help="what fetch_openclipart.py wrote")
+    clipart = parser.parse_args().clipart
     for table in sorted(FOLDER.glob("*/metadata.csv")):
         with table.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         for row in rows:
             drawing = (
-                Image.open(library / row["source"]).convert("RGBA").resize((SIZE_PX, SIZE_PX), Image.Resampling.LANCZOS)
+                Image.open(clipart / row["source"]).convert("RGBA").resize((SIZE_PX, SIZE_PX), Image.Resampling.LANCZOS)
             )
             on_white = Image.alpha_composite(Image.new("RGBA", drawing.size, "white"), drawing).convert("RGB")
             on_white.save(table.parent / row["file_name"], optimize=True)

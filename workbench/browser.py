@@ -1,6 +1,6 @@
 """What a data set holds: decoded samples with captions, counts and sizes, what was dropped and why.
 
-It reads and decodes only the samples of the page that is shown. A damaged sample is named in its place. Pictures are
+It reads and decodes only the samples of the page that is shown. A damaged sample is reported in its place. Pictures are
 decoded with the tokenizer that the manifest names; a folder may bring one of tensors only. All that it writes is
 `edits.jsonl`: captions that were changed, samples that were set aside (`dfm_nb.data.edits`).
 """

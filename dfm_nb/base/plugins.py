@@ -8,7 +8,7 @@ in a package of your own, an entry point, for example for a source that is then 
 
 It is called as `build(spec_or_table, **flags)` of a source, `build(path, device=..., **flags)` of a tokenizer, and
 `build(path, device=..., max_tokens=..., **flags)` of a text encoder, whose `identity()` must hold `max_tokens`: prompts
-are cut where captions were. `path` is None where no file is named.
+are cut where captions were. `path` is None without a file.
 
 The module may also have:
 
@@ -47,7 +47,7 @@ BUILT_IN = {
 }
 """By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
-"""Keywords that `build` gets beside those of its own flags."""
+"""Keywords that `build` gets, besides those of its own flags."""
 ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
 
 

@@ -134,7 +134,7 @@ def _is_video(source: Path | bytes) -> bool:
     if isinstance(source, Path):
         return source.suffix.lower() in VIDEO_SUFFIXES
     boxes = source[4:8] == b"ftyp" and source[8:12] not in (b"avif", b"avis", b"mif1", b"heic")
-    boxes = boxes or source[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip")  # QuickTime of before there was ftyp
+    boxes = boxes or source[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip")  # QuickTime older than ftyp
     # Matroska and WebM, MPEG as a program and as a bare stream
     other = source.startswith((b"\x1aE\xdf\xa3", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3"))
     return boxes or other or (source[:4] == b"RIFF" and source[8:12] == b"AVI ")
