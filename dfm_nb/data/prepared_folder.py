@@ -188,7 +188,7 @@ class PreparedFolder:
     def turn(self) -> Iterator[None]:
         """Hold the folder, after another preparation of it has ended; nothing where the file system has no locks."""
         self.records.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.records / "lock")
+        lock = FileLock(self.records / "lock", fallback_to_soft=False)  # why: base.run
         try:
             lock.acquire(timeout=0)
         except Timeout:
