@@ -157,7 +157,8 @@ def page(
 
 
 def _table(table: pd.DataFrame, links: str) -> str:
-    cells = table.fillna("").map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
+    filled = table.astype(object).fillna("")
+    cells = filled.map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
     if links:
         cells["run"] = [f'<a href="{links.format(name)}">{name}</a>' for name in cells["run"]]
     lines = ["".join(f"<th>{html.escape(str(name))}</th>" for name in cells)]
