@@ -14,7 +14,7 @@ SOURCES := dfm_nb workbench tests scripts benchmarks examples
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=25
 
-.PHONY: demo lab check test lint setup notebooks browser chaos parallel-check docs bench bench-gpu clean
+.PHONY: demo lab check test failed lint setup notebooks browser chaos parallel-check docs bench bench-gpu clean
 
 setup: $(STAMP)
 
@@ -42,6 +42,9 @@ check: setup lint
 
 test: setup lint
 	$(PYTEST)
+
+failed: setup lint
+	$(BIN)/python -m pytest -rA --last-failed --last-failed-no-failures none
 
 notebooks: export DFM_FULL := 1
 notebooks: setup

@@ -94,6 +94,7 @@ if "SRUN_LOG" in os.environ:
     with open(os.environ["SRUN_LOG"], "a") as f:
         sys.exit(print(shlex.join(words), file=f))
 nodes = range(int(os.environ["SLURM_JOB_NUM_NODES"]))
+words[1:1] = ["--local-addr=127.0.0.1"]  # or torchrun asks the resolver for this machine's name
 tasks = [subprocess.Popen(words, env=dict(os.environ, SLURM_NODEID=str(i))) for i in nodes]
 signal.signal(signal.SIGUSR1, lambda *_: [t.send_signal(signal.SIGUSR1) for t in tasks])
 sys.exit(max(t.wait() for t in tasks))
@@ -105,6 +106,10 @@ if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$SCONTROL_LOG"; fi
 """
 
 
+JOB_ID = str(os.getpid())
+"""The script's port follows from it: two of these tests at a time must differ."""
+
+
 def desk(tmp_path: Path, **more: str) -> dict[str, str]:
     """An environment with stand-ins for Slurm's commands before all others, and an empty VENV."""
     folder = tmp_path / "bin"
@@ -112,7 +117,7 @@ def desk(tmp_path: Path, **more: str) -> dict[str, str]:
     for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL), ("activate", "")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": str(os.getpid())}
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": JOB_ID}
     env = commands().environment(SCONTROL_LOG=str(tmp_path / "scontrol.log"), **job, **more)
     return {**env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
 
@@ -201,17 +206,21 @@ def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     run, script = tmp_path / "run", tmp_path / "train.sbatch"
     tiny = {"training": TINY.format(run=run), "VENV": str(tmp_path), "PROCESSES": "1", "GRACE": "60"}
     script.write_text(edited(SLURM / "train.sbatch", **tiny))
-    env = desk(tmp_path)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    batch = subprocess.Popen(["bash", str(script)], env=env, **pipes)
+    env = desk(tmp_path, GLOO_SOCKET_IFNAME="lo")
+    log = tmp_path / "first.log"
+    with log.open("w") as file:
+        batch = subprocess.Popen(["bash", str(script)], env=env, stdout=file, stderr=file)
     begun = lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 5  # noqa: E731
-    wait_until(lambda: batch.poll() is not None or begun(), "five steps", 120)
-    batch.send_signal(signal.SIGUSR1)
-    output, _ = batch.communicate(timeout=120)
+    try:
+        wait_until(lambda: batch.poll() is not None or begun(), "five steps", 120)
+        batch.send_signal(signal.SIGUSR1)
+        batch.wait(120)
+    finally:
+        print(output := log.read_text())
     stopped = max(losses(run))
-    assert stopped < 40 and f"Stopped by SIGUSR1 at iteration {stopped}; saved" in output, output
+    assert stopped < 40 and f"Stopped by SIGUSR1 at iteration {stopped}; saved" in output
     assert saving.read_state(checkpoint.find(run))["iteration"] == stopped
-    assert (tmp_path / "scontrol.log").read_text() == f"requeue {os.getpid()}\n"
+    assert (tmp_path / "scontrol.log").read_text() == f"requeue {JOB_ID}\n"
 
     again = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=240)
     assert again.returncode == 0, again.stdout + again.stderr
