@@ -411,12 +411,14 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     assert kept.config.model == now.config.model
 
 
-def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path):
+def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
     stored = tmp_path / "config.yaml"
     new = C.resolve("demo")
     assert new.config.mixed_precision == "auto"
     stored.write_text(C.to_yaml(new.with_derived({"mixed_precision": "bf16"}, "the processor")))
-    assert C.resolve("demo", run_dir=tmp_path).config.mixed_precision == "bf16"
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    for run_dir in (tmp_path, f"~/{tmp_path.name}"):
+        assert C.resolve("demo", run_dir=run_dir).config.mixed_precision == "bf16"
     assert C.resolve("demo", stored).config.mixed_precision == "auto"  # a new run settles it anew
     asked = C.resolve("demo", overrides=["mixed_precision=auto"], run_dir=tmp_path)
     stored.write_text(C.to_yaml(asked))  # and a third time

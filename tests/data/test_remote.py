@@ -144,7 +144,8 @@ def test_space_is_bounded_and_only_our_own_files_go(server, place, tmp_path, cap
 def test_a_data_set_that_has_changed_is_another(server, place, tmp_path):
     first, _ = open_remote(server, tmp_path / "cache")
     whole = (place / "checksums.json").read_bytes()
-    (place / "checksums.json").write_bytes(whole[:-20] + b"0" + whole[-19:])
+    other = b"1" if whole[-20:-19] == b"0" else b"0"
+    (place / "checksums.json").write_bytes(whole[:-20] + other + whole[-19:])
     with pytest.raises(ValueError, match=r"checksums\.json"):
         open_remote(server, tmp_path / "cache")
     (place / "manifest.json").write_text((place / "manifest.json").read_text() + "\n")
