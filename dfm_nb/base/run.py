@@ -38,7 +38,7 @@ def is_iteration(path: str | Path) -> bool:
 
 
 def written_path(path: str | Path) -> Path:
-    """What a user's path means: `iter_0005000` for `iter_5000`, unless that exists as it is written; `~` is the home folder."""
+    """A user's path: `iter_0005000` for `iter_5000`, unless that exists as written; `~` is the home folder."""
     path = Path(path).expanduser()
     padded = path.with_name(f"iter_{path.name[5:]:0>7}") if is_iteration(path) else path
     return padded if os.path.exists(padded) and not os.path.exists(path) else path
