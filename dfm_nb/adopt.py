@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import guard
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.options import Options, option
 from dfm_nb.data.adoption import adopt_dataset
+from dfm_nb.data.prepared_folder import summary
 
 __all__ = ["adopt_dataset", "main"]
 
@@ -25,6 +28,11 @@ class AdoptOptions(Options):
     )
     val_fraction: float = option(0.0, "share of the samples to validate on, whole shards", ge=0, lt=1)
     device: str = option("cpu", "where the encoders run")
+
+
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return summary(AdoptOptions.parse(argv).folder)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -9,10 +9,13 @@ Other packages add verbs, as the workbench does, by an entry point that names a 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from dfm_nb.base.argv import guard, pop_nproc, usage
+from dfm_nb.base.argv import guard, mistake, pop_nproc, usage
 from dfm_nb.base.torchrun import run_under_torchrun
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -54,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(usage("dfm VERB", verbs()))
+        print("\n--json, with any verb but lab: one JSON object on stdout, and everything else on stderr")
         return 0
     if argv[0] == "--version":
         from dfm_nb import __version__
@@ -67,6 +71,34 @@ def main(argv: list[str] | None = None) -> int:
 
         raise ValueError(f"there is no verb {verb!r}; {meant(verb, known, 'see dfm --help')}")
     module, _ = known[verb]
+    if "--json" in rest and hasattr(found := importlib.import_module(module), "result"):  # others have the flag itself
+        rest.remove("--json")
+        return _in_json(lambda: _run(verb, module, rest), found.result, pop_nproc(rest)[1])
+    return _run(verb, module, rest)
+
+
+def _in_json(run: Callable[[], int], result: Callable[[list[str]], dict], argv: list[str]) -> int:
+    """Print one object: `exit_code`, and what is on the disk now or the `error`. Everything else goes to stderr."""
+    sys.stdout.flush()
+    out = os.dup(1)  # also processes that are started write to stderr
+    os.dup2(2, 1)
+    answer: dict = {"exit_code": 1}
+    try:
+        answer = {"exit_code": run()}
+        answer |= {} if answer["exit_code"] else result(argv)
+    except Exception as error:
+        text = mistake(error)
+        answer = {"exit_code": 1 if text is None else 2, "error": text or f"{type(error).__name__}: {error}"}
+        raise
+    finally:
+        sys.stdout.flush()
+        os.dup2(out, 1)
+        os.close(out)
+        print(json.dumps(answer, ensure_ascii=False, default=str), flush=True)
+    return answer["exit_code"]
+
+
+def _run(verb: str, module: str, rest: list[str]) -> int:
     if verb in UNDER_TORCHRUN:
         nproc, rest = pop_nproc(rest)
         if nproc is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dfm_nb.base.argv import guard
 from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.base.memory import GIB, available_bytes
-from dfm_nb.base.options import Options
+from dfm_nb.base.options import Options, option
 
 PACKAGES = {
     "torch": ("torch", ""),
@@ -41,6 +42,7 @@ class DoctorOptions(Options):
     """What this machine has, and what is missing."""
 
     prog = "dfm doctor"
+    as_json: bool = option(False, "print JSON", flag="--json")
 
 
 def findings() -> Iterator[tuple[str, str]]:
@@ -74,11 +76,16 @@ def findings() -> Iterator[tuple[str, str]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    DoctorOptions.parse(argv)
-    missing = 0
+    asked = DoctorOptions.parse(argv)
+    missing, found = 0, []
     for level, text in findings():
-        print(f"{level:<7} {text}")
+        found.append({"level": level, "text": text})
+        if not asked.as_json:
+            print(f"{level:<7} {text}", flush=True)
         missing += level == "MISSING"
+    if asked.as_json:
+        print(json.dumps({"missing": missing, "findings": found}, indent=1))
+        return int(bool(missing))
     print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
     return int(bool(missing))
 

@@ -97,6 +97,11 @@ def _write_diffusers(
     print(f"[INFO] wrote {output}: {len(whole)} tensors")
 
 
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {"output": ExportOptions.parse(argv).output}
+
+
 def main(argv: list[str] | None = None) -> int:
     export(ExportOptions.parse(argv))
     return 0

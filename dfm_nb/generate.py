@@ -7,6 +7,7 @@ matter, to float32 rounding.
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import threading
@@ -87,6 +88,19 @@ def requests_of(
     if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
         raise ValueError(f"two prompts have index {twice}, which names their files and their noise; make them differ")
     return requests
+
+
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints: the files of these prompts, whichever process wrote them."""
+    asked, shared = parse(argv)
+    base = Path(asked.video_save_path).expanduser().absolute()
+    found: list[dict[str, Any]] = []
+    for r in requests_of(asked, shared):
+        one, several = output_path(base, r, False).name, output_path(base, r, True).name
+        names = [one, glob.escape(several).replace(f"_rank={parallel.rank()}_", "_rank=*_")]
+        files = [f for name in names for f in base.parent.glob(name)]
+        found += [{"index": r.index, "prompt": r.prompt, "file": str(f)} for f in files]
+    return {"clips": found}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -122,6 +122,11 @@ def take_over(asked: ImportOptions) -> None:
     exported.write(output, tensors, files)
 
 
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {"output": ImportOptions.parse(argv).output}
+
+
 def main(argv: list[str] | None = None) -> int:
     take_over(ImportOptions.parse(argv))
     return 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dfm_nb.base.argv import guard
 from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.options import Options, option
+from dfm_nb.data.prepared_folder import summary
 from dfm_nb.data.sample_index import index_dataset
 
 __all__ = ["index_dataset", "main"]
@@ -15,6 +18,11 @@ class IndexOptions(Options):
 
     prog = "dfm index"
     folder: str = option(help="folder with .tar shards and .nv-meta; they are not changed", positional=True)
+
+
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return summary(IndexOptions.parse(argv).folder)
 
 
 def main(argv: list[str] | None = None) -> int:

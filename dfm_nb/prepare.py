@@ -11,9 +11,11 @@ from pathlib import Path
 
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import ArgumentParser, guard
+from dfm_nb.base.files import local
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.torchrun import launch
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
+from dfm_nb.data.prepared_folder import summary
 
 if typing.TYPE_CHECKING:
     import pandas as pd
@@ -99,6 +101,11 @@ def prepare_dataset(
     check(config, num_processes)
     launch("prepare", config.words(), num_processes)
     return PreparedDataset(output_dir, json.loads((Path(output_dir).expanduser() / "manifest.json").read_text()))
+
+
+def result(argv: list[str]) -> dict[str, typing.Any]:
+    """What `--json` prints."""
+    return summary(local(parse(argv).output_dir))
 
 
 def main(argv: list[str] | None = None) -> int:

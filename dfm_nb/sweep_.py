@@ -8,6 +8,7 @@ The same call again skips what is finished, resumes what is not, and takes up va
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shlex
@@ -204,6 +205,15 @@ def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str
     write_atomically(folder / "results.csv", table.to_csv().encode())
     write_atomically(folder / "index.html", page(f"Sweep {folder.name}", [table.reset_index()], runs).encode())
     return table
+
+
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints."""
+    import pandas as pd
+
+    folder = local(SweepOptions.parse(argv).run_dir)
+    rows = json.loads(pd.read_csv(folder / "results.csv").to_json(orient="records"))
+    return {"run_dir": str(folder), "page": str(folder / "index.html"), "runs": rows}
 
 
 def main(argv: list[str] | None = None) -> int:

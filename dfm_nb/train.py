@@ -6,6 +6,7 @@ imported and a process group starts.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
+from dfm_nb.base.files import local
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import Options, option
+from dfm_nb.base.run import iteration_folders
 from dfm_nb.base.torchrun import launch
 from dfm_nb.config.notation import Overrides
 
@@ -84,6 +87,21 @@ def preflight(argv: list[str], nproc: int) -> int | None:
     options = parse(argv)
     resolved = options.resolve(nproc)
     return show(resolved, nproc) if options.print_config else None
+
+
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints: the settings where they were asked for, else the run's row of `dfm_nb.compare`."""
+    options = parse(argv)
+    run = local(options.run_dir)
+    if options.print_config:
+        resolved = options.resolve(world_size_from_env())
+        settled = {key: {"value": resolved.get(key), "from": origin} for key, origin in resolved.provenance.items()}
+        return {"settings": settled}
+    from dfm_nb.runs import compare
+
+    saved = iteration_folders(run / "checkpoints")
+    row = json.loads(compare([run]).iloc[0].to_json())
+    return {"run_dir": str(run), **row, "checkpoint": str(saved[-1][1]) if saved else None}
 
 
 def main(argv: list[str] | None = None) -> int:

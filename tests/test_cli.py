@@ -1,14 +1,18 @@
 import errno
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dfm_nb import cli
 from dfm_nb.base.argv import ArgumentParser, guard, pop_nproc
+from tests.processes import commands
+from tests.tiny_run import SIZE
 
 
 def test_flags_are_accepted_in_both_spellings():
@@ -89,3 +93,32 @@ def test_a_rank_that_loses_another_says_so_in_one_line(tmp_path):
     assert lost.wait(60) == -signal.SIGKILL and done.returncode == 1
     assert re.search(r"^rank 0 ends, as it lost another process: .*Connection", done.stderr, re.M)
     assert "RuntimeError" not in done.stderr
+
+
+def answer(*words: str, code: int = 0) -> dict:
+    """What `dfm ... --json` prints on stdout, which is one object and nothing else."""
+    done = commands().run("dfm", *words, "--json")
+    said = json.loads(done.stdout)
+    assert done.returncode == code == said.pop("exit_code"), done.stderr
+    return said
+
+
+@pytest.mark.slow
+def test_every_step_from_pictures_to_a_clip_answers_in_json(tmp_path):
+    data, run, clip, weights = (str(tmp_path / name) for name in ("data", "run", "a.png", "a.safetensors"))
+    flags = ["--num-images=24", "--num-clips=0", "--short-side=32", f"--output-dir={data}"]
+    prepared = answer("prepare", "--source=synthetic", *flags)
+    assert prepared["folder"] == data and prepared["counts"]["samples"] == 24 and prepared["drops"] == []
+    assert answer("index", data) == prepared
+    train = ["pretrain", f"--dataset-path={data}", f"--run-dir={run}", *SIZE]
+    assert answer(*train, "--print-config")["settings"]["model.hidden_size"] == {"value": 48, "from": "command line"}
+    trained = answer(*train, "--nproc-per-node=2", "train.global_batch_size=2")
+    assert (trained["state"], trained["iterations"]) == ("finished", 3)
+    assert answer("export", trained["checkpoint"], f"--output={weights}") == {"output": weights}
+    asked = ["--prompt=a", f"--checkpoint-path={weights}", "--num-video-frames=1", "--height=32", "--width=32"]
+    drawn = answer("generate", *asked, "--num-steps=1", f"--video-save-path={clip}")
+    assert [c["file"] for c in drawn["clips"]] == [clip] and Path(clip).is_file()
+
+
+def test_json_has_the_sentence_of_a_mistake_and_its_exit_code():
+    assert "'own'" in answer("pretrain", "--mock", "--recipe=owm", code=2)["error"]

@@ -7,9 +7,10 @@ found before any kernel starts.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from dfm_nb.base.argv import guard, run_command
 from dfm_nb.base.options import Options, option
@@ -63,6 +64,19 @@ class SweepOptions(BatchOptions):
     grid: list[str] = option(help="values to combine", metavar="NAME=A,B,C")
     jobs: int = option(1, "runs at a time")
     output_dir: str = option(help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html", output=True)
+
+
+def result(argv: list[str]) -> dict[str, Any]:
+    """What `--json` prints of `dfm notebook run` and `sweep`."""
+    if argv[0] == "run":
+        return {"output": RunOptions.parse(argv[1:]).output}
+    if argv[0] != "sweep":
+        return {}
+    import pandas as pd
+
+    folder = Path(SweepOptions.parse(argv[1:]).output_dir)
+    rows = pd.read_csv(folder / "results.csv").to_json(orient="records")
+    return {"output_dir": str(folder), "runs": json.loads(rows)}
 
 
 def run(argv: list[str]) -> int:

@@ -87,7 +87,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except Exception as error:
         if os.environ.get("DFM_DEBUG") == "1":
             raise
-        if (text := _mistake(error)) is not None:
+        if (text := mistake(error)) is not None:
             print(legible(f"error: {text}"), file=sys.stderr, flush=True)
             return 2
         lost = isinstance(error, RuntimeError) and re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
@@ -99,7 +99,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         return 1
 
 
-def _mistake(error: Exception) -> str | None:
+def mistake(error: Exception) -> str | None:
     """What a user, or who runs the machine, can mend, in a sentence; None for a fault of ours."""
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     if number in DISK_FULL:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -76,6 +77,13 @@ def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
         f"{folder / CHECKSUMS} is missing, with which a prepared data set is finished: make one with `dfm prepare "
         f"--output-dir {folder}`; if shards of another writer are there, {shards.how_to_adopt(folder)}"
     )
+
+
+def summary(folder: str | os.PathLike) -> dict[str, Any]:
+    """The folder, how many samples it has, and what was dropped and why."""
+    place = Path(folder).expanduser()
+    manifest = read_manifest(place, checked=False) or {}
+    return {"folder": str(place), "counts": manifest.get("counts"), "drops": manifest.get("drops")}
 
 
 def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
