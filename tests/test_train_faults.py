@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dfm_nb.base.torchrun import torchrun_argv
+from dfm_nb.base.torchrun import HUNG, torchrun_argv
 from dfm_nb.checkpoints import weights as checkpoint
 from tests.processes import commands
 from tests.test_train import FAULTY, SMALL, losses, pretrain
@@ -23,9 +23,10 @@ def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, whe
     """One that hangs with its line of code."""
     done = faulty(fault, "--run-dir", tmp_path / "run", "train.train_iters=100000", "dist.hang_timeout_s=6")
     output = done.stdout + done.stderr
-    (line,) = [x for x in output.splitlines() if x.startswith("error: ")] or [output[-3000:]]
-    assert "rank 1 (" in line and "rank 0 (" not in line and where in line
-    assert done.returncode and max(losses(tmp_path / "run")) == 4
+    lines = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, output[-3000:]
+    assert "rank 1 (" in lines[0] and "rank 0 (" not in lines[0] and where in lines[0]
+    assert done.returncode == HUNG and max(losses(tmp_path / "run")) == 4
 
 
 def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path):

@@ -62,10 +62,11 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         except SignalException as stopped:
             return 128 + stopped.sigval
         except ChildFailedError as failed:
+            if Path(f"{folder}/workers.hung").exists():  # the watchdog has said why, and killed processes itself
+                return HUNG
             # the others end at once when one is gone, so that torchrun may see them first
             signalled = {r: f for r, f in failed.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-            hung = {r: f for r, f in failed.failures.items() if f.exitcode == HUNG}  # it has said so, and killed others
-            rank, failure = next(iter((hung or signalled).items()), None) or failed.get_first_failure()
+            rank, failure = next(iter(signalled.items()), None) or failed.get_first_failure()
             if failure.exitcode >= 0:
                 if rank and failure.exitcode == 1:  # an exception, whose traceback may not have the rank
                     print(f"rank {rank} failed first", file=sys.stderr, flush=True)
@@ -74,6 +75,12 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
             hint = "; often that means that memory ran out" if name == "SIGKILL" else ""
             print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
             return 128 - failure.exitcode
+
+
+def mark_hung() -> None:
+    """Tell the launcher that the run hangs and why has been printed, before processes are killed for it."""
+    if STORE in os.environ:
+        Path(f"{os.environ[STORE]}.hung").touch()
 
 
 def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:

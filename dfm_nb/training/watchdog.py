@@ -20,7 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
-from dfm_nb.base.torchrun import HUNG
+from dfm_nb.base.torchrun import HUNG, mark_hung
 
 PERIOD_S = 1.0
 """Between two heartbeats."""
@@ -126,6 +126,7 @@ class Watchdog:
             print(f"error: {what}. The job ends; {hint}", file=sys.stderr, flush=True)
         else:
             time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
+        mark_hung()
         for s in silent or busy:  # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
             if s["rank"] != self.rank and s["host"] == socket.gethostname():
                 os.kill(s["pid"], signal.SIGKILL)
