@@ -1,0 +1,36 @@
+"""AGENTS.md and the skills: their commands run in order, at small sizes, and their links hold."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from dfm_nb.base.video import write_png
+from tests.docs.docs_pages import Page, desk
+
+PAGES = [Page(f"skills/{name}/SKILL.md") for name in ("prepare-data", "train-and-watch", "judge-and-hand-on")]
+
+
+@pytest.mark.parametrize("page", [Page("AGENTS.md"), *PAGES], ids=lambda page: str(page.path.parent.name))
+def test_links_are_there(page):
+    assert page.missing_links() == []
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_skills_run_in_order(tmp_path):
+    place = tmp_path / "my-pictures"
+    place.mkdir()
+    shades = np.linspace(0, 255, 24, dtype=np.uint8)
+    for i, shade in enumerate(shades):
+        write_png(place / f"{i}.png", np.full((40, 48, 3), shade, dtype=np.uint8))
+    with (place / "metadata.csv").open("w") as file:
+        rows = [("file_name", "text"), *((f"{i}.png", f"a shade of grey, number {i}") for i in range(24))]
+        csv.writer(file).writerows(rows)
+    here = desk(tmp_path, SHORT_SIDE="32", MINUTES="0.1", PROMPTS="4")
+    prepared, inspected = (json.loads(here.run(*block)) for block in PAGES[0].blocks)
+    assert prepared["counts"]["samples"] == 24 and inspected["faults"] == []
+    for page in PAGES[1:]:
+        here.run_page(page)
+    assert json.loads((tmp_path / "train.json").read_text())
+    assert (tmp_path / "mine.png").is_file() and (tmp_path / "mine.safetensors").is_file()
