@@ -5,13 +5,18 @@ Exit code 1 when something needed is missing.
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import importlib.metadata
 import json
 import os
 import platform
 import shutil
+import socket
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from dfm_nb.base.argv import guard
 from dfm_nb.base.cpu import fast_bf16
@@ -36,6 +41,10 @@ PACKAGES = {
 }
 """By distribution: what is imported of it, since wheels also fail for want of a system library; and what it is for,
 "" where it is needed."""
+
+
+DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
+"""The oldest driver of a major version of CUDA (NVIDIA, CUDA Toolkit release notes, table 3)."""
 
 
 class DoctorOptions(Options):
@@ -67,12 +76,46 @@ def findings() -> Iterator[tuple[str, str]]:
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
         yield "ok", f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB"
+    yield from _driver(torch.version.cuda)
     if not torch.cuda.is_available():
         bf16 = "bf16" if fast_bf16() else "fp32, as bf16 is about ten times slower here"
         yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; mixed_precision=auto is {bf16}"
+    yield from _this_place()
     disk, memory = shutil.disk_usage(".").free, available_bytes(torch.device("cpu"))
     free = f"{disk / GIB:.0f} GiB of disk free here, {memory / GIB:.0f} GiB of memory available"
     yield "ok" if disk > 5 * GIB else "note", free
+
+
+def _driver(cuda: str | None) -> Iterator[tuple[str, str]]:
+    """Whether this machine's NVIDIA driver fits the CUDA that torch was built for; nothing without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return
+    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    drivers = subprocess.run(ask, capture_output=True, text=True).stdout.split()
+    if not drivers:
+        yield "MISSING", "nvidia-smi finds no GPU; load the driver (nvidia-smi says why)"
+    elif cuda is None:
+        yield "MISSING", f"nvidia-smi lists {len(drivers)} GPUs, but torch is a CPU build; install a CUDA build of it"
+    else:
+        needed, numbers = DRIVERS.get(cuda.split(".")[0], "0"), [int(n) for n in drivers[0].split(".")]
+        good = numbers >= [int(n) for n in needed.split(".")]
+        fix = "" if good else f"; install driver {needed} or a torch for an older CUDA"
+        yield "ok" if good else "MISSING", f"NVIDIA driver {drivers[0]}, torch is built for CUDA {cuda}{fix}"
+
+
+def _this_place() -> Iterator[tuple[str, str]]:
+    """Whether processes can talk over the loopback, and the current folder has the kernel's locks."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
+            yield "ok", "loopback: processes of this machine can connect"
+    except OSError as error:
+        yield "MISSING", f"processes cannot connect over 127.0.0.1 ({error}); run `ip link set lo up`"
+    try:
+        with tempfile.TemporaryFile(dir=".") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield "ok", f"file locks work in {Path.cwd()}"
+    except OSError as error:
+        yield "note", f"no file locks in {Path.cwd()} ({error}): run.pid alone keeps a second writer away"
 
 
 def main(argv: list[str] | None = None) -> int:

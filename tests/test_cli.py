@@ -64,6 +64,19 @@ def test_doctor_finds_what_is_needed(capsys):
     assert "ok      megatron-core" in out and "weights found and checked" in out
 
 
+@pytest.mark.parametrize(
+    "driver, cuda, level", [("580.65.06", "13.0", "ok"), ("570.1", "13.0", "MISSING"), ("580.1", None, "MISSING")]
+)
+def test_doctor_compares_the_driver_with_the_cuda_of_torch(tmp_path, monkeypatch, driver, cuda, level):
+    from dfm_nb.doctor import _driver
+
+    assert list(_driver(cuda)) == []
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {driver}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert [found for found, _ in _driver(cuda)] == [level]
+
+
 def test_a_full_disk_is_one_sentence(capsys):
     def fill(_):
         raise OSError(errno.ENOSPC, "No space left on device", "run/config.yaml")
