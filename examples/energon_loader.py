@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.config import Config
-from dfm_nb.data.shards import PARTS, decode_sample
+from dfm_nb.data.shards import MORE, PARTS, decode_sample
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.packs.packer import fill
 from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
@@ -48,7 +48,7 @@ def cook_clip(raw: dict) -> ClipSample:
         __key__=raw["__key__"],
         __restore_key__=raw["__restore_key__"],
         __subflavors__=raw.get("__subflavors__"),
-        clip=decode_sample({part: raw[part] for part in PARTS if part in raw}, raw["__key__"]),
+        clip=decode_sample({part: raw[part] for part in (*PARTS, MORE) if part in raw}, raw["__key__"]),
     )
 
 

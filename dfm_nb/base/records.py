@@ -41,6 +41,8 @@ class Clip:
 
     video : uint8 [T, H, W, 3], RGB; T = 1 for an image.
     caption : text that UTF-8 can encode; otherwise a SampleError, as encoders and shards refuse it.
+    more_captions : further ones, which training takes in turns with the first.
+    tags : single words and phrases, of which `--tag-captions` makes further captions.
     fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
     attributes : what is known to be true of the picture (used to measure models on synthetic data).
     original_size : height and width before it was resized, if it was.
@@ -53,6 +55,8 @@ class Clip:
     source: str
     attributes: dict[str, str] = field(default_factory=dict)
     original_size: tuple[int, int] | None = None
+    more_captions: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not KEY_PATTERN.fullmatch(self.key):
@@ -61,9 +65,10 @@ class Clip:
         if v.dtype != np.uint8 or v.ndim != 4 or v.shape[-1] != 3:
             raise ValueError(f"Clip.video must be uint8 [T, H, W, 3]; got {v.dtype} {list(v.shape)} for {self.key}")
         try:
-            self.caption.encode()
+            for text in (self.caption, *self.more_captions, *self.tags):
+                text.encode()
         except UnicodeEncodeError as error:  # half of a pair in JSON, or a file's name in another encoding
-            said = f"the caption of {self.key} must be text in UTF-8; it is {self.caption[:80]!a} ({error.reason})"
+            said = f"the caption of {self.key} must be text in UTF-8; it is {text[:80]!a} ({error.reason})"
             raise SampleError("caption_not_utf8", f"{said}; write the caption beside it as UTF-8") from None
 
 
@@ -73,13 +78,15 @@ class EncodedClip:
 
     latent : bfloat16 [1, C, T, H, W], as the tokenizer gave it (not normalised by the manifest's mean and std).
     text_emb : bfloat16 [1, L, D], L the caption's true number of tokens.
-    meta : image_height, image_width, num_frames (pixels), fps, caption, key, source, ...
+    meta : image_height, image_width, num_frames (pixels), fps, caption, more_captions, key, source, ...
+    more_text : the same as `text_emb` of each further caption.
     """
 
     key: str
     latent: torch.Tensor
     text_emb: torch.Tensor
     meta: dict
+    more_text: list[torch.Tensor] = field(default_factory=list)
 
 
 class Source(Protocol):

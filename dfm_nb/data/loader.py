@@ -2,7 +2,7 @@
 
 - The sequence of packs is a function of (data set, seed, and the settings of packing) alone: not of ranks, workers,
   restarts or time. Of each step's packs, data-parallel rank r takes every dp-th.
-- Noise level, noise and caption dropout of a sample are a function of (seed, epoch, key).
+- Noise level, noise, caption and caption dropout of a sample are a function of (seed, epoch, key).
 - The whole state is small (`StepOrder.state`): of each lane an epoch, a cursor, the waiting samples.
 - Every sample is used once an epoch of its lane.
 - A sample that cannot be used is left out, named and counted in `Pack.dropped`; all others stay where they are.

@@ -1,7 +1,8 @@
 """WebDataset shards: writing them whole or not at all, reading them without running code, and Energon's metadata.
 
 A sample is three tar members: `<key>.pth` (torch.save of a bf16 latent [1, 16, T, H, W]), `<key>.pickle` (a pickled
-bf16 tensor [1, L, D]) and `<key>.json`. A folder of shards:
+bf16 tensor [1, L, D]) and `<key>.json`. Where it has further captions, a fourth is `<key>.more.pickle`: their
+embeddings one after another, [1, L1 + L2 + ..., D], of the lengths `more_text_tokens` in the .json. A folder of shards:
 
     rank0-000000.tar ...   manifest.json   text_empty.safetensors   tokenizer.safetensors
     .nv-meta/ (Energon)    .dfm/ (records of the preparation)
@@ -40,7 +41,9 @@ from dfm_nb.data import tensor_bytes
 from dfm_nb.data.shard_plan import SPLITS
 
 PARTS = ("pth", "pickle", "json")
-"""Of a sample, in the order in which they are written; no other is read. `_crc32` covers each of them."""
+"""Of a sample, in the order in which they are written. `_crc32` covers each of them, and `MORE`; no other is read."""
+MORE = "more.pickle"
+"""The part of further captions, where a sample has any: readers that know one caption pass over it."""
 RECORDS = ".dfm"
 NV_META = [
     ".nv-meta/" + n for n in (".info.json", "index.sqlite", "index.uuid", "info.yaml", "split.yaml", "dataset.yaml")
@@ -89,15 +92,17 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     buffer = io.BytesIO()
     torch.save(clip.latent.bfloat16().contiguous().clone(), buffer)
     latent, text = buffer.getvalue(), _pickled(clip.text_emb.bfloat16().contiguous().clone())
-    meta = clip.meta | {CHECKSUM: _crc32(latent, text, clip.meta)}
-    return dict(zip(PARTS, (latent, text, json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()), strict=True))
+    more = _pickled(torch.cat(clip.more_text, 1).bfloat16()) if clip.more_text else b""
+    meta = clip.meta | {CHECKSUM: _crc32(latent, text, more, clip.meta)}
+    said = json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()
+    return dict(zip(PARTS, (latent, text, said), strict=True)) | ({MORE: more} if more else {})
 
 
-def _crc32(latent: bytes, text: bytes, meta: dict) -> int:
+def _crc32(latent: bytes, text: bytes, more: bytes, meta: dict) -> int:
     """Of a sample's parts; of the .json without the checksum itself."""
     rest = {name: value for name, value in meta.items() if name != CHECKSUM}
     said = json.dumps(rest, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
-    return zlib.crc32(said, zlib.crc32(text, zlib.crc32(latent)))
+    return zlib.crc32(said, zlib.crc32(more, zlib.crc32(text, zlib.crc32(latent))))
 
 
 def decode_tensor(part: str, data: bytes, key: str = "?") -> torch.Tensor:
@@ -144,8 +149,15 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     if not 0 < tokens <= text.shape[1]:
         raise SampleError("wrong_text", f"sample {key} has {text.shape[1]} text tokens and says {tokens} in its .json")
     clip = EncodedClip(key, latent, text[:, :tokens].bfloat16(), meta)
+    lengths, more = meta.get("more_text_tokens"), parts.get(MORE, b"")
+    if lengths or more:
+        joined = decode_tensor(MORE, more, key)
+        if not lengths or joined.shape != (1, sum(lengths), text.shape[2]):
+            said = f"of {list(joined.shape)} where its .json says {lengths} tokens of width {text.shape[2]}"
+            raise SampleError("wrong_text", f"sample {key} has further captions {said}")
+        clip.more_text = list(joined.bfloat16().split(lengths, 1))
     _check(clip, fits or Fits())
-    if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], meta):
+    if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], more, meta):
         raise SampleError("damaged", f"sample {key} has changed since it was written: its checksum does not match")
     return clip
 
@@ -171,8 +183,10 @@ class Meta(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True)
 
     caption: str | None = None
+    more_captions: list[str] | None = None
     fps: Annotated[float, pydantic.Field(ge=1e-4, le=1e6)] | None = None
     text_tokens: int | None = None
+    more_text_tokens: list[pydantic.PositiveInt] | None = None
     num_frames: int | None = None
     image_height: int | None = None
     image_width: int | None = None
@@ -231,7 +245,8 @@ def _check(clip: EncodedClip, fits: Fits) -> None:
     if fits.text_dim not in (None, clip.text_emb.shape[2]):
         width = clip.text_emb.shape[2]
         raise SampleError("other_text_width", f"sample {key} has text of width {width}; not {fits.text_dim}")
-    for name, tensor, limit in ("latent", clip.latent, LATENT_LIMIT), ("text", clip.text_emb, TEXT_LIMIT):
+    texts = (("text", text, TEXT_LIMIT) for text in (clip.text_emb, *clip.more_text))
+    for name, tensor, limit in ("latent", clip.latent, LATENT_LIMIT), *texts:
         low, high = (v.item() for v in torch.aminmax(tensor))
         if not (-limit <= low and high <= limit):  # NaN compares as False
             raise SampleError("not_finite", f"sample {key} holds NaN or Inf in its {name}, or numbers beyond {limit:g}")
@@ -385,7 +400,7 @@ class SampleEntry:
         except Exception as error:  # what tarfile makes of damage
             why = " ".join(str(error).split())[:200]
             raise SampleError("damaged_tar", f"sample {self.key} is not at its place in {self.shard}: {why}") from None
-        return {part: found[part] for part in PARTS if part in found}
+        return {part: found[part] for part in (*PARTS, MORE) if part in found}
 
     def read(self, fits: Fits | None = None) -> EncodedClip:
         """Decode the sample; SampleError when it cannot be used."""

@@ -124,7 +124,7 @@ class EnergonStore(SampleIndex):
         if (kept := self._cache.get(index)) is not None:
             return kept
         clip = self._read(index, Fits(self.channels, self.text_dim, self.grid(index)))
-        size = clip.latent.nbytes + clip.text_emb.nbytes
+        size = sum(tensor.nbytes for tensor in (clip.latent, clip.text_emb, *clip.more_text))
         with self._lock:
             if index not in self._cache and size <= self._cache_room:
                 self._cache[index] = clip

@@ -250,10 +250,22 @@ def noised(
     )
 
 
+def caption_of(clip: EncodedClip, epoch: int, seed: int) -> torch.Tensor:
+    """The text embedding [L, D] of a sample in an epoch, drawn from (seed, epoch, key).
+
+    The first caption, which generation and validation samples show, in half of the epochs; of three, each other in a
+    quarter.
+    """
+    if not (others := len(clip.more_text)):
+        return clip.text_emb[0]
+    drawn = int(torch.randint(2 * others, (), generator=generator_for(seed, "caption", epoch, clip.key)))
+    return (clip.text_emb if drawn < others else clip.more_text[drawn - others])[0]
+
+
 def draw_sample(
     clip: EncodedClip, epoch: int, settings: PackSettings, statistics: LatentStatistics, empty_text: torch.Tensor
 ) -> Draw:
-    """Normalise a stored latent and draw its sigma, noise and caption dropout from (seed, epoch, key).
+    """Normalise a stored latent and draw its sigma, noise, caption and caption dropout from (seed, epoch, key).
 
     Raises
     ------
@@ -273,7 +285,7 @@ def draw_sample(
         clip.key,
         latent,
         noise=torch.randn(latent.shape, generator=g),
-        text=empty_text if drop < settings.caption_dropout else clip.text_emb[0],
+        text=empty_text if drop < settings.caption_dropout else caption_of(clip, epoch, settings.seed),
         sigma=float(sigma),
         fps=float(clip.meta.get("fps") or PADDING_FPS),
         clean_frames=int(latent.shape[1] > 1 and give < settings.condition_frames_prob),

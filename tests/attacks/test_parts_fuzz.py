@@ -20,12 +20,14 @@ from tests.attacks.sample_files import saved
 CASES = int(os.environ.get("DFM_FUZZ", "300"))
 GENERATOR = torch.Generator().manual_seed(0)
 LATENT, TEXT = (torch.randn(1, *shape, generator=GENERATOR).bfloat16() for shape in ((16, 1, 4, 4), (3, 8)))
-CLIP = EncodedClip("k7", LATENT, TEXT, {"fps": 24, "latent_shape": [16, 1, 4, 4], "text_tokens": 3, "caption": "a"})
+META = {"fps": 24, "latent_shape": [16, 1, 4, 4], "text_tokens": 3, "caption": "a", "more_text_tokens": [1, 2]}
+CLIP = EncodedClip("k7", LATENT, TEXT, META, [TEXT[:, :1], TEXT[:, 1:]])
 GOOD = shards.encode_parts(CLIP)
 FORMS = {
     "pth": [GOOD["pth"], saved(CLIP.latent, _use_new_zipfile_serialization=False), saved(CLIP.latent.float())],
     "pickle": [GOOD["pickle"], pickle.dumps(CLIP.text_emb), pickle.dumps(CLIP.text_emb, protocol=5)],
     "json": [GOOD["json"]],
+    shards.MORE: [GOOD[shards.MORE]],
 }
 WORDS = [op.code.encode("latin-1") for op in pickletools.opcodes]
 WORDS += [b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"\x8c\x06whoami\x85R", b"cbuiltins\neval\n"]

@@ -9,11 +9,12 @@ from dfm_nb.config import Config
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
-from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, draw_sample, pack_draws
+from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, caption_of, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
 
 SETTINGS = PackSettings.of(Config(), seed=3)
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]
+STATISTICS = LatentStatistics(torch.zeros(16), torch.ones(16)), torch.zeros(2, 6)
 
 
 def loader(dp_rank=0, dp_size=1, workers=0, packs_per_step=4, settings=SETTINGS, length=41):
@@ -53,6 +54,21 @@ def test_samples_of_a_pack_have_their_own_noise_levels_and_dropout():
     assert len(set(pack.sigma.tolist())) == 40
     lengths = {b - a for a, b in zip(pack.cu_kv, pack.cu_kv[1:])}
     assert lengths == {2, 5}  # some captions were replaced by the empty one (2 tokens), not all
+
+
+def test_the_caption_of_an_epoch_follows_from_seed_epoch_and_key_alone():
+    """Of three: the first in half of the epochs, each other in a quarter; within five standard deviations."""
+    numbers = [torch.full((1, n + 1, 6), float(n)) for n in range(3)]
+    clips = [replace(MockStore(SIZES).read(i), text_emb=numbers[0], more_text=numbers[1:]) for i in range(20)]
+    chosen = [[len(caption_of(clip, epoch, 3)) for epoch in range(100)] for clip in clips]
+    counts = [sum(row.count(length) for row in chosen) for length in (1, 2, 3)]
+    assert abs(counts[0] - 1000) < 5 * 500**0.5 and all(abs(n - 500) < 5 * 375**0.5 for n in counts[1:])
+    assert chosen == [[len(caption_of(clip, epoch, 3)) for epoch in range(100)] for clip in clips]
+    assert len({tuple(row) for row in chosen}) == 20 and chosen[0] != [
+        len(caption_of(clips[0], e, 4)) for e in range(100)
+    ]
+    one, three = (draw_sample(c, 0, SETTINGS, *STATISTICS) for c in (MockStore(SIZES).read(0), clips[0]))
+    assert one.rows == three.rows and torch.equal(one.noise, three.noise), "further captions change no other number"
 
 
 def test_padding_is_a_segment_of_its_own_outside_the_loss():

@@ -33,6 +33,42 @@ def test_shard_gives_back_what_was_written(tmp_path):
     assert files.sha256(tar) == digest and tar.stat().st_size == size
 
 
+def several(key="a-1"):
+    """Of three captions."""
+    one, g = clip(key), torch.Generator().manual_seed(7)
+    lengths = [2, 6]
+    meta = one.meta | {"more_captions": ["blau", "rot"], "more_text_tokens": lengths}
+    more = [torch.randn(1, length, 8, generator=g).bfloat16() for length in lengths]
+    return EncodedClip(key, one.latent, one.text_emb, meta, more)
+
+
+def test_further_captions_are_one_more_part_and_the_others_stay_as_they_are(tmp_path):
+    one, three = shards.encode_parts(clip()), shards.encode_parts(several())
+    assert [*one] == [*shards.PARTS] and [*three] == [*shards.PARTS, shards.MORE]
+    assert all(one[part] == three[part] for part in ("pth", "pickle"))
+    write_shard(tmp_path / "a.tar", [several("a-1"), clip("b-1"), several("c-1")])
+    entries = shards.samples_of(tmp_path / "a.tar")
+    read = [entry.read() for entry in entries]
+    assert [entry.key for entry in entries] == ["a-1", "b-1", "c-1"] and [len(c.more_text) for c in read] == [2, 0, 2]
+    assert all(torch.equal(a, b) for a, b in zip(read[0].more_text, several().more_text, strict=True))
+    assert torch.equal(read[0].text_emb, clip().text_emb) and read[0].meta == several().meta
+
+
+@pytest.mark.parametrize(
+    "meta", [{"more_text_tokens": [2, 5]}, {"more_text_tokens": None}, {"more_text_tokens": [8, 0]}, {"part": b""}]
+)
+def test_further_captions_that_do_not_fit_are_refused(meta):
+    parts = shards.encode_parts(several())
+    parts[shards.MORE] = meta.pop("part", parts[shards.MORE])
+    parts["json"] = json.dumps(several().meta | meta).encode()
+    with pytest.raises(SampleError, match="sample k"):
+        shards.decode_sample(parts, "k")
+    infinite = several()
+    infinite.more_text[1][0, 3, 2] = float("inf")
+    with pytest.raises(SampleError, match="NaN"):
+        shards.decode_sample(shards.encode_parts(infinite), "k")
+
+
 def test_sample_without_batch_dims_is_the_same_sample():
     """As `prepare_dataset_wan.py` of Megatron-Bridge writes it."""
     want, buffer = clip(), io.BytesIO()
@@ -104,10 +140,10 @@ def test_sample_loader_code_in_a_data_set_is_refused(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("part, at", [("pth", -500), ("pickle", -200), ("json", 12)])
+@pytest.mark.parametrize("part, at", [("pth", -500), ("pickle", -200), ("json", 12), (shards.MORE, -200)])
 def test_a_number_that_changed_is_found(part, at):
     """Finite still, of the same shape, and inside what no other check covers."""
-    parts = shards.encode_parts(clip())
+    parts = shards.encode_parts(several())
     good = shards.decode_sample(parts, "k")
     assert shards.CHECKSUM not in good.meta
     data = bytearray(parts[part])
