@@ -178,6 +178,7 @@ def test_unusable_files_are_counted_and_named(tmp_path, monkeypatch):
     [
         (["--source", "synthetic", "--val-fraction", "0.6", "--test-fraction", "0.5"], "--val-fraction"),
         (["--source", "synthetic", "--resume", "--overwrite"], "--overwrite"),
+        (["--source", "synthetic", "--tag-captions", "2"], "--tag-captions"),
         (["--source", "synthetic", "--tokenizer-window", "17"], "cosmos_cv"),
         (["--source", "folder:BROKEN"], "a.png"),
         (["--source", "syntetic"], "'synthetic'"),

@@ -31,6 +31,7 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
+from dfm_nb.data.captioning import tag_captions
 from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
 from dfm_nb.data.shard_plan import ShardPlan
 
@@ -51,7 +52,7 @@ class Reading:
     """What is read and how.
 
     short_side : px that pictures are fitted to, both sides floored to multiples of 16; None leaves sizes as they are.
-    workers : number of threads. edits : by key.
+    workers : number of threads. edits : by key. tag_captions : further captions to make of a clip's tags.
     """
 
     source: Source
@@ -59,14 +60,20 @@ class Reading:
     upscale: bool = False
     workers: int = 2
     edits: Mapping[str, Edit] = field(default_factory=dict)
+    tag_captions: int = 0
 
     def edited(self, clip: Clip) -> Result:
-        """The clip with the caption that it was given by hand, or that it was set aside."""
-        if (edit := self.edits.get(clip.key)) is None:
-            return clip
+        """The clip with the first caption that it was given by hand and captions of its tags; or that it is set aside.
+
+        Of equal captions one stays.
+        """
+        edit = self.edits.get(clip.key) or Edit(key=clip.key)
         if edit.left_out:
             return SampleError(LEFT_OUT, f"{clip.key} is set aside in {EDITS}")
-        return replace(clip, caption=edit.caption or clip.caption)
+        of_tags = tag_captions(clip.tags, self.tag_captions, clip.key)
+        _, *more = dict.fromkeys([clip.caption, *clip.more_captions, *of_tags])
+        caption = edit.caption or clip.caption
+        return replace(clip, caption=caption, more_captions=[c for c in more if c != caption], tags=[])
 
     def fit(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
@@ -261,6 +268,7 @@ def describe(clip: Clip) -> dict:
     return {
         "key": clip.key,
         "caption": clip.caption,
+        **({"more_captions": clip.more_captions} if clip.more_captions else {}),
         "image_height": h,
         "image_width": w,
         "num_frames": t,
@@ -270,6 +278,11 @@ def describe(clip: Clip) -> dict:
         "original_height": original_height,
         "original_width": original_width,
     }
+
+
+def captions_of(meta: Mapping) -> list[str]:
+    """All captions of a sample, by its .json."""
+    return [meta["caption"], *meta.get("more_captions", ())]
 
 
 def slices_of(reads: Iterable[tuple[int, Result]], source: Source, encode: LatentEncoder) -> Iterator[ShardSlice]:
@@ -317,19 +330,22 @@ class OpenShard:
         """Write the samples of a slice; equal captions are encoded once."""
         if sum(t.nbytes for t in self._known.values()) > CAPTIONS_BYTES:
             self._known.clear()
-        if missing := sorted({m["caption"] for m in part.metas} - self._known.keys()):
+        if missing := sorted({c for meta in part.metas for c in captions_of(meta)} - self._known.keys()):
             self._known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
         for position, meta in enumerate(part.metas):
-            text, latent = self._known[meta["caption"]], part.latents.pop(position)
+            (text, *more), latent = map(self._known.__getitem__, captions_of(meta)), part.latents.pop(position)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
+            if more:
+                meta["more_text_tokens"] = [len(t) for t in more]
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
             if self.writer is None:
                 path = self.folder / self.plan.name
                 path.parent.mkdir(exist_ok=True)
                 self.writer = shards.ShardWriter(path)
-            self.writer.add(EncodedClip(meta["key"], latent, F.pad(text, (0, 0, 0, padding))[None], meta))
+            padded = F.pad(text, (0, 0, 0, padding))[None]  # further captions are of our own readers alone
+            self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more]))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)
-            self.text_tokens += len(text)
+            self.text_tokens += sum(map(len, (text, *more)))
         self.drops += part.drops
 
     def finish(self) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data import encoding, shards
+from dfm_nb.data.captioning import tag_captions
+from dfm_nb.data.edits import Edit
 from dfm_nb.data.shard_plan import ShardPlan
 
 
@@ -87,6 +90,45 @@ def test_equal_shapes_share_a_batch_and_equal_captions_are_encoded_once(tmp_path
     encode(tmp_path, Source([1] * 9, wide=(2, 5)), plans_of(9, 9), tokenizer, text)
     assert sorted(b[0] for b in tokenizer.batches) == [2, 7]
     assert text.calls == [["caption 0", "caption 1", "caption 2"]]
+
+
+class Captioned(Source):
+    """Each clip with a further caption and two tags."""
+
+    def read(self, index):
+        for clip in super().read(index):
+            yield replace(clip, more_captions=["a longer caption", clip.caption], tags=["red", "large"])
+
+
+def test_all_captions_of_a_sample_are_encoded_and_of_equal_ones_one(tmp_path):
+    """The parts of one caption are the same with and without further ones."""
+    text, edit = Length(), Edit(key="item-1-0", caption="a longer caption")
+    (tmp_path / shards.RECORDS).mkdir()
+    reading = encoding.Reading(Captioned([1, 1]), edits={edit.key: edit}, tag_captions=2)
+    (plan,) = plans_of(2, 2)
+    encoding.encode_shards([plan], reading, encoding.Encoders(Mean(), text), tmp_path)
+    first, second = (entry.read() for entry in shards.samples_of(tmp_path / plan.name))
+    of_tags = [caption for caption in first.meta["more_captions"] if caption != "a longer caption"]
+    assert of_tags and all({*caption.split(", ")} <= {"red", "large"} for caption in of_tags)
+    assert first.meta["caption"] == "caption 0" and first.meta["more_captions"][0] == "a longer caption"
+    assert [t.shape[1] for t in first.more_text] == [len(c.split()) for c in first.meta["more_captions"]]
+    assert second.meta["caption"] == edit.caption and "caption 1" not in second.meta["more_captions"]
+    (tmp_path / "one").mkdir()
+    (record,) = encode(tmp_path / "one", Source([1, 1]), [plan])
+    alone = shards.samples_of(tmp_path / "one" / plan.name)[0]
+    with_more = shards.samples_of(tmp_path / plan.name)[0].parts()
+    assert all(with_more[part] == content for part, content in alone.parts().items() if part != "json")
+    assert "more_captions" not in alone.meta and record["text_tokens"] == 4
+
+
+def test_tags_are_shuffled_and_some_left_out_by_the_key_alone():
+    tags = [f"t{i}" for i in range(10)]
+    found = [tag_captions(tags, 3, f"k{i}") for i in range(40)]
+    assert found == [tag_captions(tags, 3, f"k{i}") for i in range(40)] and len({c for row in found for c in row}) > 100
+    counts = [len(caption.split(", ")) for row in found for caption in row]
+    assert all(len({*c.split(", ")}) == n for c, n in zip((c for row in found for c in row), counts))
+    assert abs(sum(counts) - 0.7 * 1200) < 5 * (0.7 * 0.3 * 1200) ** 0.5 and min(counts) >= 1
+    assert tag_captions(["one"], 2, "k") == ["one", "one"] and tag_captions([], 2, "k") == []
 
 
 def test_bytes_do_not_depend_on_threads_or_on_what_was_done_before(tmp_path):

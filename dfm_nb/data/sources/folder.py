@@ -3,7 +3,8 @@
 Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
 of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
 or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, `a.json` (a
-string, or its "caption" or "text"), the file's name with - and _ as spaces.
+string, or its "caption" or "text"), its tags, the file's name with - and _ as spaces. In `.jsonl`, `.parquet` and
+`a.json` it may be a list of captions. Tags are in the list's column tags or keywords, or in `a.tags`, between commas.
 Folders `validation` (or `val`) and `test` beside `train` are the splits that Hugging Face's datasets make of them.
 Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used,
 a missing file that a list names included, is a `SampleError` that names it. So is what lies outside the folder,
@@ -12,6 +13,7 @@ unless `allow_outside`: who wrote the folder may not choose which other files of
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -23,6 +25,7 @@ from typing import Any
 from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaFlags, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources.table import CAPTION_COLUMNS, read_rows
 
@@ -31,9 +34,12 @@ MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 CAPTION_SUFFIXES = (".txt", ".json")
-KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", *CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
+TAG_SUFFIX = ".tags"
+KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", TAG_SUFFIX, *CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
 LARGEST_CAPTION, LARGEST_LIST = 1 << 20, 1 << 28  # bytes; a list takes eight times its own in memory
+Said = tuple[list[str], list[str]]
+"""Captions and tags."""
 
 
 class Folder:
@@ -44,25 +50,26 @@ class Folder:
     def __init__(self, root: Path, reading: MediaOptions):
         self.root, self.reading = root, reading
         names = sorted(_visible(root), reverse=True)
-        self.captions: dict[str, str] = {}
+        self.listed: dict[str, Said] = {}
         for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
             folder, _, file = name.rpartition("/")
             if file in LISTS:
                 listed = _read_captions(reading.inside(root / name, root))
-                self.captions |= {f"{folder}/{path}" if folder else path: text for path, text in listed.items()}
+                self.listed |= {f"{folder}/{path}" if folder else path: said for path, said in listed.items()}
         suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
         media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
         known = media | {PurePosixPath(name).name for name in media}
         # those that are listed and missing are reported when they are read
         held_out = SPLIT_FOLDERS if (root / "train").is_dir() else {}
-        files = media | {name for name in self.captions if name not in known}
+        files = media | {name for name in self.listed if name not in known}
         split = {name: held_out.get(name.partition("/")[0]) for name in files}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
         rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
         self.splits = [split[name] or rest for name in self.files]
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also holds files that are neither images nor videos: %s", root, other)
-        if media and not self.captions and not any(suffixes[s] for s in CAPTION_SUFFIXES):
+        self.tagged = TAG_SUFFIX in suffixes or any(tags for _, tags in self.listed.values())
+        if media and not (self.listed or self.tagged) and not any(suffixes[s] for s in CAPTION_SUFFIXES):
             log.warning("%s has no captions, so names of files are taken; add %s or a .txt for each", root, LISTS[0])
 
     def __len__(self) -> int:
@@ -77,37 +84,41 @@ class Folder:
 
     def identity(self) -> dict:
         sizes = [path.stat().st_size if path.is_file() else None for path in map(self.root.joinpath, self.files)]
-        captions = (self.captions.get(name) for name in self.files)
         return {
             "name": self.name,
             "folder": self.root.resolve().name,
             "files": len(self.files),
-            "listing_sha256": listing_sha256(zip(self.files, sizes, captions)),
+            "listing_sha256": listing_sha256(zip(self.files, sizes)),
+            "captions_sha256": listing_sha256(map(self._listed, self.files)),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }
 
-    def caption(self, index: int) -> str:
-        """The caption of a file; SampleError when what should hold it does not."""
+    def _listed(self, name: str) -> Said:
+        return self.listed.get(name) or self.listed.get(PurePosixPath(name).name) or ([], [])
+
+    def captions(self, index: int) -> Said:
+        """The captions of a file and its tags; SampleError when what should hold them does not."""
         path = self.root / self.files[index]
-        if listed := self.captions.get(self.files[index]) or self.captions.get(path.name):
-            return listed
-        for beside in map(path.with_suffix, CAPTION_SUFFIXES):
-            if os.path.lexists(beside):
-                return _caption_file(self.reading.inside(beside, self.root))
-        words = re.sub(r"[_\-.\s]+", " ", path.stem).strip()
-        if not words:
+        texts, tags = self._listed(self.files[index])
+        beside = {s: place for s in (*CAPTION_SUFFIXES, TAG_SUFFIX) if os.path.lexists(place := path.with_suffix(s))}
+        if TAG_SUFFIX in beside:
+            tags = tags or tags_of(_caption_file(self.reading.inside(beside.pop(TAG_SUFFIX), self.root)))
+        if beside and not texts:
+            texts = _caption_file(self.reading.inside(next(iter(beside.values())), self.root))
+        words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
+        if not (texts or words):
             raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
-        return words
+        return texts or [words], tags
 
     def read(self, index: int) -> Iterator[Clip]:
         path = self.reading.inside(self.root / self.files[index], self.root)
-        caption = self.caption(index)
+        (caption, *more), tags = self.captions(index)
         if path.suffix.lower() not in MEDIA_SUFFIXES:
             raise SampleError("unknown_type", f"{path}, named in a list of captions, is neither an image nor a video")
         for key, frames, fps in self.reading.clips(path, self.item_key(index)):
-            yield Clip(key, frames, caption, fps, self.name)
+            yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
 
 
 def _visible(root: Path) -> Iterator[str]:
@@ -126,21 +137,25 @@ def _visible(root: Path) -> Iterator[str]:
         yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))
 
 
-def _read_captions(path: Path) -> dict[str, str]:
-    """{file: caption} of one of `LISTS`; a row without a caption counts as no row."""
+def _read_captions(path: Path) -> dict[str, Said]:
+    """Captions and tags by file of one of `LISTS`; a row without either counts as no row."""
     if path.is_file() and path.stat().st_size > LARGEST_LIST:
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; give it as --source table:FILE.parquet")
     rows = read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
-    column = next((c for c in CAPTION_COLUMNS if c in rows), None)
-    if file_column is None or column is None:
+    columns = [next((c for c in names if c in rows), None) for names in (CAPTION_COLUMNS, TAG_COLUMNS)]
+    if file_column is None or not any(columns):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    pairs = zip(rows[file_column], rows[column])
-    return {str(f).strip().replace("\\", "/").removeprefix("./"): str(c).strip() for f, c in pairs if f and c}
+    found = {}
+    for file, caption, tags in zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns)):
+        said = texts_of(caption, f"the caption of {file} in {path}"), tags_of(tags)
+        if file and any(said):
+            found[str(file).strip().replace("\\", "/").removeprefix("./")] = said
+    return found
 
 
-def _caption_file(path: Path) -> str:
-    """The text of a .txt, or the string in a .json or in its "caption" or "text"."""
+def _caption_file(path: Path) -> list[str]:
+    """The text of a .txt, or what a .json, or its "caption" or "text", is: a text or a list of texts."""
     video.check_regular(path)
     if (size := path.stat().st_size) > LARGEST_CAPTION:
         raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
@@ -154,9 +169,10 @@ def _caption_file(path: Path) -> str:
         raise SampleError("unreadable_caption", f"{path} cannot be read: {error}") from None
     if isinstance(found, dict):
         found = found.get("caption") or found.get("text")
-    if not isinstance(found, str) or not found.strip():
+    texts = [] if isinstance(found, (int, float)) else [" ".join(text.split()) for text in texts_of(found, path)]
+    if not texts:
         raise SampleError("no_caption", f"{path} has no caption; write one in it, or remove it to use the file's name")
-    return " ".join(found.split())
+    return texts
 
 
 def build(spec: str | None = None, **options: Any) -> Folder:

@@ -1,11 +1,11 @@
-"""`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with a caption and an image or a video.
+"""`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with captions and an image or a video.
 
 The table is a local path, `hf://datasets/...` or an http(s) URL. The media column holds image bytes (raw, or the hub's
 struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL. Of several such
 columns (`image`, `image_url`, ...) each row uses the first that is not empty. Nothing that is fetched is kept on disk.
 A table that you name may hold any path; one that is fetched only paths below the working directory and addresses of
 the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may also hold PIL
-images and uint8 arrays.
+images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", and NA is one.
 """
@@ -32,6 +32,7 @@ from PIL import Image
 
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources import _fetch
 from dfm_nb.data.sources._media import MediaFlags, MediaOptions, key_of, listing_sha256
 
@@ -102,12 +103,20 @@ def read_rows(path: Path) -> Rows:
         schema = pq.read_schema(path)
         # and times, which may be none of Python's
         lazy = (pa.types.is_nested, pa.types.is_temporal, BINARY.__contains__)
-        stored = {field.name for field in schema if any(of_type(field.type) for of_type in lazy)}
+        stored = {f.name for f in schema if any(of_type(f.type) for of_type in lazy) and not _holds_texts(f.type)}
         held = pq.read_table(path, columns=[name for name in schema.names if name not in stored]).to_pydict()
         rows = {n: StoredPictures(path, n) if n in stored else list(map(_cell, held[n])) for n in schema.names}
         return _some(rows)
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    """Whether a column of a parquet file has lists of texts."""
+    text = pa.types.is_string, pa.types.is_large_string
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and any(
+        of_type(kind.value_type) for of_type in text
+    )
 
 
 def frame_rows(frame: pd.DataFrame) -> Rows:
@@ -176,6 +185,7 @@ class Table:
     caption_column: str
     reading: MediaOptions
     limits: _fetch.Limits
+    tag_column: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows[self.caption_column])
@@ -185,8 +195,10 @@ class Table:
 
     def identity(self) -> dict:
         """The captions and the paths and URLs are hashed, pictures inside the table are not."""
-        columns = {name: self.rows[name] for name in (self.caption_column, *self.media)}
+        columns = {name: self.rows[name] for name in self.media}
         texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
+        said = [self.rows[name] for name in (self.caption_column, self.tag_column) if name]
+        captions = (values for values in said if not _holds_pictures(values))
         return {
             "name": self.name,
             "table": self.label,
@@ -194,28 +206,33 @@ class Table:
             "media_columns": list(self.media),
             "caption_column": self.caption_column,
             "listing_sha256": listing_sha256(itertools.chain.from_iterable(texts)),
+            "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
             **self.reading.identity(),
         }
 
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
         try:
-            caption, value = self._caption(index), self._value(index)
+            (caption, *more), tags = self.captions(index)
+            value = self._value(index)
             if isinstance(value, str):
                 where, value = f"{where} ({value})", self._file(value)
             for key, frames, fps in self.reading.clips(value, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name)
+                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
-    def _caption(self, index: int) -> str:
-        value = self.rows[self.caption_column][index]
-        if not isinstance(value, (str, int, float)):
-            kind = "empty" if value is None else f"a {type(value).__name__}"
-            raise SampleError(
-                "no_caption", f"{self.caption_column!r} must be text; it is {kind}; write a caption there"
-            )
-        return str(value).strip()
+    @property
+    def tagged(self) -> bool:
+        return self.tag_column is not None
+
+    def captions(self, index: int) -> tuple[list[str], list[str]]:
+        """The captions of a row and its tags; the tags are its caption where it has no other."""
+        column, tags = self.caption_column, tags_of(self.rows[self.tag_column][index]) if self.tag_column else []
+        texts = [] if column == self.tag_column else texts_of(self.rows[column][index], repr(column))
+        if not (texts or tags):
+            raise SampleError("no_caption", f"{column!r} must be text; it is empty; write a caption there")
+        return texts or [", ".join(tags)], tags
 
     def _value(self, index: int) -> Any:
         """What the row has of a picture: bytes, a PIL image, an array, or a path or URL."""
@@ -301,7 +318,8 @@ def build(
     else:
         rows = frame_rows(spec)
     media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
-    usual = [name for name in CAPTION_COLUMNS if name not in media]
+    usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]
     caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
     reading = reading if fetched else replace(reading, allow_outside=True)
-    return Table("table", rows, label, folder, media, caption, reading, limits)
+    tags = next((name for name in TAG_COLUMNS if name in rows), None)
+    return Table("table", rows, label, folder, media, caption, reading, limits, tags)

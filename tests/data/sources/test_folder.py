@@ -79,6 +79,35 @@ def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warne
     ] and before != build().identity()
 
 
+def test_a_file_may_have_several_captions_and_tags(tmp_path):
+    for name in "abcdef":
+        picture(tmp_path / f"{name}.png")
+    rows = [{"file": "a.png", "text": ["one", "two"], "tags": ["x", "y"]}, {"file": "b.png", "tags": "p, q"}]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "b.json").write_text(json.dumps({"caption": ["from\njson", "again"]}))
+    (tmp_path / "c.json").write_text(json.dumps(["three", "four", "five"]))
+    (tmp_path / "c.tags").write_text("r, s\n")
+    (tmp_path / "d.tags").write_text("1girl, red hair")
+    (tmp_path / "e.tags").write_text("")
+    source = folder.build(str(tmp_path))
+    assert source.tagged and [source.captions(i) for i in range(4)] == [
+        (["one", "two"], ["x", "y"]),
+        (["from json", "again"], ["p", "q"]),
+        (["three", "four", "five"], ["r", "s"]),
+        (["1girl, red hair"], ["1girl", "red hair"]),
+    ]
+    (clip,) = read(source)
+    assert (clip.caption, clip.more_captions, clip.tags) == ("one", ["two"], ["x", "y"])
+    assert fault(source, 4).reason == "no_caption" and source.captions(5) == (["f"], [])
+    before = source.identity()
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(rows[0] | {"text": ["one", "2"]}) + "\n")
+    after = folder.build(str(tmp_path)).identity()
+    assert {name for name in before if before[name] != after[name]} == {"captions_sha256"}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(rows[0] | {"text": ["one", {}]}) + "\n")
+    with pytest.raises(ValueError, match=r"a\.png"):
+        folder.build(str(tmp_path))
+
+
 def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
     picture(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("file,caption\na.png,one\ngone.png,two\nnotes.pdf,three\n")

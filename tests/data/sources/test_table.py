@@ -279,9 +279,38 @@ def test_raw_bytes_in_parquet_may_be_pictures_or_videos(tmp_path):
 
 def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
     (tmp_path / "a.png").write_bytes(png())
-    rows = [{"image": "a.png", "caption": c} for c in (["a", "b"], {"en": "a"}, 42, None)]
+    rows = [{"image": "a.png", "caption": c} for c in (["a", 3], {"en": "a"}, 42, None)]
     source = table.build(str(write_table(tmp_path / "t.jsonl", rows)))
     assert [fault(source, i).reason for i in (0, 1, 3)] == ["no_caption"] * 3 and read(source, 2)[0].caption == "42"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
+def test_a_caption_may_be_a_list_and_tags_a_column(suffix, tmp_path):
+    """Of a file, or of a DataFrame. Tags are the caption where there is no other."""
+    (tmp_path / "a.png").write_bytes(png())
+    image = str(tmp_path / "a.png")
+    rows = [
+        {"image": image, "caption": [" a red square", "", "red"], "tags": ["red", "square"]},
+        {"image": image, "caption": ["one"], "tags": []},
+        {"image": image, "caption": [], "tags": ["a", "b"]},
+        {"image": image, "caption": None, "tags": None},
+    ]
+    source = table.build(str(write_table(tmp_path / f"t{suffix}", rows)) if suffix else pd.DataFrame(rows))
+    clips = [read(source, i)[0] for i in range(3)]
+    assert [(c.caption, c.more_captions) for c in clips] == [("a red square", ["red"]), ("one", []), ("a, b", [])]
+    assert [c.tags for c in clips] == [["red", "square"], [], ["a", "b"]] and source.tagged
+    assert fault(source, 3).reason == "no_caption" and "row 4" in fault(source, 3).detail
+    changed = [{**rows[0], "caption": ["a red square", "crimson"]}, *rows[1:]]
+    other = table.build(str(write_table(tmp_path / f"t{suffix}", changed)) if suffix else pd.DataFrame(changed))
+    differ = {name for name, value in source.identity().items() if value != other.identity()[name]}
+    assert differ == {"captions_sha256"}
+
+
+def test_a_column_of_tags_alone_is_the_caption(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    source = table.build(str(write_table(tmp_path / "t.csv", [{"image": "a.png", "keywords": "cat, ,black "}])))
+    (clip,) = read(source)
+    assert (clip.caption, clip.tags, source.caption_column) == ("cat, black", ["cat", "black"], "keywords")
 
 
 def test_identity_follows_captions_references_and_options_and_keys_do_not(tmp_path):

@@ -1,0 +1,53 @@
+"""What a source says of a sample: captions and tags from the cells of a table, and captions made of tags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dfm_nb.base.records import SampleError
+from dfm_nb.base.seeds import generator_for
+
+TAG_COLUMNS = ("tags", "keywords")
+TAG_DROPPED = 0.3
+"""Share of the tags that a caption leaves out: training then meets each tag with and without the others."""
+
+
+def texts_of(value: Any, where: object) -> list[str]:
+    """The captions of a cell: a text, a number, or a list of texts; empty ones are left out.
+
+    Raises
+    ------
+    SampleError : it holds something else; `where` says which cell.
+    """
+    values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
+    if isinstance(value, (int, float)):
+        values = [str(value)]
+    if odd := [v for v in values if not isinstance(v, str | None)]:
+        kind = type(odd[0]).__name__
+        raise SampleError("no_caption", f"{where} must be text or a list of texts; it holds a {kind}; write text there")
+    return [text for v in values if v and (text := v.strip())]
+
+
+def tags_of(value: Any) -> list[str]:
+    """The tags of a cell: a text with commas between them, or a list; what is neither has none."""
+    values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
+    return [tag for v in values if isinstance(v, str) for part in v.split(",") if (tag := part.strip())]
+
+
+def tag_captions(tags: list[str], count: int, key: str) -> list[str]:
+    """`count` captions of a sample's tags, in random order and each without some of them; a function of `key`.
+
+    A tag is left out with probability `TAG_DROPPED`; one always stays.
+
+    >>> tag_captions(["fruit", "apple", "red"], 2, "apple-7")
+    ['apple, red, fruit', 'fruit, red']
+    """
+    captions = []
+    for number in range(count if tags else 0):
+        g = generator_for("tags", key, number)
+        order, kept = torch.randperm(len(tags), generator=g), torch.rand(len(tags), generator=g) >= TAG_DROPPED
+        captions.append(", ".join([tags[i] for i in order if kept[i]] or [tags[order[0]]]))
+    return captions
