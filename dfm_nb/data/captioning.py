@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,11 @@ from dfm_nb.base.seeds import generator_for
 TAG_COLUMNS = ("tags", "keywords")
 TAG_DROPPED = 0.3
 """Share of the tags that a caption leaves out: training then meets each tag with and without the others."""
+
+MIRRORED = "-flip"
+"""Ends the key of a mirrored sample."""
+SIDE = re.compile(r"\b(left|right)(most|wards?)?\b", re.IGNORECASE)
+"""What a caption says that is not true of the mirrored picture."""
 
 
 def texts_of(value: Any, where: object) -> list[str]:

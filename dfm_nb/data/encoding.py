@@ -31,7 +31,7 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
-from dfm_nb.data.captioning import tag_captions
+from dfm_nb.data.captioning import MIRRORED, SIDE, tag_captions
 from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
 from dfm_nb.data.shard_plan import ShardPlan
 
@@ -53,6 +53,7 @@ class Reading:
 
     short_side : px that pictures are fitted to, both sides floored to multiples of 16; None leaves sizes as they are.
     workers : number of threads. edits : by key. tag_captions : further captions to make of a clip's tags.
+    flip : whether training also has each clip mirrored.
     """
 
     source: Source
@@ -61,6 +62,7 @@ class Reading:
     workers: int = 2
     edits: Mapping[str, Edit] = field(default_factory=dict)
     tag_captions: int = 0
+    flip: bool = False
 
     def edited(self, clip: Clip) -> Result:
         """The clip with the first caption that it was given by hand and captions of its tags; or that it is set aside.
@@ -74,6 +76,13 @@ class Reading:
         _, *more = dict.fromkeys([clip.caption, *clip.more_captions, *of_tags])
         caption = edit.caption or clip.caption
         return replace(clip, caption=caption, more_captions=[c for c in more if c != caption], tags=[])
+
+    def mirrored(self, clip: Clip) -> Result:
+        """The mirror image of an edited clip, with the same captions; its key can be edited, too."""
+        key = f"{clip.key}{MIRRORED}"
+        if sides := [c for c in (clip.caption, *clip.more_captions) if SIDE.search(c)]:
+            return SampleError("not_mirrored", f"{key} is not made, as a caption names left or right: {sides[0]}")
+        return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1]))
 
     def fit(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
@@ -285,6 +294,14 @@ def captions_of(meta: Mapping) -> list[str]:
     return [meta["caption"], *meta.get("more_captions", ())]
 
 
+def with_mirrored(reads: Iterable[tuple[int, Result]], reading: Reading) -> Iterator[tuple[int, Result]]:
+    """Each clip, and its mirror image after it."""
+    for index, result in reads:
+        yield index, result
+        if isinstance(result, Clip):
+            yield index, reading.mirrored(result)
+
+
 def slices_of(reads: Iterable[tuple[int, Result]], source: Source, encode: LatentEncoder) -> Iterator[ShardSlice]:
     """A shard, slice by slice. `reads` gives (index, result) of this shard's items."""
     part, latent_bytes, seen = ShardSlice(encode), 0, set()
@@ -388,7 +405,10 @@ def encode_shards(
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                for part in slices_of(ahead.take(len(plan.items), on_item), reading.source, encode):
+                reads = ahead.take(len(plan.items), on_item)
+                if reading.flip and plan.split == "train":  # what is measured on held-out samples stays the same
+                    reads = with_mirrored(reads, reading)
+                for part in slices_of(reads, reading.source, encode):
                     last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
                     last = writer.submit(shard.write, part)
                 last.result()

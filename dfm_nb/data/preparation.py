@@ -84,6 +84,7 @@ class PrepareConfig(Options):
         None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
     )
     tag_captions: int | None = option(None, "further captions to make of each sample's tags", ge=1, plan=True)
+    flip: bool = option(False, "also encode mirrored training samples, where no caption names left or right", plan=True)
     workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "go on with an unfinished output folder")
@@ -232,7 +233,8 @@ class Preparation:
         # pictures that a source makes at the size asked for stay as they are
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
         threads, edits = ranks.reader_threads(config.workers), read_edits(folder.path)
-        self.reading = Reading(self.source, side_px, config.upscale, threads, edits, config.tag_captions or 0)
+        captions = config.tag_captions or 0, config.flip
+        self.reading = Reading(source, side_px, config.upscale, threads, edits, *captions)
         self.device = ranks.device(config.device)
         self.text_encoder: TextEncoder = self._build(
             "text_encoders", config.text_encoder, config.text_encoder_path, max_tokens=config.max_text_tokens

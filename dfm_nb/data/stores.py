@@ -21,6 +21,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.schema import TRAINED_SIZE
+from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_manifest
 from dfm_nb.data.remote import RemoteFolder
@@ -67,9 +68,10 @@ class EnergonStore(SampleIndex):
             raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
         check_split(path, split)
         super().__init__(path, split, here=remote is None)
-        self._left_out = {key for key, edit in read_edits(self.folder).items() if edit.left_out}
-        if progress and self._left_out:
-            log.info("%s sets %d samples of all splits aside", self.folder / EDITS, len(self._left_out))
+        left_out = {key for key, edit in read_edits(self.folder).items() if edit.left_out}
+        self._left_out = left_out | {f"{key}{MIRRORED}" for key in left_out}
+        if progress and left_out:
+            log.info("%s sets %d samples of all splits aside", self.folder / EDITS, len(left_out))
         self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
         self._cache: dict[int, EncodedClip] = {}
         self._read_statistics(read_manifest(self.folder), progress)

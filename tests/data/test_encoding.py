@@ -121,6 +121,38 @@ def test_all_captions_of_a_sample_are_encoded_and_of_equal_ones_one(tmp_path):
     assert "more_captions" not in alone.meta and record["text_tokens"] == 4
 
 
+class Gradient(Source):
+    """Pictures whose left half is dark, of which the second says so in its further caption."""
+
+    def read(self, index):
+        for clip in super().read(index):
+            video = np.broadcast_to(np.repeat(np.uint8([20, 200]), 8)[:, None], clip.video.shape)
+            said = ["dark on the Left"] if index == 1 else ["upright, in bright light"]
+            yield replace(clip, video=video, more_captions=said)
+
+
+def test_mirrored_training_samples_follow_theirs_unless_a_caption_names_a_side(tmp_path):
+    edits = {
+        "item-2-0": Edit(key="item-2-0", caption="changed"),
+        "item-3-0-flip": Edit(key="item-3-0-flip", left_out=True),
+        "item-4-0": Edit(key="item-4-0", left_out=True),
+    }
+    (tmp_path / shards.RECORDS).mkdir()
+    reading = encoding.Reading(Gradient([1] * 6), edits=edits, flip=True)
+    plans = [ShardPlan("train.tar", "train", range(5)), ShardPlan("val.tar", "val", [5])]
+    encoding.encode_shards(plans, reading, encoding.Encoders(Mean(), Length()), tmp_path)
+    record = shards.read_record(tmp_path, "train.tar")
+    dropped = [(drop["key"], drop["reason"]) for drop in record["drops"]]
+    assert dropped == [("item-1", "not_mirrored"), ("item-3", "left_out"), ("item-4", "left_out")]
+    found = {entry.key: entry.read() for plan in plans for entry in shards.samples_of(tmp_path / plan.name)}
+    assert [*found] == [f"item-{k}" for k in ("0-0", "0-0-flip", "1-0", "2-0", "2-0-flip", "3-0", "5-0")]
+    for key in ("item-0-0", "item-2-0"):
+        assert torch.equal(found[f"{key}-flip"].latent, found[key].latent.flip(-1))
+        assert found[f"{key}-flip"].meta == found[key].meta | {"key": f"{key}-flip"}
+    assert not torch.equal(found["item-0-0"].latent, found["item-0-0"].latent.flip(-1))
+    assert found["item-2-0-flip"].meta["caption"] == "changed"
+
+
 def test_tags_are_shuffled_and_some_left_out_by_the_key_alone():
     tags = [f"t{i}" for i in range(10)]
     found = [tag_captions(tags, 3, f"k{i}") for i in range(40)]
