@@ -40,13 +40,16 @@ from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to
 from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
-from dfm_nb.data.shard_plan import SPLITS, ShardPlans, evenly
+from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
 
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
 PSNR_ITEMS = 64
 NAMED_DROPS = 10_000
 MOST_RANKS = 1 << 20
+VAL_FRACTION = 0.05
+# 5 % of few items is a loss too noisy to stop by: 48 items have 6 for validation instead of 2
+SMALL_VAL_FRACTION, SMALL_BELOW_ITEMS = 0.125, 1000
 
 
 # ---- settings -----------------------------------------------------------------------------------------------------
@@ -76,7 +79,13 @@ class PrepareConfig(Options):
     )
     upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
     limit: int | None = option(None, "only the first N items", ge=1, plan=True)
-    val_fraction: float = option(0.05, "of the items, by a hash of their keys", ge=0, lt=1, plan=True)
+    val_fraction: float | None = option(
+        None,
+        "of the items, by a hash of their keys; default 0.05, and 0.125 for 20 to 999 items that come without splits",
+        ge=0,
+        lt=1,
+        plan=True,
+    )
     test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
     shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)
     max_text_tokens: int = option(512, "longer captions are cut", ge=1, plan=True)
@@ -103,7 +112,7 @@ class PrepareConfig(Options):
 
     @model_validator(mode="after")
     def _fits_together(self) -> PrepareConfig:
-        if self.val_fraction + self.test_fraction >= 1:
+        if (VAL_FRACTION if self.val_fraction is None else self.val_fraction) + self.test_fraction >= 1:
             raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
         for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
             plugins.options_of(kind, name, self.options)
@@ -142,6 +151,14 @@ class PrepareConfig(Options):
             raise ValueError(f"--tag-captions needs tags, and --source {self.source} has none; add a column tags")
         return source
 
+    def val_share(self, source: Source) -> float:
+        """`val_fraction`, or by default every eighth item of a small source without splits of its own."""
+        if self.val_fraction is not None:
+            return self.val_fraction
+        count, split = min(len(source), self.limit or len(source)), getattr(source, "item_split", lambda index: None)
+        small = VAL_FROM_ITEMS <= count < SMALL_BELOW_ITEMS and not any(map(split, range(count)))
+        return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
+
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """What must be equal for a folder to be this preparation's."""
         settings = [name for name, field in fields(PrepareConfig).items() if field.marks.get("plan")]
@@ -153,6 +170,7 @@ class PrepareConfig(Options):
             "ranks": world,
             "edits": edits_sha256(self.output_dir),
             **{name: getattr(self, name) for name in settings},
+            "val_fraction": self.val_share(source),
             **{name: self.options.get(name) for name in of_encoders},
         }
         # a fitted tokenizer follows from all the rest, one that was named does not
@@ -228,7 +246,7 @@ class Preparation:
         self.source = source = config.open_source()
         keys = item_keys(source, config.limit)
         given = getattr(source, "item_split", lambda index: None)
-        shares = config.val_fraction, config.test_fraction
+        shares = plan["val_fraction"], config.test_fraction
         self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, given)
         # pictures that a source makes at the size asked for stay as they are
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
@@ -259,6 +277,9 @@ class Preparation:
     def run(self) -> None:
         if self.ranks.rank == 0:
             log.info("Rank 0 of %d processing %d samples", self.ranks.world, self.plans.num_items)
+            if self.config.val_fraction is None:
+                held_out, share = len(self.plans.items_of("val")), self.plan["val_fraction"]
+                log.info("%d of them are held out for validation; --val-fraction %g is the default", held_out, share)
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
         self._encode()
