@@ -70,10 +70,11 @@ def local(path: str | os.PathLike) -> Path:
 def lies_inside(name: str) -> bool:
     """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below.
 
-    It is short, too: pathlib makes a folder below thousands of others by recursion.
+    It is short, too: pathlib makes a folder below thousands of others by recursion. And it has no `::`, with which
+    fsspec would go to another place.
     """
     place = PurePosixPath(name)
-    plain = len(name) < 512 and "\0" not in name
+    plain = len(name) < 512 and "\0" not in name and "::" not in name
     return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import zipfile
 from pathlib import Path
 
+import fsspec
 import pandas as pd
 import pytest
 from PIL import Image
@@ -105,14 +108,58 @@ def test_a_table_that_the_user_names_may_hold_any_path_and_a_fetched_one_may_not
     assert [len(list(table.build(str(photos / "t.csv")).read(i))) for i in range(3)] == [1, 1, 1]
     monkeypatch.chdir(photos)
     assert len(list(table.build(pd.DataFrame(named)).read(0))) == 1
-    monkeypatch.setattr(table._fetch, "hub_path", lambda url: photos / "t.csv")
-    fetched = table.build("hf://datasets/a/b/t.csv")
+    server = fsspec.filesystem("memory")
+    server.put(f"{photos}/", "/shared/photos/", recursive=True)
+    server.put_file(str(tmp_path / "secret.png"), "/shared/secret.png")
+    fetched = table.build("memory://shared/photos/t.csv")
     assert len(list(fetched.read(2))) == 1
     for index in (0, 1):
-        with pytest.raises(SampleError, match="--allow-outside") as caught:
+        with pytest.raises(SampleError, match=re.escape("secret.png")) as caught:
             list(fetched.read(index))
         assert caught.value.reason == "outside"
-    assert len(list(table.build("hf://datasets/a/b/t.csv", allow_outside=True).read(0))) == 1
+    assert len(list(table.build("memory://shared/photos/t.csv", allow_outside=True).read(0))) == 1
+
+
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("file:///{secret}", "outside"),
+        ("{secret}", "outside"),
+        ("../secret.png", "outside"),
+        ("zip://secret.png::file:///{zipped}", "bad_url"),
+        ("secret.png::file:///{zipped}", "bad_url"),
+        ("memory://shared/secret.png", "bad_url"),
+        ("http://127.0.0.1:9/secret.png", "refused"),
+        ("http://169.254.169.254/latest/x.png", "refused"),
+    ],
+)
+def test_data_at_a_url_say_not_where_to_fetch_from(name, reason, tmp_path):
+    """A table's cell, and a name in a list of captions."""
+    picture(tmp_path / "secret.png")
+    with zipfile.ZipFile(tmp_path / "zipped.png", "w") as archive:
+        archive.write(tmp_path / "secret.png", "secret.png")
+    name = name.format(secret=tmp_path / "secret.png", zipped=tmp_path / "zipped.png")
+    server = fsspec.filesystem("memory")
+    server.put_file(str(tmp_path / "secret.png"), "/shared/secret.png")
+    server.pipe("/shared/named/captions.csv", f"file,caption\n{name},a caption\n".encode())
+    for source, faults in (
+        (table.build("memory://shared/named/captions.csv"), {reason}),
+        (folder.build("memory://shared/named"), {"outside", "missing_file"}),
+    ):
+        with pytest.raises(SampleError) as caught:
+            list(source.read(0))
+        assert caught.value.reason in faults
+
+
+def test_a_name_in_a_zip_or_on_a_server_that_could_be_elsewhere_is_left_out_and_said(tmp_path, caplog):
+    picture(tmp_path / "a.png")
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
+        for name in ("a.png", "../b.png", "c.png::file:///etc/passwd"):
+            archive.write(tmp_path / "a.png", name)
+    assert folder.build(str(tmp_path / "p.zip")).files == ["a.png"]
+    assert "../b.png" in caplog.text and "c.png::" in caplog.text
+    with pytest.raises(ValueError, match="reference"):
+        folder.build(f"reference://::{tmp_path}/index.json")
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------

@@ -7,9 +7,7 @@ its network, and a table that was fetched cannot name what is there: who wrote i
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +15,11 @@ from typing import Any
 
 import requests
 from urllib3 import Retry
-from urllib3.exceptions import HTTPError, LocationParseError, ReadTimeoutError
-from urllib3.util import parse_url
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from dfm_nb import __version__
 from dfm_nb.base.hub import hub_file
+from dfm_nb.base.places import is_public
 from dfm_nb.base.records import SampleError
 
 RETRIED_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
@@ -42,16 +40,6 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-
-
-def is_public(url: str) -> bool:
-    """Whether all addresses of the URL's host are of the internet. True for a name that only a proxy can resolve."""
-    try:
-        found = socket.getaddrinfo((parse_url(url).host or "").strip("[]"), None)
-    except (OSError, LocationParseError):
-        return True
-    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
-    return all((getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses)
 
 
 class _Adapter(requests.adapters.HTTPAdapter):

@@ -10,14 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.data.sources import folder
+from dfm_nb.data.sources import folder, table
 from dfm_nb.data.sources._media import MediaFlags
 
 Flags = MediaFlags
 FOLDER = Path(__file__).parents[1] / "drawings"
 
 
-def build(spec: str | None = None, **options: Any) -> folder.Folder:
+def build(spec: str | None = None, **options: Any) -> folder.Folder | table.Table:
     """The source of `drawings`.
 
     Parameters

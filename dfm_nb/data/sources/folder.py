@@ -6,16 +6,17 @@ or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and
 string, or its "caption" or "text"), its tags, the file's name with - and _ as spaces. In `.jsonl`, `.parquet` and
 `a.json` it may be a list of captions. Tags are in the list's column tags or keywords, or in `a.tags`, between commas.
 Folders `validation` (or `val`) and `test` beside `train` are the splits that Hugging Face's datasets make of them.
-Files are taken in sorted order, hidden ones are left out, transparent pixels lie on `background`. What cannot be used,
-a missing file that a list names included, is a `SampleError` that names it. So is what lies outside the folder,
-unless `allow_outside`: who wrote the folder may not choose which other files of this machine go into the data.
+The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
+each file is fetched when it is read. Files are taken in sorted order, hidden ones are left out, transparent pixels lie
+on `background`. What cannot be used, a missing file that a list names included, is a `SampleError` that names it. So is
+what lies outside the folder, unless `allow_outside`: who wrote the folder may not choose which other files of this
+machine go into the data.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -26,8 +27,10 @@ from dfm_nb.base import video
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
+from dfm_nb.data.sources import table
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaFlags, MediaOptions, key_of, listing_sha256
-from dfm_nb.data.sources.table import CAPTION_COLUMNS, read_rows
+from dfm_nb.data.sources._place import Place
+from dfm_nb.data.sources.table import CAPTION_COLUMNS, Table, read_rows
 
 Flags = MediaFlags
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
@@ -47,20 +50,22 @@ class Folder:
 
     name = "folder"
 
-    def __init__(self, root: Path, reading: MediaOptions):
-        self.root, self.reading = root, reading
-        names = sorted(_visible(root), reverse=True)
+    def __init__(self, place: Place):
+        self.place, self.reading, root = place, place.reading, place.spec
+        names = sorted(place.names(), reverse=True)
+        self.names = frozenset(names)
         self.listed: dict[str, Said] = {}
         for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
             folder, _, file = name.rpartition("/")
             if file in LISTS:
-                listed = _read_captions(reading.inside(root / name, root))
+                with place.local(name) as path:
+                    listed = _read_captions(path)
                 self.listed |= {f"{folder}/{path}" if folder else path: said for path, said in listed.items()}
         suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
         media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
         known = media | {PurePosixPath(name).name for name in media}
         # those that are listed and missing are reported when they are read
-        held_out = SPLIT_FOLDERS if (root / "train").is_dir() else {}
+        held_out = SPLIT_FOLDERS if any(name.startswith("train/") for name in names) else {}
         files = media | {name for name in self.listed if name not in known}
         split = {name: held_out.get(name.partition("/")[0]) for name in files}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
@@ -83,10 +88,10 @@ class Folder:
         return self.splits[index]
 
     def identity(self) -> dict:
-        sizes = [path.stat().st_size if path.is_file() else None for path in map(self.root.joinpath, self.files)]
+        sizes = map(self.place.size, self.files)
         return {
             "name": self.name,
-            "folder": self.root.resolve().name,
+            "folder": self.place.name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "captions_sha256": listing_sha256(map(self._listed, self.files)),
@@ -100,41 +105,30 @@ class Folder:
 
     def captions(self, index: int) -> Said:
         """The captions of a file and its tags; SampleError when what should hold them does not."""
-        path = self.root / self.files[index]
+        path = PurePosixPath(self.files[index])
         texts, tags = self._listed(self.files[index])
-        beside = {s: place for s in (*CAPTION_SUFFIXES, TAG_SUFFIX) if os.path.lexists(place := path.with_suffix(s))}
-        if TAG_SUFFIX in beside:
-            tags = tags or tags_of(_caption_file(self.reading.inside(beside.pop(TAG_SUFFIX), self.root)))
+        beside = [name for s in CAPTION_SUFFIXES if (name := str(path.with_suffix(s))) in self.names]
+        if not tags and (name := str(path.with_suffix(TAG_SUFFIX))) in self.names:
+            tags = tags_of(self._said(name))
         if beside and not texts:
-            texts = _caption_file(self.reading.inside(next(iter(beside.values())), self.root))
+            texts = self._said(beside[0])
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
             raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
         return texts or [words], tags
 
     def read(self, index: int) -> Iterator[Clip]:
-        path = self.reading.inside(self.root / self.files[index], self.root)
-        (caption, *more), tags = self.captions(index)
-        if path.suffix.lower() not in MEDIA_SUFFIXES:
-            raise SampleError("unknown_type", f"{path}, named in a list of captions, is neither an image nor a video")
-        for key, frames, fps in self.reading.clips(path, self.item_key(index)):
-            yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
+        name, ((caption, *more), tags) = self.files[index], self.captions(index)
+        if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
+            said = f"{self.place.spec}/{name}, named in a list of captions, is neither an image nor a video"
+            raise SampleError("unknown_type", said)
+        with self.place.local(name) as path:
+            for key, frames, fps in self.reading.clips(path, self.item_key(index)):
+                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
 
-
-def _visible(root: Path) -> Iterator[str]:
-    """Files of the folder and those below by their relative names with /; hidden ones are left out.
-
-    Also pipes, devices and links that lead nowhere: reading them says what they are.
-    """
-
-    def left_out(error: OSError) -> None:
-        log.warning("%s may not be read and is left out", error.filename)
-
-    for place, folders, files in os.walk(root, onerror=left_out):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
-            log.warning("%s is a link to a folder and is left out", link)
-        yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))
+    def _said(self, name: str) -> list[str]:
+        with self.place.local(name) as path:
+            return _caption_file(path)
 
 
 def _read_captions(path: Path) -> dict[str, Said]:
@@ -175,12 +169,13 @@ def _caption_file(path: Path) -> list[str]:
     return texts
 
 
-def build(spec: str | None = None, **options: Any) -> Folder:
+def build(spec: str | None = None, **options: Any) -> Folder | Table:
     """The source of `folder:DIR`.
 
     Parameters
     ----------
-    spec : the folder.
+    spec : the folder, a .zip, or a URL or chain that fsspec opens. One without pictures whose files are parquet tables
+        gives their rows, as `table` does.
     **options : see `MediaOptions`; with `allow_outside` also files that a link or a list names outside the
         folder.
 
@@ -190,11 +185,13 @@ def build(spec: str | None = None, **options: Any) -> Folder:
     """
     if not spec:
         raise ValueError("name the folder: --source folder:DIR")
-    root = Path(spec).expanduser()
-    if not root.is_dir():
+    place = Place(spec, MediaOptions(**options))
+    if place.server is None and not place.folder.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
-    source = Folder(root, MediaOptions(**options))
+    source = Folder(place)
     if not len(source):
+        if any(name.endswith(".parquet") and not name.endswith(LISTS) for name in source.names):
+            return table.build(spec, **options)
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
-        raise ValueError(f"{root} has no images or videos ({kinds}); name a folder that has some")
+        raise ValueError(f"{spec} has no images or videos ({kinds}); name a folder that has some")
     return source

@@ -1,11 +1,12 @@
 """`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with captions and an image or a video.
 
-The table is a local path, `hf://datasets/...` or an http(s) URL. The media column holds image bytes (raw, or the hub's
-struct of bytes and path), a path (absolute, or relative to the table), a file:// URL or an http(s) URL. Of several such
-columns (`image`, `image_url`, ...) each row uses the first that is not empty. Nothing that is fetched is kept on disk.
-A table that you name may hold any path; one that is fetched only paths below the working directory and addresses of
-the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may also hold PIL
-images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags.
+The table is a local path or a URL that fsspec opens. A folder of parquet files, as Hugging Face's datasets have it
+(`hf://datasets/OWNER/NAME`, or local), is one table; `train`, `test` or `validation` in a file's name is its split. The
+media column holds image bytes (raw, or the hub's struct of bytes and path), a path (absolute, or relative to the
+table), a file:// URL or an http(s) URL. Of several such columns (`image`, `image_url`, ...) each row uses the first
+that is not empty. A table that you name may hold any path; one that is fetched, only names of files at its own place
+and addresses of the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may
+also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", and NA is one.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +33,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from dfm_nb.base.options import Options, option
+from dfm_nb.base.places import HTTP, is_place, reported
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources import _fetch
 from dfm_nb.data.sources._media import MediaFlags, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._place import Place, parent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +55,6 @@ class Flags(MediaFlags, ColumnFlags):
 
 MEDIA_COLUMNS = "image video image_path video_path path file file_name filename image_url video_url url".split()
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
-FETCHED = ("hf://", "http://", "https://")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
@@ -69,44 +72,59 @@ class StoredPictures(Sequence):
     With groups of 3, 3 and 2 rows they start at rows 0, 3 and 6, and row 4 is row 1 of group 1.
     """
 
-    def __init__(self, path: Path, column: str):
-        file, self._lock = pq.ParquetFile(path), threading.Lock()
-        self._starts = np.cumsum([0, *(file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))])
-        self._group = lru_cache(GROUPS_HELD)(lambda group: file.read_row_group(group, columns=[column]).column(0))
+    def __init__(self, files: Sequence[pq.ParquetFile], column: str, lock: threading.Lock):
+        groups, self._lock = [(file, g) for file in files for g in range(file.num_row_groups)], lock
+        self._starts = np.cumsum([0, *(file.metadata.row_group(g).num_rows for file, g in groups)])
+
+        @lru_cache(GROUPS_HELD)
+        def column_of(group: int) -> pa.ChunkedArray:
+            file, number = groups[group]
+            return file.read_row_group(number, columns=[column]).column(0)
+
+        self._group = column_of
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def __getitem__(self, row: Any) -> Any:
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        with self._lock:  # or threads that miss the same group would all read it
+        with self._lock:  # or threads that miss the same group would all read it; the columns share the files
             return self._group(group)[row - int(self._starts[group])].as_py()
 
 
-def read_rows(path: Path) -> Rows:
+def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
     """The rows of a file, read as its suffix says; of parquet, text is held in memory and pictures are not.
+
+    Parameters
+    ----------
+    files : opened parquet files whose rows, end to end, are the table; `path` then only names it.
 
     Raises
     ------
     FileNotFoundError : the path. ValueError : its kind or content, with the line where known; or it has no rows.
     """
-    if not path.is_file():
+    if not (files or path.is_file()):
         raise FileNotFoundError(
             f"{path} is not a file; name a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR"
         )
     suffix = path.suffix.lower()
     try:
-        if suffix not in SUFFIXES:
+        if not files and suffix not in SUFFIXES:
             raise ValueError(f"it must end in {', '.join(SUFFIXES)}; convert or rename it")
-        if suffix != ".parquet":
+        if not files and suffix != ".parquet":
             return frame_rows(_read_text(path, suffix))
-        schema = pq.read_schema(path)
+        files = files or [pq.ParquetFile(path)]
+        schema, lock = files[0].schema_arrow, threading.Lock()
+        if odd := [file for file in files if file.schema_arrow.names != schema.names]:
+            raise ValueError(f"its files must have the same columns; {schema.names} and {odd[0].schema_arrow.names}")
         # and times, which may be none of Python's
         lazy = (pa.types.is_nested, pa.types.is_temporal, BINARY.__contains__)
         stored = {f.name for f in schema if any(of_type(f.type) for of_type in lazy) and not _holds_texts(f.type)}
-        held = pq.read_table(path, columns=[name for name in schema.names if name not in stored]).to_pydict()
-        rows = {n: StoredPictures(path, n) if n in stored else list(map(_cell, held[n])) for n in schema.names}
-        return _some(rows)
+        held = {name: list[Any]() for name in schema.names if name not in stored}
+        for file in files:
+            for name, values in file.read(columns=list(held)).to_pydict().items():
+                held[name] += map(_cell, values)
+        return _some({n: StoredPictures(files, n, lock) if n in stored else held[n] for n in schema.names})
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
 
@@ -172,26 +190,34 @@ class Table:
     """Items are rows.
 
     label : the table's name in keys, messages and the identity.
-    folder : what relative paths in the table refer to.
+    place : what relative paths in the table refer to. With `allow_outside` paths may leave it, and URLs may name this
+        machine's network.
     media : columns with images or videos, in order of preference.
-    reading : with `allow_outside`, paths may leave `folder` and URLs may name this machine's network.
+    splits : of each row, where the names of the table's files say it.
     """
 
     name: str
     rows: Rows
     label: str
-    folder: Path
+    place: Place
     media: Sequence[str]
     caption_column: str
-    reading: MediaOptions
-    limits: _fetch.Limits
+    splits: Sequence[str | None] = ()
     tag_column: str | None = None
+
+    @property
+    def reading(self) -> MediaOptions:
+        return self.place.reading
 
     def __len__(self) -> int:
         return len(self.rows[self.caption_column])
 
     def item_key(self, index: int) -> str:
         return f"{key_of(Path(self.label).name)}-{index:07d}"
+
+    def item_split(self, index: int) -> str | None:
+        """The split that the name of the row's file says."""
+        return self.splits[index] if self.splits else None
 
     def identity(self) -> dict:
         """The captions and the paths and URLs are hashed, pictures inside the table are not."""
@@ -205,7 +231,7 @@ class Table:
             "rows": len(self),
             "media_columns": list(self.media),
             "caption_column": self.caption_column,
-            "listing_sha256": listing_sha256(itertools.chain.from_iterable(texts)),
+            "listing_sha256": listing_sha256(itertools.chain(itertools.chain.from_iterable(texts), self.splits)),
             "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
             **self.reading.identity(),
         }
@@ -250,15 +276,22 @@ class Table:
     def _file(self, reference: str) -> Path | bytes:
         """The file of a path, or the content of a URL."""
         parts = urlsplit(reference if "://" in reference else "")
-        if parts.scheme in ("", "file"):
-            path = Path(url2pathname(parts.path) if parts.scheme else reference).expanduser()
-            return self.reading.inside(self.folder / path, self.folder)
-        if parts.scheme not in ("http", "https"):
+        if parts.scheme in ("http", "https"):
+            with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+                copy = Path(folder, "media")
+                _fetch.download(reference, copy, self.place.limits, private=self.reading.allow_outside)
+                return copy.read_bytes()
+        if parts.scheme not in ("", "file"):
             raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
-        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-            path = Path(folder, "media")
-            _fetch.download(reference, path, self.limits, private=self.reading.allow_outside)
-            return path.read_bytes()
+        path = Path(url2pathname(parts.path) if parts.scheme else reference).expanduser()
+        if self.place.server is None:
+            return self.reading.inside(self.place.folder / path, self.place.folder)
+        if path.is_absolute():
+            if not self.reading.allow_outside:
+                raise SampleError("outside", f"{path} is of this machine, and the table is not; see --allow-outside")
+            return path
+        with self.place.local(reference) as copy:
+            return copy.read_bytes()
 
 
 def _holds_pictures(values: Sequence[Any]) -> bool:
@@ -276,14 +309,56 @@ def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[
     return found
 
 
-def _open(spec: str, limits: _fetch.Limits) -> Rows:
-    """The rows of a table by path or URL."""
-    if not spec.startswith(("http://", "https://")):
-        return read_rows(_fetch.hub_path(spec) if spec.startswith("hf://") else Path(spec).expanduser())
-    with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-        path = Path(folder, "table").with_suffix(Path(urlsplit(spec).path).suffix)
-        _fetch.download(spec, path, limits)
+SPLIT_WORDS = {
+    "train": {"train", "training"},
+    "val": {"validation", "valid", "val", "dev"},
+    "test": {"test", "testing", "eval", "evaluation"},
+}
+"""Words in a file's name that Hugging Face's datasets take for its split."""
+
+
+def _split_of(name: str) -> str | None:
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    return next((split for split, known in SPLIT_WORDS.items() if words & known), None)
+
+
+def _open(spec: str, place: Place, name: str) -> Rows:
+    """The rows of one table by path or URL."""
+    if spec.startswith("hf://"):
+        return read_rows(_fetch.hub_path(spec))  # in the hub's cache
+    if spec.startswith(HTTP):
+        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+            path = Path(folder, "table").with_suffix(Path(name).suffix)
+            _fetch.download(spec, path, place.limits)
+            return read_rows(path)
+    if place.server is None:
+        return read_rows(place.folder / name)
+    if name.endswith(".parquet"):
+        return read_rows(Path(name), [_parquet(place, name)])
+    with place.local(name) as path:
         return read_rows(path)
+
+
+def _parquet(place: Place, name: str) -> pq.ParquetFile:
+    """A file that stays open; of one that a driver reads, row groups are fetched when they are asked for."""
+    with reported(f"{place.spec}/{name}"):
+        if place.ranges:
+            return pq.ParquetFile(place.opened(name))
+        with place.local(name) as path:
+            return pq.ParquetFile(path)
+
+
+def _open_all(place: Place) -> tuple[Rows, list[str | None]]:
+    """The rows of all parquet files of a place, training's first, and the split of each."""
+    names = [name for name in place.names() if name.lower().endswith(".parquet")]
+    given = {name: split if (split := _split_of(name)) in ("val", "test") else None for name in names}
+    rest = "train" if "val" in given.values() else None  # None: --val-fraction and --test-fraction decide
+    names.sort(key=lambda name: (bool(given[name]), name))  # --limit takes from training first
+    if not names:
+        raise FileNotFoundError(f"{place.spec} has no parquet files; name a table ({', '.join(SUFFIXES)}) in it")
+    files = [_parquet(place, name) for name in names]
+    splits = [given[name] or rest for name, file in zip(names, files) for _ in range(file.metadata.num_rows)]
+    return read_rows(Path(place.spec), files), splits
 
 
 def build(
@@ -297,12 +372,12 @@ def build(
 
     Parameters
     ----------
-    spec : path, `hf://datasets/OWNER/NAME/PATH` or http(s) URL of a .csv, .tsv, .jsonl or .parquet file; or a
-        DataFrame, whose relative paths start at the working directory.
+    spec : path, or URL that fsspec opens, of a .csv, .tsv, .jsonl or .parquet file, or of a folder with parquet files,
+        as `hf://datasets/OWNER/NAME` is; or a DataFrame, whose relative paths start at the working directory.
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
     limits : of each download.
-    **options : see `MediaOptions`; without `allow_outside` a table that is fetched may not name paths outside the
-        working directory nor addresses of this machine's network, others always may.
+    **options : see `MediaOptions`; without `allow_outside` a table that is fetched may name neither paths outside its
+        own place nor addresses of this machine's network, others always may.
 
     Raises
     ------
@@ -310,16 +385,22 @@ def build(
     """
     if spec is None:
         raise ValueError(f"name the table: --source table:FILE ({', '.join(SUFFIXES)})")
-    reading, folder, label = MediaOptions(**options), Path(), "dataframe"
-    fetched = isinstance(spec, str) and spec.startswith(FETCHED)
-    if isinstance(spec, str):
-        rows, label = _open(spec, limits), Path(urlsplit(spec).path if fetched else spec).name
-        folder = Path() if fetched else Path(spec).expanduser().parent
+    reading, splits = MediaOptions(**options), list[str | None]()
+    if not isinstance(spec, str):
+        rows, label, place = frame_rows(spec), "dataframe", Place(".", replace(reading, allow_outside=True), limits)
     else:
-        rows = frame_rows(spec)
+        fetched = is_place(spec)
+        reading = reading if fetched else replace(reading, allow_outside=True)
+        head = spec.partition("?")[0] if spec.startswith(HTTP) else spec  # the rest signs it
+        folder, label = parent(head) if fetched else (str(Path(head).expanduser().parent), Path(head).name)
+        if Path(spec).expanduser().is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
+            place = Place(spec, reading, limits)
+            (rows, splits), label = _open_all(place), place.name
+        else:
+            place = Place(folder, reading, limits)
+            rows = _open(spec, place, label)
     media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
     usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]
     caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
-    reading = reading if fetched else replace(reading, allow_outside=True)
     tags = next((name for name in TAG_COLUMNS if name in rows), None)
-    return Table("table", rows, label, folder, media, caption, reading, limits, tags)
+    return Table("table", rows, label, place, media, caption, splits, tags)

@@ -1,0 +1,87 @@
+"""Files at a URL that the user named, by fsspec's drivers: `s3://`, `gs://`, `https://`, `hf://`, chains and .zip.
+
+Which driver and which server is asked follows from what the user wrote alone. Names that come out of data are joined to
+a place that is open (`files.lies_inside` refuses `..` and `::`), never opened as URLs of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+from urllib3.exceptions import LocationParseError
+from urllib3.util import parse_url
+
+from dfm_nb.base.files import is_url
+
+HTTP = ("http://", "https://")
+
+
+def is_public(url: str) -> bool:
+    """Whether all addresses of the URL's host are of the internet. True for a name that only a proxy can resolve."""
+    try:
+        found = socket.getaddrinfo((parse_url(url).host or "").strip("[]"), None)
+    except (OSError, LocationParseError):
+        return True
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    return all((getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses)
+
+
+def is_place(spec: str) -> bool:
+    """Whether a driver of fsspec opens it: a URL, a chain of them, or a .zip."""
+    return is_url(spec) or spec.lower().endswith(".zip")
+
+
+@contextlib.contextmanager
+def reported(what: str) -> Iterator[None]:
+    """A driver's error, each has its own, as one sentence: ValueError, or FileNotFoundError."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{what} could not be read: {said}") from None
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """fsspec's driver for a URL, a chain or a .zip that the user named, and the path in it.
+
+    What lies in an archive on a web server is read from a copy (fsspec's `simplecache`), as few of these servers give
+    ranges of a file for sure. A public server's redirect to this machine or its network is refused.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError : there is no such driver or archive.
+    """
+    chain = url if "::" in url or not url.lower().endswith(".zip") else f"zip://::{url}"
+    archive, _, server = chain.rpartition("::")
+    if archive and server.startswith(HTTP) and "cache" not in archive:
+        chain = f"{archive}::simplecache::{server}"
+    protocols = {part.partition("://")[0] for part in chain.split("::")}
+    with reported(url):
+        if "reference" in protocols:
+            raise ValueError("a reference file says where to fetch from, and data may not; name the files themselves")
+        own = {name: {"client_kwargs": _client()} for name in protocols & {"http", "https"}}
+        # fsspec takes what a chain's parts get by their protocol, and what a single one gets as it is
+        return fsspec.url_to_fs(chain, **(own if "::" in chain else own.get(url.partition("://")[0], {})))
+
+
+@functools.cache
+def _client() -> dict[str, Any]:
+    """How aiohttp asks: through the environment's proxies, and not from the internet to this machine's network."""
+    import aiohttp
+    from yarl import URL
+
+    async def refuse_inside(_session: Any, _context: Any, asked: Any) -> None:
+        target = str(asked.url.join(URL(asked.response.headers.get("Location", ""))))
+        if is_public(str(asked.url)) and not is_public(target):
+            raise ValueError(f"{asked.url} leads to {target}, an address of this machine or its network")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(refuse_inside)
+    return {"trust_env": True, "trace_configs": [trace]}

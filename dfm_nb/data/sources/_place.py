@@ -1,0 +1,142 @@
+"""A folder that the user named: on this machine, in a zip, or at a URL; what `folder` and `table` read from.
+
+Names of its files come out of data. They are joined to the place, so they choose no driver and no server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import quote, unquote
+
+from fsspec.implementations.local import LocalFileSystem
+
+from dfm_nb.base.files import lies_inside
+from dfm_nb.base.log import log
+from dfm_nb.base.places import HTTP, filesystem, is_place, reported
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.sources import _fetch
+from dfm_nb.data.sources._media import MediaOptions
+
+
+def parent(spec: str) -> tuple[str, str]:
+    """The place and the name of a file: `zip://a/t.csv::s3://b/x.zip` is t.csv in `zip://a::s3://b/x.zip`."""
+    head, chain, rest = spec.partition("::")
+    folder, _, name = head.rpartition("/")
+    return f"{folder or '.'}{'/' if folder.endswith('/') else ''}{chain}{rest}", name
+
+
+@dataclass
+class Place:
+    """A folder and how it is read.
+
+    spec : a path, a URL or chain that fsspec opens, or a .zip. limits : of each file that is fetched.
+    """
+
+    spec: str
+    reading: MediaOptions
+    limits: _fetch.Limits = _fetch.DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        self.folder, self.sizes = Path(self.spec).expanduser(), dict[str, int | None]()
+        self.server: Any = None
+        if is_place(self.spec) and not self.folder.is_dir():
+            self.server, self.root = filesystem(self.spec)
+            if isinstance(self.server, LocalFileSystem):  # where links are, too
+                self.server, self.folder = None, Path(self.root)
+        self._http = self.server is not None and self.spec.startswith(HTTP) and not self.spec.lower().endswith(".zip")
+
+    @property
+    def ranges(self) -> bool:
+        """Whether `opened` gives parts of a file."""
+        return self.server is not None and not self._http
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name if self.server is None else self.spec.rstrip("/").rpartition("/")[2]
+
+    def names(self) -> list[str]:
+        """Names of the files in it and below, with /; hidden ones are left out."""
+        if self.server is None:
+            return list(_visible(self.folder))
+        with reported(self.spec):
+            self.server.invalidate_cache()
+            listed = self.server.find(self.root, detail=True)
+        for path, info in listed.items():
+            name = path.removeprefix(self.root).lstrip("/")
+            if self._http:  # links of a page, of which some only sort the page
+                name = "" if "?" in name else unquote(name)
+            if name and not lies_inside(name):
+                log.warning("%s has a file named %r, which could be elsewhere, and is left out", self.spec, name)
+            elif name and not any(part.startswith(".") for part in name.split("/")):
+                self.sizes[name] = info.get("size")
+        return list(self.sizes)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file that is listed, where they are known."""
+        path = self.folder / name
+        return self.sizes.get(name) if self.server else path.stat().st_size if path.is_file() else None
+
+    @contextlib.contextmanager
+    def local(self, name: str) -> Iterator[Path]:
+        """A path on this machine that has the file's content within the block; errors in it have the file's own name.
+
+        Raises
+        ------
+        SampleError : the name leaves the place, or the file cannot be had.
+        """
+        if self.server is None:
+            yield self.reading.inside(self.folder / name, self.folder)
+            return
+        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+            path = Path(folder, "file").with_suffix(PurePosixPath(name).suffix)
+            self._copy(name, path)
+            try:
+                yield path
+            except ValueError as error:
+                said = str(error).replace(str(path), f"{self.spec}/{name}")
+                raise SampleError(error.reason, said) if isinstance(error, SampleError) else ValueError(said) from None
+
+    def _copy(self, name: str, path: Path) -> None:
+        url = f"{self.spec}/{name}"
+        if not lies_inside(name):
+            raise SampleError("outside", f"{url} must be the name of a file in {self.spec}; correct it or remove it")
+        if self._http:
+            return _fetch.download(f"{self.spec.rstrip('/')}/{quote(name)}", path, self.limits)
+        try:
+            with self.opened(name) as file:
+                content = file.read(self.limits.max_bytes + 1)
+        except (FileNotFoundError, KeyError):
+            raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
+        except Exception as error:  # each driver has its own
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise SampleError("unreachable", f"{url} could not be read: {said}") from None
+        if len(content) > self.limits.max_bytes:
+            raise SampleError("too_large", f"{url} is over the bound of {self.limits.max_bytes >> 20} MiB; cut it")
+        path.write_bytes(content)
+
+    def opened(self, name: str) -> BinaryIO:
+        """A file at a URL, of which only what is asked for is fetched."""
+        file: BinaryIO = self.server.open("/".join(filter(None, (self.root.rstrip("/"), name))))
+        return file
+
+
+def _visible(root: Path) -> Iterator[str]:
+    """Files of the folder and those below by their relative names with /; hidden ones are left out.
+
+    Also pipes, devices and links that lead nowhere: reading them says what they are.
+    """
+
+    def left_out(error: OSError) -> None:
+        log.warning("%s may not be read and is left out", error.filename)
+
+    for place, folders, files in os.walk(root, onerror=left_out):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
+            log.warning("%s is a link to a folder and is left out", link)
+        yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))

@@ -1,0 +1,216 @@
+"""Pictures and tables at a URL are those of the same folder here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from PIL import Image
+
+from dfm_nb.base.records import SampleError
+from dfm_nb.data.sources import _fetch, _place, folder, table
+from tests.data.sources.test_folder import counting_clip, picture
+from tests.data.sources.test_table import png
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder as Hugging Face's datasets have it: splits, a list of captions in each, a table, a clip."""
+    root = tmp_path / "served" / "photos"
+    for name in ("train/red fox.png", "train/b.png", "test/c.png", "validation/d.png", ".hidden/e.png"):
+        picture(root / name, "red" if "fox" in name else "blue")
+    frames = [Image.fromarray(f) for f in counting_clip(5)]
+    frames[0].save(root / "train/clip.webp", save_all=True, append_images=frames[1:], duration=100, lossless=True)
+    rows = [{"file_name": "red fox.png", "text": "a fox"}, {"file_name": "gone.png", "text": "gone"}]
+    (root / "train/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "train/b.txt").write_text("blue")
+    (root / "test/metadata.csv").write_text("file_name,text\nc.png,also blue\n")
+    (root / "t.csv").write_text("image,caption\ntrain/red fox.png,one\ntest/c.png,two\nnone.png,three\n")
+    shutil.make_archive(str(root), "zip", root)
+    return root
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """A folder with pages of links, without ranges of files; and its folders as buckets of S3, whose list it gives."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        if "list-type=2" not in self.path:
+            return super().do_GET()
+        bucket = Path(self.directory, self.path.strip("/").partition("?")[0])
+        files = [(p.relative_to(bucket).as_posix(), p.stat().st_size) for p in bucket.rglob("*") if p.is_file()]
+        entry = "<Contents><Key>{}</Key><Size>{}</Size><ETag>x</ETag></Contents>"
+        body = f"<ListBucketResult>{''.join(entry.format(*file) for file in files)}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def http(photos, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(_place._fetch, "DEFAULT_LIMITS", _fetch.Limits(timeout_s=5, retries=0))
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(photos.parent)))
+    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}"
+    httpd.shutdown()
+    httpd.server_close()
+
+
+class Hub(DirFileSystem):
+    """A stand-in for the hub, which no test reaches: `hf://datasets/OWNER/NAME/PATH` is a file of a folder here."""
+
+    protocol, cachable = "hf", False
+    folder = ""
+
+    def __init__(self, **options):
+        super().__init__(path=self.folder, fs=LocalFileSystem())
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.removeprefix("hf://").rstrip("/")
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    known = fsspec.get_filesystem_class("hf")
+    monkeypatch.setattr(Hub, "folder", str(tmp_path / "hub"))
+    fsspec.register_implementation("hf", Hub, clobber=True)
+    yield tmp_path / "hub" / "datasets" / "OWNER" / "NAME"
+    fsspec.register_implementation("hf", known, clobber=True)
+
+
+def everything(source):
+    """Of each item its name, its split, and its clips or why there are none."""
+    found = []
+    for index in range(len(source)):
+        try:
+            clips = [(c.caption, c.fps, c.video.tobytes()) for c in source.read(index)]
+        except SampleError as error:
+            clips = error.reason
+        found.append((source.item_key(index), source.item_split(index), clips))
+    return found
+
+
+def same(here, there):
+    a, b = everything(here), everything(there)
+    assert [row[:2] for row in a] == [row[:2] for row in b]
+    assert [row[2] if not isinstance(row[2], str) else "" for row in a] == [
+        row[2] if not isinstance(row[2], str) else "" for row in b
+    ]
+    hashed = [source.identity()["listing_sha256"] for source in (here, there)]
+    return hashed[0] == hashed[1]
+
+
+def in_memory(photos):
+    server = fsspec.filesystem("memory")
+    server.rm("/", recursive=True)
+    server.put(f"{photos.parent}/", "/in/", recursive=True)
+
+
+@pytest.mark.parametrize("spec", ["memory://in/photos", "{zip}", "zip://::memory://in/photos.zip", "file://{photos}"])
+def test_a_folder_at_a_url_or_in_a_zip_is_that_folder(photos, spec):
+    in_memory(photos)
+    there = folder.build(spec.format(photos=photos, zip=photos.with_suffix(".zip")))
+    here = folder.build(str(photos))
+    assert same(here, there) and len(here) == 6 and here.splits.count("train") == 4
+    assert everything(there)[0][2][0][0] == "blue"
+
+
+@pytest.mark.parametrize("name", ["photos", "photos.zip"])
+def test_a_folder_on_a_web_server_is_that_folder(photos, http, name):
+    same(folder.build(str(photos)), folder.build(f"{http}/{name}"))
+
+
+@pytest.mark.parametrize("spec", ["memory://in/photos/t.csv", "zip://t.csv::{zip}", "file://{photos}/t.csv"])
+def test_a_table_at_a_url_has_the_files_of_its_place(photos, spec):
+    in_memory(photos)
+    there = table.build(spec.format(photos=photos, zip=photos.with_suffix(".zip")))
+    assert same(table.build(str(photos / "t.csv")), there) and len(there) == 3
+
+
+def test_a_table_on_a_web_server_has_the_files_of_its_place(photos, http):
+    assert same(table.build(str(photos / "t.csv")), table.build(f"{http}/photos/t.csv?signed=yes/no"))
+
+
+def test_what_cannot_be_had_is_said_with_its_url(photos):
+    in_memory(photos)
+    for spec in ("memory://in/none", "nothing://in", "zip://::memory://in/none.zip", "none.zip"):
+        with pytest.raises((ValueError, FileNotFoundError), match=spec.rpartition("/")[2]):
+            folder.build(spec)
+    fsspec.filesystem("memory").pipe("/in/photos/train/b.png", b"no picture")
+    source = folder.build("memory://in/photos")
+    with pytest.raises(SampleError, match="memory://in/photos/train/b.png") as caught:
+        list(source.read(0))
+    assert caught.value.reason == "unreadable_image"
+    source.place.limits = _fetch.Limits(max_bytes=5)
+    with pytest.raises(SampleError, match="red fox") as caught:
+        list(source.read(source.files.index("train/red fox.png")))
+    assert caught.value.reason == "too_large"
+
+
+def parquet(path, colours, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = [{"bytes": png(colour), "path": None} for colour in colours]
+    pq.write_table(pa.table({"image": image, "text": [f"a {c} square" for c in colours]}), path, **options)
+
+
+@pytest.mark.parametrize("source", ["table", "folder"])
+@pytest.mark.parametrize("validation", [True, False])
+def test_parquet_files_of_a_hub_data_set_are_one_table_with_its_splits(hub, source, validation):
+    """No hub is reached: `Hub` stands in for it."""
+    parquet(hub / "data/test-00000-of-00001.parquet", ["lime"])
+    parquet(hub / "data/train-00000-of-00002.parquet", ["red", "blue", "red"], row_group_size=2)
+    parquet(hub / "data/train-00001-of-00002.parquet", ["white"])
+    if validation:
+        parquet(hub / "data/validation-00000-of-00001.parquet", ["black", "red"])
+    build = {"table": table, "folder": folder}[source].build
+    found = build("hf://datasets/OWNER/NAME")
+    rest = "train" if validation else None
+    assert [found.item_split(i) for i in range(len(found))] == [rest] * 4 + ["test"] + ["val"] * 2 * validation
+    captions = [next(found.read(i)).caption for i in range(5)]
+    assert captions == ["a red square", "a blue square", "a red square", "a white square", "a lime square"]
+    assert np.array_equal(next(found.read(3)).video[0, 0, 0], [255, 255, 255])
+    assert found.identity() == build("hf://datasets/OWNER/NAME").identity() and same(found, build(str(hub)))
+
+
+def test_a_hub_data_set_of_pictures_has_its_captions_and_splits(hub, photos):
+    """No hub is reached: `Hub` stands in for it."""
+    shutil.copytree(photos, hub)
+    assert same(folder.build(str(photos)), folder.build("hf://datasets/OWNER/NAME"))
+
+
+def test_tables_of_other_columns_are_not_joined(tmp_path):
+    parquet(tmp_path / "a.parquet", ["red"])
+    pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match="caption"):
+        table.build(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_s3_is_read_by_its_driver(photos, http, monkeypatch):
+    """`Handler` answers what an anonymous reader of a public bucket asks of S3."""
+    s3fs = pytest.importorskip("s3fs")
+    keys = {"ACCESS_KEY_ID": "nobody", "SECRET_ACCESS_KEY": "nothing", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {"ENDPOINT_URL_S3": http, **keys}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    try:
+        assert same(table.build(str(photos / "t.csv")), table.build("s3://photos/t.csv"))
+        assert same(folder.build(str(photos)), folder.build("s3://photos"))
+    finally:
+        s3fs.S3FileSystem.clear_instance_cache()
