@@ -110,7 +110,10 @@ def measure(asked: EvaluateOptions) -> Measured:
         names = ("num_video_frames", "height", "width")
         return generate({"prompt": r.caption, "fps": r.fps, **dict(zip(names, r.frames.shape))} for r in real)
 
-    exam = Exam(answers, lambda frames: pipe.decode(pipe.encode_pixels(frames)), asked.part, asked.size_px)
+    def round_trip(frames: np.ndarray) -> np.ndarray:
+        return pipe.decode(pipe.encode_pixels(frames))
+
+    exam = Exam(answers, round_trip, asked.part, asked.size_px)
     if asked.dataset is None:
         counts = {"images": asked.num_prompts, "clips": asked.num_clips}
         distances = functools.partial(diversity.against_renders, network=network) if network else None
@@ -128,7 +131,8 @@ def measure(asked: EvaluateOptions) -> Measured:
         to_model = functools.partial(pipe.statistics.to_model, sigma_data=pipe.sigma_data)
         for kind, real in (("images", images), ("clips", clips)):
             if real:
-                found.values[kind], samples = against(real, like, network, functools.partial(exam.judged, kind))
+                judged = functools.partial(exam.judged, kind)
+                found.values[kind], samples = against(real, like, network, judged, round_trip)
                 if isinstance(opened, PreparedFolder) and asked.split != "train":
                     found.values[kind] |= copies(samples, asked.dataset, asked.split, to_model)
     if asked.contact_sheet:

@@ -13,7 +13,7 @@ import torch
 from dfm_nb.base import video
 from dfm_nb.evaluation import distance, diversity, features, reference
 from dfm_nb.evaluation.reference import Real
-from dfm_nb.evaluation.retrieval import WAYS, retrieval
+from dfm_nb.evaluation.retrieval import WAYS, retrieval, wrong_passes
 from dfm_nb.evaluation.table import rows, table
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def against(
     generate: Callable[[Sequence[Real]], list[Any]],
     network: features.Features,
     judged: Callable[[list[np.ndarray], list[dict[str, str]]], dict[str, Any]],
+    round_trip: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[dict[str, Any], list[Any]]:
     """Distances to real samples of one kind, and the generated ones.
 
@@ -37,6 +38,7 @@ def against(
     ----------
     generate : a sample (with `frames`, uint8 [T, H, W, 3]) for each of these, with its caption, size, length and rate.
     judged : what a judge finds of the attributes asked for in videos.
+    round_trip : a video through the model's tokenizer.
     """
     if len(real) < 4:
         raise ValueError(f"distances need 4 or more images or clips; got {len(real)}; use --split train, or ask for 0")
@@ -45,28 +47,38 @@ def against(
     videos = [s.frames for s in samples]
     found: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": features.NAME}
     found |= judged(videos, [r.attributes for r in asked])
-    sets = (videos, [r.frames for r in asked], [r.frames for r in others])
+    sets = (videos, *([r.frames for r in some] for some in (asked, others)), [round_trip(r.frames) for r in asked])
     return found | compare(*([network(v) for v in some] for some in sets)), samples
 
 
-def compare(samples: Sequence[np.ndarray], asked: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> dict[str, Any]:
+def compare(
+    samples: Sequence[np.ndarray],
+    asked: Sequence[np.ndarray],
+    others: Sequence[np.ndarray],
+    through: Sequence[np.ndarray],
+) -> dict[str, Any]:
     """Distance of samples to other real samples, retrieval by caption, and the temporal consistency of clips.
 
     Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples whose captions
-    were asked for, which is what a perfect model would get. Clips count with their middle frames in the distance.
+    were asked for, which is what a perfect model would get; in retrieval `through` the tokenizer. There `wrong` is how
+    often another caption's sample passes. Clips count with their middle frames in the distance and in retrieval.
 
     Parameters
     ----------
-    samples, asked, others : features [T, D] of each sample; `asked` and `others` are disjoint and real.
+    samples, asked, others, through : features [T, D] of each sample; `asked` and `others` are disjoint and real.
     """
-    ours, same, other = (np.stack([f[len(f) // 2] for f in clips]) for clips in (samples, asked, others))
+    sets = (samples, asked, others, through)
+    ours, same, other, coded = (np.stack([f[len(f) // 2] for f in clips]) for clips in sets)
     measures = {"kernel_distance": (distance.kernel_estimate(ours, other), distance.kernel_distance(same, other))}
     if len(ours) >= WAYS:
-        measures["retrieval"] = retrieval(ours, same), retrieval(same, same).value
+        measures["retrieval"] = retrieval(ours, same), retrieval(coded, same).value
     if min(map(len, samples)) > 1:
         consistent, real = ([distance.temporal_consistency(f) for f in clips] for clips in (samples, asked))
         measures["temporal_consistency"] = distance.mean_estimate(np.array(consistent)), float(np.mean(real))
-    return {name: {**asdict(estimate), "real": real} for name, (estimate, real) in measures.items()}
+    found = {name: {**asdict(estimate), "real": real} for name, (estimate, real) in measures.items()}
+    if "retrieval" in found:
+        found["retrieval"]["wrong"] = wrong_passes(found["retrieval"]["value"], len(ours))
+    return found
 
 
 def copies(

@@ -1,8 +1,10 @@
 """Do samples show what their captions say, for data that no classifier knows? By features of a frozen network.
 
 A sample of a caption is compared to that caption's own picture and to those of other captions. It is right when its
-own is the nearest of `ways` (20: chance is 5 %). Copies of training samples count as right, so the figure stands next
-to the share of copies (`diversity.memorised`), and means most for captions that training has not seen.
+own is the nearest of `ways` (20: chance is 5 %). A perfect model gets what real pictures get that went through the
+tokenizer, and `wrong_passes` says how often the sample of another caption is taken for right. Copies of training
+samples count as right: read it together with the share of copies (`diversity.memorised`), and for captions that
+training has not seen.
 """
 
 from __future__ import annotations
@@ -42,3 +44,15 @@ def retrieval(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> Esti
     others = len(real) - 1
     right = sum(math.comb(others - int(k), ways - 1) for k in nearer) / math.comb(others, ways - 1)
     return Estimate(right / len(real), *wilson(right, len(real)))  # too wide where captions are right at times
+
+
+def wrong_passes(right: float, captions: int, ways: int = WAYS) -> float:
+    """How often a sample passes for another caption of N `captions`, by the share that is `right` for its own.
+
+    Each choice of w pictures has one nearest. So over the N captions that a sample can be judged by, each with w - 1
+    others, it passes for 1 / w on average: right + (N - 1) wrong = N / w. Ties, which no caption wins, are left out.
+
+    >>> round(wrong_passes(1.0, 64), 3), wrong_passes(0.05, 64)
+    (0.035, 0.05)
+    """
+    return (captions / ways - right) / (captions - 1)

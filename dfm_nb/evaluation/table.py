@@ -108,6 +108,10 @@ def _notes(kind: str, r: Mapping[str, Any]) -> list[str]:
             f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in r[name]["found"].items()
         )
         lines.append(f"{kind.capitalize()}, {name} by argmax: {parts}.")
+    if "retrieval" in r:
+        lines.append(
+            f"{kind.capitalize()}: judged by another caption than their own, {r['retrieval']['wrong']:.1%} pass."
+        )
     if "memorised" in r:
         m = r["memorised"]
         lines.append(

@@ -70,10 +70,14 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
     asked, others = clips[:36], clips[36:]
     network = lambda clip: clip[:, ::8, ::8].reshape(len(clip), -1) / 127.5 - 1  # noqa: E731 - pixels are features enough
     asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
-    same = comparison.compare(asked, asked, others)
+    same = comparison.compare(asked, asked, others, asked)
     for key in ("kernel_distance", "temporal_consistency"):
         assert same[key]["value"] == pytest.approx(same[key]["real"]) and same[key]["low"] < same[key]["high"]
-    blank = comparison.compare(frozen, asked, others)
+    own = same["retrieval"]
+    assert own["value"] == own["real"] == 1 and own["wrong"] == pytest.approx((36 / 20 - 1) / 35)
+    text = table({"images": {"samples": 36, "network": "net", **same}})
+    assert "| 100.0 | 90.4 - 100.0 | 100.0 |" in text and "2.3% pass" in text
+    blank = comparison.compare(frozen, asked, others, asked)
     assert blank["kernel_distance"]["low"] > same["kernel_distance"]["value"]
     assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999
 

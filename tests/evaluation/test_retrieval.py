@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dfm_nb.evaluation.retrieval import retrieval, similarities
+from dfm_nb.evaluation.retrieval import retrieval, similarities, wrong_passes
 
 
 def test_retrieval_equals_a_count_over_all_choices():
@@ -18,7 +18,14 @@ def test_retrieval_equals_a_count_over_all_choices():
         for i in range(7)
         for others in itertools.combinations([j for j in range(7) if j != i], 2)
     ]
-    assert retrieval(generated, real, ways=3).value == pytest.approx(np.mean(cases))
+    right = retrieval(generated, real, ways=3).value
+    assert right == pytest.approx(np.mean(cases))
+    passed = [
+        near[i, j] > max(near[i, k] for k in others)
+        for i, j in itertools.permutations(range(7), 2)
+        for others in itertools.combinations([k for k in range(7) if k != j], 2)
+    ]
+    assert wrong_passes(right, 7, 3) == pytest.approx(np.mean(passed)), "judged by another caption than its own"
 
 
 def test_retrieval_cannot_be_flattered_by_what_ignores_the_captions():
