@@ -1,9 +1,9 @@
-"""The interactive layer: a widget a file, over the command line and the run folder.
+"""The interactive layer: one widget per file, on top of the command line and the run folder.
 
-    live.py        a widget, and what stays without a kernel
+    live.py        a widget, and its copy for when there is no kernel
     supervisor.py  the process between a kernel and torchrun: stops the whole tree, records how it ended
     job.py         start, find again and stop such a process
-    outcome.py     what it said, and why it ended
+    outcome.py     what it printed, and why it ended
     launcher.py    start, stop, continue a run               `Launcher`
     launcher_panel.py  its buttons, state and log
     metrics_reader.py  metrics.jsonl read while it is written  `MetricsReader`
@@ -13,8 +13,8 @@
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
     controls.py    one labelled control for one setting
     gallery.py     clips with their settings, side by side   `Gallery`
-    studio.py      one widget to work with a model           `Studio`
-    studio_html.py its pieces of HTML
+    studio.py      a widget to explore a model               `Studio`
+    studio_html.py its HTML
     slider.py      a slider with an accessible name          `Slider`
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
@@ -25,8 +25,8 @@
     notebook_*.py  `dfm notebook run | sweep`, on papermill
     lab.py         `dfm lab`
 
-Training never runs inside the kernel's process; generation may, and then starts a process group of one there. Every
-widget also works headless, as text and pictures. Names are loaded when they are first used, so the import is light.
+These widgets never train inside the kernel's process; they may generate there, in a process group of one. Every widget
+also works headless, as text and pictures. Names are loaded on first use, so the import is light.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One labelled control for one option: slider, menu, check box or text, with help below and room for a fault.
 
-Every control is a native form element, so that the keyboard reaches it and screen readers name it. A fault is text
-beside the control, not colour alone. Numbers are text boxes: a number box rounds 12.7 to 12 without a word.
+Every control is a native form element, so that keyboards and screen readers work. A fault is text below the control,
+not colour alone. Numbers are text boxes, because a number box silently rounds 12.7 to 12.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.live import fault_html
 from workbench.slider import Slider
 
 SLIDER_SPAN = 4096
-"""A bounded whole number gets a slider when it has at most so many values; a bounded fraction always does."""
+"""A bounded integer gets a slider when it has at most this many values; a bounded fraction always does."""
 INDENT = "margin-left:17em;font-size:12px;line-height:1.35"
 _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 
@@ -30,8 +30,8 @@ _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-se
 class Control:
     """A widget for one option.
 
-    key : its name. value : what the user chose, None for null. fault : the sentence shown below, "" for none.
-    reset : a button that is there while the value differs from the one below it, which it names and brings back.
+    key : its name. value : what the user chose, None for null. fault : the text shown below, "" for none.
+    reset : a button that is shown while the value differs from the layer below, and restores that layer's value.
     """
 
     def __init__(self, field: Field, value: Any):
@@ -59,7 +59,7 @@ class Control:
         self.widget.observe(lambda _change: changed(), names="value")
 
     def mark(self, below: Any, changed: bool) -> None:
-        """Say what the layer below has, and offer to go back to it, where the value differs."""
+        """Offer the value of the layer below, where the value differs from it."""
         self._below = below
         text = "none" if below is None else notation.write_value(below)
         self.reset.description, self.reset.tooltip = text, f"back to {text}"
@@ -71,7 +71,7 @@ class Control:
 
 
 def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
-    """What fits an option's type and limits, how its value is read, and how a value is put into it."""
+    """The widget for an option's type and limits, how its value is read, and how it is set."""
 
     def same(value: Any) -> Any:
         return value
@@ -96,7 +96,7 @@ def _text(raw: str) -> str | None:
 
 
 def _read(raw: str) -> Any:
-    """YAML; empty is null. What is no YAML stays as it is: the checks say what is wrong with it."""
+    """YAML; empty is null. Text that is not YAML is returned unchanged, and the checks report it."""
     try:
         return notation.read(raw) if raw.strip() else None
     except ValueError:
@@ -110,7 +110,7 @@ def _written(value: Any) -> str:
 
 
 def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[str, str]:
-    """What an error of options says, by control: that of the option, else of the first flag named, else `elsewhere`."""
+    """An error's messages by control: the option's, else that of the first flag in the message, else `elsewhere`."""
     faults: dict[str, str] = {}
     for name, said in getattr(error, "faults", {"": str(error)}).items():
         named = [name, *(flag.replace("-", "_") for flag in re.findall("--([a-z-]+)", said))]
@@ -119,7 +119,7 @@ def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[
 
 
 def copied(label: str, text: str) -> str:
-    """Code with a button that copies it; where a page may not reach the clipboard, a click selects all of it."""
+    """Code with a button that copies it; on a page without access to the clipboard, a click selects all of it."""
     copy = "navigator.clipboard.writeText(this.parentElement.nextElementSibling.textContent);this.textContent='Copied'"
     button = f'<button type="button" class="jupyter-button" style="width:auto" onclick="{copy}">Copy {label}</button>'
     pre = f'<pre tabindex="0" aria-label="{label}" style="{_CODE}">'
@@ -129,7 +129,7 @@ def copied(label: str, text: str) -> str:
 def table_html(
     rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
 ) -> str:
-    """A table of text, whose first column names its rows; escaped here. tints : of a square before each row's name."""
+    """A table of text with row headers in the first column; escaped here. tints : colour of a square before each."""
 
     def cell(tag: str, text: str, before: str = "") -> str:
         start = f'<{tag} style="text-align:left;padding:2px 12px 2px 0">'

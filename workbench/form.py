@@ -1,7 +1,7 @@
-"""Forms made from what options say about themselves.
+"""Forms generated from the definitions of options.
 
-`ConfigForm` is for `dfm pretrain`, `PrepareForm` for `dfm prepare`. The rules are those of the command line, run at
-every change; each fault stands beside its control. What follows a form in a notebook reads `form.values()`.
+`ConfigForm` is for `dfm pretrain`, `PrepareForm` for `dfm prepare`. Every change runs the checks of the command line;
+each fault is shown at its control. Later cells of a notebook read `form.values()`.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from workbench.live import Live, fault_html
 
 GROUPS = ("model", "train", "optimizer", "dataset")
 RATES: dict[str, float] = {}
-"""FLOP/s of all cores by precision, the best of every form that was shown; 0 where a GPU would do the work."""
+"""FLOP/s of all cores by precision, the best that any form measured; 0 where a GPU would do the work."""
 REACHED = 1 / 3
-"""What trainings of the demo reach of that rate; see benchmarks/results/speedrun.md."""
+"""The share of that rate that training the demo reaches; see benchmarks/results/speedrun.md."""
 
 
 class Form(Live):
     """Controls of options by key, checked at every change.
 
-    A subclass says what stands without the form (`below`), what runs the checks (`checked`) and where a fault is shown
-    (`placed`), which options are of use now (`applies`), and the command and the call that the form amounts to.
+    A subclass defines the values without the form (`below`), the checks (`checked`), where a fault is shown (`placed`),
+    which options apply now (`applies`), and the equivalent command and call.
 
     Parameters
     ----------
-    known : all options by key. shown : keys of those that get a control, in order.
-    given : {key: value} filled in at the start; what has no control is passed on.
+    known : all options by key. shown : keys of the options with a control, in order.
+    given : {key: value} filled in at the start; keys without a control are passed on.
     """
 
     def __init__(self, known: Mapping[str, Field], shown: Iterable[str], given: Mapping[str, Any]):
@@ -66,7 +66,7 @@ class Form(Live):
         for key, control in self.controls.items():
             boxes.setdefault(key.rpartition(".")[0], []).append(control.box)
         alone = boxes.pop("", [])
-        # a section for each group, as several may be open: one Accordion of them all has one open at most
+        # one Accordion per group, because a single Accordion has at most one open section
         self._sections = {group: w.Accordion([w.VBox(inside)]) for group, inside in boxes.items()}
         for section in [*self._sections.values()][:1]:
             section.selected_index = 0
@@ -75,15 +75,15 @@ class Form(Live):
         self.validate()
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Every option as it is without the form, beside these values of it."""
+        """The value of every option without the form, given these values of the form."""
         raise NotImplementedError
 
     def checked(self) -> str:
-        """Raises what is wrong; returns a line about what is right."""
+        """Raises an error for wrong values; returns a summary line otherwise."""
         raise NotImplementedError
 
     def placed(self, error: Any) -> dict[str, str]:
-        """What an error says by the control that it is shown at; under "" what is shown below all."""
+        """An error's messages by the control that shows them; "" for those below the form."""
         raise NotImplementedError
 
     def command(self) -> str:
@@ -91,20 +91,20 @@ class Form(Live):
         raise NotImplementedError
 
     def python(self) -> str:
-        """The same as a call of the Python API."""
+        """The equivalent call of the Python API."""
         raise NotImplementedError
 
     def applies(self, key: str) -> bool:
-        """Whether an option is of use now; else it is neither shown nor passed on."""
+        """Whether an option applies now; if not, it is neither shown nor passed on."""
         return True
 
     def values(self) -> dict[str, Any]:
-        """The value of every option of the form that is of use now, the hidden ones among them."""
+        """The value of every option of the form that applies now, including hidden ones."""
         values = self._hidden | {key: control.value for key, control in self.controls.items()}
         return {key: value for key, value in values.items() if self.applies(key)}
 
     def changed(self) -> dict[str, Any]:
-        """The values that differ from what stands without the form."""
+        """The values that differ from those without the form."""
         values = self.values()
         below = self.below(values)
         return {k: v for k, v in values.items() if v != below[k] or isinstance(v, bool) != isinstance(below[k], bool)}
@@ -123,7 +123,7 @@ class Form(Live):
         return not self.faults
 
     def validate(self) -> dict[str, str]:
-        """Check by the rules of the command line, and show each fault beside its control; returns `faults`."""
+        """Run the checks of the command line, and show each fault at its control; returns `faults`."""
         self.error, self.faults, note = None, dict[str, str](), ""
         try:
             note = self.checked()
@@ -143,14 +143,14 @@ class Form(Live):
         return self.faults
 
     def check(self) -> Self:
-        """Raise what is wrong; use it before a launch."""
+        """Raise an error if a value is wrong; call it before a launch."""
         self.validate()
         if self.error:
             raise self.error
         return self
 
     def _title_sections(self) -> None:
-        """A section's title counts what is wrong and what was changed in it, so that a closed one tells, too."""
+        """A section's title counts its faults and changes, so that they are visible when it is closed."""
         wrong = Counter(key.rpartition(".")[0] for key in self.faults)
         changed = Counter(key.rpartition(".")[0] for key in self.changed())
         for group, section in self._sections.items():
@@ -177,7 +177,7 @@ class ConfigForm(Form):
     defaults : {key: value} filled in at the start, on top of the recipe.
     recipe : the layer below; pass the same one to the run (`--recipe`).
     nproc : also check that the parallel layout fits this many processes.
-    run_dir : named in the command and the call.
+    run_dir : the run folder in the command and the call.
 
     >>> form = ConfigForm(["train.train_iters"], {"train.train_iters": 20}, recipe="demo")
     >>> form.overrides()
@@ -202,7 +202,7 @@ class ConfigForm(Form):
         super().__init__(known, shown, defaults or {})
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's settings, with those of the size that is chosen; null where the resolver fills one in."""
+        """The recipe's settings, with those of the chosen size; null where the resolver derives the value."""
         own = {k: None if v.startswith(cfg.DERIVED) else self._base.get(k) for k, v in self._base.provenance.items()}
         size = values.get("model.size")
         if size in sizes.SIZES and size != own["model.size"]:
@@ -211,7 +211,7 @@ class ConfigForm(Form):
 
     def _changed(self, key: str) -> None:
         # demo has 4 layers, DiT-B 12: when the size changes from one to the other, the control goes from 4 to 12, but
-        # stays at 3 where it had been set to 3
+        # stays at 3 if it was set to 3
         if key == "model.size":
             was, now = self._stood, self.below(self.values())
             for other, control in self.controls.items():
@@ -220,7 +220,7 @@ class ConfigForm(Form):
         self.validate()
 
     def overrides(self) -> list[str]:
-        """`group.key=value` for every key that differs from the recipe; `model.size` first, as it sets others."""
+        """`group.key=value` for every key that differs from the recipe; `model.size` first, because it sets others."""
         words = [f"{key}={notation.write_value(value)}" for key, value in self.changed().items()]
         return sorted(words, key=lambda word: not word.startswith("model.size="))
 
@@ -235,7 +235,7 @@ class ConfigForm(Form):
         return _call("train_model", {**given, "overrides": self.overrides() or None})
 
     def checked(self) -> str:
-        """Parameters, memory and time of the training; the time once this machine's rate is known."""
+        """Parameters, memory and training time; the time only once this machine's rate is known."""
         resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
         processes, there = self.nproc or 1, psutil.virtual_memory().total
         found = training_cost(resolved, processes)
@@ -260,7 +260,7 @@ class ConfigForm(Form):
             threading.Thread(target=self._measure, name="dfm-form", daemon=True).start()
 
     def _measure(self) -> None:
-        """The rate of this machine, which takes a moment and may be busy, and then the time in the summary."""
+        """Measure the rate of this machine, which takes a moment and may be low under load; then show the time."""
         for precision in ("fp32", "bf16"):
             RATES[precision] = max(RATES.get(precision, 0.0), cpu.cpu_flops(precision == "bf16"))
         self.validate()
@@ -271,14 +271,14 @@ def _short(value: float) -> str:
 
 
 class PrepareForm(Form):
-    """A form over `dfm prepare`: source, tokenizer and text encoder are menus of the plugin files.
+    """A form for `dfm prepare`: source, tokenizer and text encoder are menus of the plug-ins.
 
-    Each plugin's own flags are shown, and passed on, while it is the one that is chosen.
+    A plug-in's own flags are shown and passed on while it is chosen.
 
     Parameters
     ----------
     output_dir : where the shards go. defaults : {flag: value}, for example {"source": "synthetic", "limit": 200}.
-    fields : flags to show beside the three menus and the plugins' own.
+    fields : flags to show in addition to the three menus and the plug-ins' flags.
 
     >>> PrepareForm("data/first", {"limit": 20}).argv()
     ['--output-dir=data/first', '--limit=20']
@@ -287,8 +287,8 @@ class PrepareForm(Form):
     MENUS = {"source": "sources", "tokenizer": "tokenizers", "text_encoder": "text_encoders"}
     FIELDS = ("limit", "short_side", "val_fraction", "shard_size")
     NEEDLESS = {"tokenizer_path": "CARRIED", "text_encoder_path": "BUNDLED"}
-    """Paths, and the mark of plug-ins that need none."""
-    SPEC = Field("file_or_folder", str, True, None, "of a table or a folder; synthetic: a kind of pictures", {}, {})
+    """Paths, and the marker of plug-ins that need none."""
+    SPEC = Field("file_or_folder", str, True, None, "a table or a folder; for synthetic, a kind of pictures", {}, {})
 
     def __init__(self, output_dir: str, defaults: Mapping[str, Any] | None = None, fields: Sequence[str] = FIELDS):
         from dfm_nb import prepare  # which imports torch
@@ -307,14 +307,14 @@ class PrepareForm(Form):
         source, _, spec = given.get("source", "synthetic").partition(":")
         given |= {"source": source, self.SPEC.key: spec or None}
         for menu, kind in self.MENUS.items():
-            plugins.load(kind, given.get(menu, known[menu].default))  # ValueError with the name nearest to a wrong one
+            plugins.load(kind, given.get(menu, known[menu].default))  # ValueError with the closest name
         super().__init__(known, [*order, *fields], given)
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: field.default for key, field in self.known.items()}
 
     def applies(self, key: str) -> bool:
-        """Whether a flag is of use to the chosen source, tokenizer and text encoder."""
+        """Whether a flag applies to the chosen source, tokenizer and text encoder."""
         menu = key.removesuffix("_path") if key in self.NEEDLESS else self._menu_of.get(key)
         if menu is None:
             return True
@@ -324,12 +324,12 @@ class PrepareForm(Form):
         return key in plugins.own_flags(plugin)
 
     def _changed(self, key: str) -> None:
-        if key == "source":  # the file or folder was another source's
+        if key == "source":  # the file or folder belonged to the other source
             self[self.SPEC.key] = None
         self.validate()
 
     def _settings(self) -> dict[str, Any]:
-        """Keywords of `prepare_dataset`, without what is at its default."""
+        """Keywords of `prepare_dataset` that differ from their defaults."""
         given = {"output_dir": self.output_dir, **self.changed()}
         if spec := given.pop(self.SPEC.key, None):
             given["source"] = f"{self.controls['source'].value}:{spec}"
@@ -348,7 +348,7 @@ class PrepareForm(Form):
         return _call("prepare_dataset", self._settings())
 
     def checked(self) -> str:
-        """Opens the source, as the command does before any work; one that would be fetched is left alone."""
+        """Opens the source, as the command does before any work; a source that needs a download is not opened."""
         config = self._prepare.parse(self.argv())
         asked = repr((config.source, config.options, config.side_px))
         if asked != self._opened and not getattr(config.source_module, "FETCHES", False) and "://" not in config.source:

@@ -1,6 +1,6 @@
 """Clips that play in the notebook, each with its prompt, seed and settings; side by side to compare.
 
-The HTML carries its pixels, so a saved or untrusted notebook still plays them. That costs the files' size times 4/3.
+The HTML contains the clips, so a saved or untrusted notebook still plays them. That adds 4/3 of the files' size.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ DESCRIBED = {
     "iteration": "iteration {}",
     "fps": "{} fps",
 }
-"""What is said of a clip under its prompt, where it is known."""
+"""The settings printed under a clip's prompt, where they are known."""
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
 )
-"""Columns play in step with the first clip: each was begun when it came onto the screen."""
+"""Synchronises the columns with the first clip, because each clip starts when it scrolls into view."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """One clip: media type and bytes, settings (`prompt`, `seed`, ...; {} when unknown), and a PNG to begin with."""
+    """One clip: media type and bytes, settings (`prompt`, `seed`, ...; {} when unknown), and a poster (PNG)."""
 
     media_type: str
     data: bytes
@@ -64,7 +64,7 @@ def load(thing: Any) -> Item:
 
     Raises
     ------
-    FileNotFoundError, ValueError : no such file, or nothing that can be shown.
+    FileNotFoundError, ValueError : no such file, or not a clip or picture.
     """
     if isinstance(thing, Item):
         return thing
@@ -83,7 +83,7 @@ def load(thing: Any) -> Item:
 def _from_file(path: Path) -> Item:
     kind = MEDIA.get(path.suffix.lower())
     if not path.is_file():
-        raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} makes one")
+        raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} writes one")
     if kind is None:
         raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
     settings: dict[str, Any] = {"name": path.stem}
@@ -91,7 +91,7 @@ def _from_file(path: Path) -> Item:
     try:
         settings |= json.loads(beside.read_text())
     except (OSError, ValueError, TypeError):
-        pass  # a clip from elsewhere: its name is all that is known
+        pass  # not one of our clips: only its name is known
     return Item(kind, path.read_bytes(), settings)
 
 
@@ -100,8 +100,8 @@ class Gallery:
 
     Parameters
     ----------
-    clips : paths, a folder, generated clips or arrays; {label: such a list} puts them side by side, row by row.
-    width_px : of one clip on the page. details : show seed and settings below the prompt.
+    clips : paths, a folder, generated clips or arrays; {label: such a list} shows one column per label.
+    width_px : width of one clip on the page. details : show seed and settings below the prompt.
 
     >>> Gallery(["runs/demo/samples/a.mp4"])                                  # doctest: +SKIP
     >>> Gallery.of_guidance(pipe, ["a blue morpho"], guidance=(1, 2, 4))      # doctest: +SKIP
@@ -118,13 +118,13 @@ class Gallery:
     def of_guidance(
         cls, pipe: Any, prompts: Sequence[str], guidance: Sequence[float] = (1.0, 2.0, 4.0), **settings: Any
     ) -> Gallery:
-        """The same prompts and seeds at several guidance values, a column each; `settings` as for `pipe(...)`."""
+        """The same prompts and seeds, one column per guidance value; `settings` as for `pipe(...)`."""
         columns = {f"guidance {g:g}": pipe(prompts, guidance=g, **settings) for g in guidance}
         return cls(columns, title="Guidance compared")
 
     @classmethod
     def of_checkpoints(cls, paths: Sequence[str | Path], prompts: Sequence[str], **settings: Any) -> Gallery:
-        """The same prompts and seeds from several checkpoints, a column each; one network is in memory at a time."""
+        """The same prompts and seeds, one column per checkpoint; one network is in memory at a time."""
         from dfm_nb.generation.pipeline import Pipeline
 
         columns = {}
@@ -140,7 +140,7 @@ class Gallery:
         return f"Gallery({'; '.join(f'{len(clips)} clips {label}'.strip() for label, clips in self.columns.items())})"
 
     def html(self) -> str:
-        """Self-contained HTML, of `video.media_html`."""
+        """Self-contained HTML, built from `video.media_html`."""
         head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
         if set(self.columns) == {""}:
             cells = "".join(self._figure(item) for item in self.columns[""])

@@ -1,8 +1,8 @@
-"""A command in its own process group, with a folder as its address: start it, find it again, stop it, explain it.
+"""A command in its own process group, identified by a folder: start it, find it again, stop it, explain its end.
 
     FOLDER/launch.json  pid, start time, command, exit code        FOLDER/launch.log  everything it printed
 
-Any process can make a `Job` again from the folder alone. The command survives the kernel, unless its record names a
+Any process can recreate a `Job` from the folder alone. The command survives the kernel, unless its record has a
 `parent`.
 """
 
@@ -28,17 +28,17 @@ from workbench.supervisor import RECORD, write_record
 State = Literal["not started", "running", "finished", "stopped", "failed", "lost"]
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 TAIL_BYTES = 1 << 18
-"""Of a log, which may have gigabytes: enough for a traceback of every rank of a machine."""
+"""How much of a log is read, which may have gigabytes: enough for a traceback of every rank of a machine."""
 
 
 class Record(TypedDict, total=False):
-    """`launch.json`: written when a command starts, by its supervisor once it is up, and when it has ended."""
+    """`launch.json`: written when a command starts, by its supervisor once it runs, and at the end."""
 
     command: list[str]
     cwd: str
-    parent: int | None  # whose end ends the command
+    parent: int | None  # when this process ends, the command is ended
     log_offset_bytes: int
-    inode: int  # of the folder: a copy has another
+    inode: int  # of the folder: a copy has a different one
     program: str
     argv: list[str]
     nproc: int
@@ -53,23 +53,23 @@ _RECORD = TypeAdapter(Record)
 
 
 class RunFailed(RuntimeError):
-    """The command ended with an error; the message ends with the command's own."""
+    """The command failed; the message ends with the command's own error."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A started command, known by its folder; `Job(folder)` looks, it starts nothing."""
+    """A started command, identified by its folder; `Job(folder)` only reads, it starts nothing."""
 
     folder: Path
 
     def start(self, record: Record) -> None:
-        """Start the record's `command` in its `cwd`, with everything that it prints at the end of `launch.log`.
+        """Start the record's `command` in its `cwd`; its output is appended to `launch.log`.
 
-        With a `parent`, which must be this process, call it from the main thread: Linux looks at the thread.
+        With a `parent`, which must be this process, call it from the main thread: Linux ties the command to the thread.
 
         Raises
         ------
-        FileExistsError : a command runs in this folder already, or it is a file.
+        FileExistsError : a command already runs in this folder, or it is a file.
         """
         folder, log = self.folder, self.log
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Job:
         write_record(folder, begun)
         supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], log, own_session=True)
         threading.Thread(target=supervisor.wait, daemon=True).start()  # collects the zombie
-        while self.record.get("pid") != supervisor.pid:  # it can be asked to stop from now on
+        while self.record.get("pid") != supervisor.pid:  # from now on it can be stopped
             if not process.is_alive(supervisor):
                 raise RunFailed(f"the command could not be started; see {log}\n{self.tail(20)}")
             time.sleep(0.01)
@@ -101,16 +101,16 @@ class Job:
 
     @property
     def _top(self) -> psutil.Process | None:
-        """The living process in charge: our supervisor, or a trainer that was started in a terminal."""
+        """The live main process: our supervisor, or a trainer that was started in a terminal."""
         return process.find(self.record) or Run(self.folder).owner()
 
     @property
     def pid(self) -> int | None:
-        """Of the living process in charge; None when there is none."""
+        """Pid of the live main process; None when there is none."""
         return top.pid if (top := self._top) else None
 
     def processes(self) -> list[psutil.Process]:
-        """The living process in charge and everything below it."""
+        """The live main process and its descendants."""
         return process.tree(top) if (top := self._top) else []
 
     @property
@@ -124,7 +124,7 @@ class Job:
         return "lost" if code is None else "stopped" if record.get("stopped") else "failed" if code else "finished"
 
     def output(self) -> str:
-        """What the last start printed (its last 256 KiB)."""
+        """Output of the last start (its last 256 KiB)."""
         if not self.log.exists():
             return ""
         begin, size = self.record.get("log_offset_bytes", 0), self.log.stat().st_size
@@ -133,7 +133,7 @@ class Job:
             return file.read().decode(errors="replace")
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines that were printed; of a redrawn progress bar its last state."""
+        """The last lines of output; of a redrawn progress bar its last state."""
         return "\n".join(clean_lines(self.output())[-lines:])
 
     def cause(self) -> str:
@@ -144,13 +144,13 @@ class Job:
         return explain(self.output(), self.record["exit_code"] or 0) if state == "failed" else ""
 
     def ended(self) -> str:
-        """The day and the time of the last line of the log."""
+        """Date and time of the last line of the log."""
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.log.stat().st_mtime if self.log.exists() else None))
 
     def stop(self, grace_s: float = process.GRACE_S + process.MARGIN_S) -> None:
-        """Ask the whole process tree to end, wait, and kill what is left; returns when nothing of it is alive.
+        """Ask the process tree to end, wait, and kill what is left; returns when no process is alive.
 
-        grace_s : seconds to save and exit. Those by default are enough for a run that does not hang.
+        grace_s : seconds to save and exit. The default is enough for a run that does not hang.
         """
         if top := self._top:
             process.end(top, grace_s)
