@@ -127,6 +127,8 @@ def prepare() -> None:
     Importing `dfm_nb.parallel` calls it, and the rooms that import megatron import `dfm_nb.parallel` first. If
     megatron.core was imported before, only the import's part is left out.
     """
+    # megatron-core 0.19 imports torch's builder of extensions, which warns where nvcc is and no GPU
+    logging.getLogger("torch.utils.cpp_extension").addFilter(lambda r: "No CUDA runtime" not in r.getMessage())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says at import what this project does without: Transformer Engine, Apex
         if "megatron.core" not in sys.modules:
