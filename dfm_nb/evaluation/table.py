@@ -18,8 +18,8 @@ DISTANCES = {
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each kind and measure.
 
-    Of an attribute `value` is the share found with confidence (`argmax`: found at all), `chance` that of guessing, `wrong` how
-    often wrong names would count as sure, `real` the share in real renders and `upper_bound` that in real renders
+    Of an attribute `value` is the share found confidently (`argmax`: found at all), `chance` that of guessing, `wrong`
+    how often wrong names would count as sure, `real` the share in real renders and `upper_bound` that in real renders
     through the tokenizer. Of a distance `real` is that between real samples.
     """
     found = []
@@ -72,7 +72,9 @@ def table(result: Mapping[str, Any]) -> str:
         if r["kind"] == "wordings"
     ]
     parts.append(
-        _markdown("wording, samples, all three confidently correct (95 % interval), by argmax, wrong names pass", worded)
+        _markdown(
+            "wording, samples, all three confidently correct (95 % interval), by argmax, wrong names pass", worded
+        )
     )
     head = "samples, network, kernel distance x 1000 (95 % interval), through the tokenizer, real renders, "
     renders = [_renders(kind, name, d) for kind in kinds for name, d in result[kind].get("distances", {}).items()]
@@ -102,7 +104,7 @@ def _notes(kind: str, r: Mapping[str, Any]) -> list[str]:
     lines = []
     for name in (n for n in ("pairs", "triples") if n in r):
         share, count = _interval(r[name], "share"), r[name]["samples"]
-        lines.append(f"{kind.capitalize()}, all three confidently correct, of unseen {name}: {share} of {count}.")
+        lines.append(f"{kind.capitalize()}, all three confidently correct for unseen {name}: {share} of {count}.")
     for name in (n for n in _having(r, "found") if r[n]["argmax"]["share"] < 1):
         parts = ", ".join(
             f"{asked} {saw.get(asked, 0)} of {sum(saw.values())}" for asked, saw in r[name]["found"].items()
