@@ -16,6 +16,7 @@ from dfm_nb import prepare
 from dfm_nb.base import files
 from dfm_nb.base.argv import guard
 from dfm_nb.data import preparation, shards
+from dfm_nb.data.edits import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.inspect import inspect_dataset
 from tests.processes import commands
@@ -102,6 +103,103 @@ def test_another_number_of_processes_goes_on_to_the_same_bytes(prepared, tmp_pat
         (tmp_path / "d" / name).unlink()
     assert run(tmp_path / "d", "--resume") == 0 and contents(tmp_path / "d") == want
     assert run(tmp_path / "d") == 0 and contents(tmp_path / "d") == want  # complete, whoever asks
+
+
+def captioned(source: Path) -> list[str]:
+    """A folder of 12 pictures with two captions and tags each; the words that prepare it in three shards."""
+    source.mkdir()
+    for i in range(12):
+        picture(source / f"{i:02d}.png", height=32 + i)
+    said = [{"file": f"{i:02d}.png", "text": [f"picture {i}", "grey noise"], "tags": "grey, noise"} for i in range(12)]
+    (source / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    return f"--source folder:{source} --short-side 32 --shard-size 4 --flip --tag-captions 1 --val-fraction 0".split()
+
+
+def changed(source: Path, folder: Path) -> None:
+    """Other captions: of the list, by hand, of one that cannot be mirrored, of one that is set aside and one without.
+
+    The last shard keeps all of its captions.
+    """
+    rows = [json.loads(line) for line in (source / "metadata.jsonl").read_text().splitlines()]
+    rows[0]["text"], rows[1]["text"] = ["one", "two", "three"], "on the left"
+    (source / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4] + rows[5:]))
+    (source / "04.txt").write_text("")
+    keys = [e.key for tar in sorted(folder.glob("*.tar")) for e in shards.samples_of(tar)]
+    write_edit(folder, Edit(key=next(k for k in keys if k.startswith("02-")), caption="by hand"))
+    write_edit(folder, Edit(key=next(k for k in keys if k.startswith("06-")), left_out=True))
+
+
+@pytest.fixture(scope="module")
+def reworded(tmp_path_factory):
+    """A prepared folder whose captions have changed since; the words of its preparation; what a new one would hold."""
+    place = tmp_path_factory.mktemp("texts")
+    argv = captioned(place / "source")
+    assert run(place / "data", argv=argv) == 0
+    changed(place / "source", place / "data")
+    shutil.copytree(place / "data", place / "new")
+    assert run(place / "new", "--overwrite", "--tokenizer-path", str(place / "data"), argv=argv) == 0
+    return place / "data", argv, parts(place / "new")
+
+
+def test_texts_only_follows_captions_and_keeps_latents(reworded, tmp_path, capsys):
+    folder = shutil.copytree(reworded[0], tmp_path / "d")
+    before = parts(folder)
+    assert run(folder, argv=reworded[1]) == 2 and "--texts-only" in capsys.readouterr().err
+    last = (folder / "rank0-000002.tar").stat().st_mtime_ns
+    assert run(folder, "--texts-only", argv=reworded[1]) == 0
+    now = parts(folder)
+    assert now == reworded[2] != before
+    assert all(now[name] == before[name] for name in now if name.endswith(".pth")), "bit-equal"
+    assert (folder / "rank0-000002.tar").stat().st_mtime_ns == last, "unchanged shards are not written"
+    counts = json.loads((folder / "manifest.json").read_text())["counts"]
+    assert counts["samples"] == 24 - 5 and counts["dropped_by_reason"] == {
+        "no_caption": 1,
+        "left_out": 1,
+        "not_mirrored": 1,
+    }
+    assert inspect_dataset(folder, verify=True, samples=0)["faults"] == []
+    assert run(folder, argv=reworded[1]) == 0, "complete"
+    assert run(folder, "--texts-only", argv=reworded[1]) == 0 and parts(folder) == now
+    assert run(folder, "--texts-only", "--max-text-tokens", "9", argv=reworded[1]) == 2
+    assert run(tmp_path / "none", "--texts-only", argv=reworded[1]) == 2
+
+
+@pytest.mark.parametrize("fatal", range(5))
+@pytest.mark.parametrize("words", [["--texts-only"], ["--resume"]], ids=" ".join)
+def test_texts_only_that_was_killed_goes_on(reworded, tmp_path, monkeypatch, fatal, words):
+    """After the plan, and between each of two shards and its record."""
+    folder, left = shutil.copytree(reworded[0], tmp_path / "d"), [fatal]
+    replace = files.os.replace
+
+    def dying(*paths):
+        replace(*paths)
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(files.os, "replace", dying)
+        prepare.main([*reworded[1], "--output-dir", str(folder), "--texts-only"])
+    assert not (folder / "checksums.json").exists() and not list(folder.glob(".*.tmp"))
+    assert run(folder, *words, argv=reworded[1]) == 0
+    assert parts(folder) == reworded[2]
+    assert inspect_dataset(folder, verify=True, samples=0)["faults"] == []
+    counts = json.loads((folder / "manifest.json").read_text())["counts"]
+    assert counts["dropped_by_reason"]["not_mirrored"] == 1
+
+
+def test_texts_only_takes_edits_where_a_source_draws_its_captions(prepared, tmp_path):
+    folder = shutil.copytree(prepared, tmp_path / "d")
+    before = parts(folder)
+    key = shards.samples_of(folder / "rank0-000001.tar")[3].key
+    write_edit(folder, Edit(key=key, caption="a moth"))
+    assert run(folder, "--texts-only") == 0
+    assert {name.split("/")[1] for name, data in parts(folder).items() if data != before[name]} == {
+        f"{key}.pickle",
+        f"{key}.json",
+    }
+    (folder / "edits.jsonl").unlink()
+    assert run(folder, "--texts-only") == 0 and parts(folder) == before
 
 
 def test_many_shards_in_folders_are_one_data_set(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from dfm_nb.base import video
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import read_json, sha256, write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -83,6 +83,24 @@ class Reading:
         if sides := [c for c in (clip.caption, *clip.more_captions) if SIDE.search(c)]:
             return SampleError("not_mirrored", f"{key} is not made, as a caption names left or right: {sides[0]}")
         return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1]))
+
+    def reworded(self, key: str, index: int) -> Result:
+        """A clip with the captions that the sample `key` of an item has now; or why it has none.
+
+        Pixels are read only where the source cannot give captions alone.
+        """
+        own, captions = key.removesuffix(MIRRORED) if self.flip else key, getattr(self.source, "captions", None)
+        try:
+            if captions is None:
+                clip = next(clip for clip in self.source.read(index) if clip.key == own)
+            else:
+                (caption, *more), tags = captions(index)
+                blank = np.zeros((1, 1, 1, 3), np.uint8)
+                clip = Clip(own, blank, caption, 1.0, self.source.name, more_captions=more, tags=tags)
+            result = self.edited(clip)
+            return self.mirrored(result) if isinstance(result, Clip) and own != key else result
+        except SampleError as error:
+            return error
 
     def fit(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
@@ -276,8 +294,7 @@ def describe(clip: Clip) -> dict:
     original_height, original_width = clip.original_size or (h, w)
     return {
         "key": clip.key,
-        "caption": clip.caption,
-        **({"more_captions": clip.more_captions} if clip.more_captions else {}),
+        **said_of(clip),
         "image_height": h,
         "image_width": w,
         "num_frames": t,
@@ -289,27 +306,32 @@ def describe(clip: Clip) -> dict:
     }
 
 
+def said_of(clip: Clip) -> dict:
+    """The captions of a clip, as its `.json` has them."""
+    return {"caption": clip.caption} | ({"more_captions": clip.more_captions} if clip.more_captions else {})
+
+
 def captions_of(meta: Mapping) -> list[str]:
     """All captions of a sample, by its .json."""
     return [meta["caption"], *meta.get("more_captions", ())]
 
 
-def with_mirrored(reads: Iterable[tuple[int, Result]], reading: Reading) -> Iterator[tuple[int, Result]]:
-    """Each clip, and its mirror image after it."""
+def named(reads: Iterable[tuple[int, Result]], reading: Reading, flip: bool) -> Iterator[tuple[str, Result]]:
+    """Each result with the key of its item; with `flip` a clip's mirror image after it, with its own key."""
     for index, result in reads:
-        yield index, result
-        if isinstance(result, Clip):
-            yield index, reading.mirrored(result)
+        yield reading.source.item_key(index), result
+        if flip and isinstance(result, Clip):
+            yield f"{result.key}{MIRRORED}", reading.mirrored(result)
 
 
-def slices_of(reads: Iterable[tuple[int, Result]], source: Source, encode: LatentEncoder) -> Iterator[ShardSlice]:
-    """A shard, slice by slice. `reads` gives (index, result) of this shard's items."""
+def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Iterator[ShardSlice]:
+    """A shard, slice by slice. `reads` gives results of this shard's items, with the keys of drops."""
     part, latent_bytes, seen = ShardSlice(encode), 0, set()
-    for index, result in reads:
+    for key, result in reads:
         if isinstance(result, Clip) and result.key in seen:
             result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
         if isinstance(result, SampleError):
-            part.drops.append({"key": source.item_key(index), "reason": result.reason, "detail": result.detail})
+            part.drops.append({"key": key, "reason": result.reason, "detail": result.detail})
             continue
         seen.add(result.key)
         part.add(result)
@@ -341,16 +363,16 @@ class OpenShard:
         self.drops: list[dict] = []
         self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was resumed
-        self._known: dict[str, torch.Tensor] = {}
+        self.known: dict[str, torch.Tensor] = {}
 
     def write(self, part: ShardSlice) -> None:
         """Write the samples of a slice; equal captions are encoded once."""
-        if sum(t.nbytes for t in self._known.values()) > CAPTIONS_BYTES:
-            self._known.clear()
-        if missing := sorted({c for meta in part.metas for c in captions_of(meta)} - self._known.keys()):
-            self._known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
+        if sum(t.nbytes for t in self.known.values()) > CAPTIONS_BYTES:
+            self.known.clear()
+        if missing := sorted({c for meta in part.metas for c in captions_of(meta)} - self.known.keys()):
+            self.known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
         for position, meta in enumerate(part.metas):
-            (text, *more), latent = map(self._known.__getitem__, captions_of(meta)), part.latents.pop(position)
+            (text, *more), latent = map(self.known.__getitem__, captions_of(meta)), part.latents.pop(position)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
             if more:
                 meta["more_text_tokens"] = [len(t) for t in more]
@@ -368,6 +390,8 @@ class OpenShard:
     def finish(self) -> None:
         """Close the shard and write its record."""
         digest, size = self.writer.close() if self.writer else (None, 0)
+        if not self.writer:  # new captions may leave none of a shard
+            (self.folder / self.plan.name).unlink(missing_ok=True)
         record = {
             "name": self.plan.name,
             "split": self.plan.split,
@@ -377,6 +401,7 @@ class OpenShard:
             "drops": self.drops,
             "latent_sums": self.sums.tolist(),
             "text_tokens": self.text_tokens,
+            "texts": self.plan.texts,
         }
         path = shards.record_path(self.folder, self.plan.name)
         path.parent.mkdir(exist_ok=True)
@@ -405,10 +430,8 @@ def encode_shards(
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                reads = ahead.take(len(plan.items), on_item)
-                if reading.flip and plan.split == "train":  # what is measured on held-out samples stays the same
-                    reads = with_mirrored(reads, reading)
-                for part in slices_of(reads, reading.source, encode):
+                flip = reading.flip and plan.split == "train"  # what is measured on held-out samples stays the same
+                for part in slices_of(named(ahead.take(len(plan.items), on_item), reading, flip), encode):
                     last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
                     last = writer.submit(shard.write, part)
                 last.result()
@@ -418,3 +441,53 @@ def encode_shards(
             writer.shutdown(cancel_futures=True)
             for shard in unfinished:
                 shard.abort()
+
+
+# ---- captions alone -----------------------------------------------------------------------------------------------
+
+
+def reword_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path) -> bool:
+    """Bring the captions of a shard up to date; False where it is not finished, and has to be made from pixels.
+
+    Latents and the embeddings of captions that stay are taken over. What was dropped before stays dropped.
+
+    Raises
+    ------
+    ValueError : the shard is damaged.
+    """
+    path, tar = shards.record_path(folder, plan.name), folder / plan.name
+    if (record := read_json(path)) is None or record.get("texts", 0) >= plan.texts:
+        return False
+    entries = shards.samples_of(tar) if tar.is_file() else []
+    if len(entries) != record["samples"]:  # a kill came between the tar and the record of what it had lost
+        return False
+    items = {reading.source.item_key(int(i)): int(i) for i in plan.items}  # they begin the keys of their clips
+    owners = [next(key for n in range(len(e.key), 0, -1) if (key := e.key[:n]) in items) for e in entries]
+    results = [reading.reworded(e.key, items[owner]) for e, owner in zip(entries, owners)]
+    said = [isinstance(r, Clip) and [r.caption, *r.more_captions] for r in results]
+    # after a kill the record may be of the older tar
+    if said == [captions_of(e.meta) for e in entries] and record["sha256"] == (sha256(tar) if entries else None):
+        write_atomically(path, json.dumps(record | {"texts": plan.texts}).encode())
+        return True
+    shard, encode = OpenShard(folder, plan, encoders), LatentEncoder(encoders.tokenizer, encoders.device)
+    part, part_bytes, shard.drops = ShardSlice(encode), 0, record["drops"]
+    try:
+        for entry, owner, result in zip(entries, owners, results):
+            if isinstance(result, SampleError):
+                if all(drop["detail"] != result.detail for drop in shard.drops):  # or the whole item has this fault
+                    key = entry.key if reading.flip and entry.key.endswith(MIRRORED) else owner
+                    shard.drops.append({"key": key, "reason": result.reason, "detail": result.detail})
+                continue
+            clip = entry.read()
+            shard.known.update(zip(captions_of(clip.meta), (text[0] for text in (clip.text_emb, *clip.more_text))))
+            part.latents[len(part.metas)] = clip.latent
+            part.metas.append({k: v for k, v in clip.meta.items() if not k.startswith("more_")} | said_of(result))
+            part_bytes += entry.size
+            if part_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
+                shard.write(part)
+                part, part_bytes = ShardSlice(encode), 0
+        shard.write(part)
+        shard.finish()
+    finally:  # after a fault no half shard
+        shard.abort()
+    return True

@@ -36,7 +36,7 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.edits import edits_sha256, read_edits
-from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, to_pixels
+from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
 from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
@@ -98,6 +98,9 @@ class PrepareConfig(Options):
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "go on with an unfinished output folder")
     overwrite: bool = option(False, "delete the preparation that the output folder holds")
+    texts_only: bool = option(
+        False, "encode captions that have changed since, also in edits.jsonl, and keep all latents"
+    )
     options: dict[str, Any] = option({}, "values of the plug-ins' own flags by name", python_only=True)
     table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
 
@@ -116,8 +119,8 @@ class PrepareConfig(Options):
             raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
         for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
             plugins.options_of(kind, name, self.options)
-        if self.resume and self.overwrite:
-            raise ValueError("--resume keeps what the folder holds and --overwrite deletes it; pass one of them")
+        if self.overwrite and (self.resume or self.texts_only):
+            raise ValueError("--overwrite deletes what the folder holds; leave out --resume and --texts-only")
         return self
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
@@ -204,7 +207,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
         def claim(plan: dict[str, Any]) -> bool:
             turn.enter_context(folder.turn())
-            return folder.claim(plan, config.resume, config.overwrite)
+            return folder.claim(plan, config.resume, config.overwrite, config.texts_only)
 
         done = (plan := ranks.first(lambda: check(config, ranks.world))) is None
         if plan is not None:
@@ -228,11 +231,14 @@ def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
     source, folder = config.open_source(), PreparedFolder(config.output_dir)
     check_unique(source, config.limit)
     # the shards follow from how many processes began: any number may go on
-    began = (folder.held_plan() or {}).get("ranks")
-    if config.overwrite or type(began) is not int or not 0 < began <= MOST_RANKS:
+    held = {} if config.overwrite else folder.held_plan() or {}
+    began = held.get("ranks")
+    if type(began) is not int or not 0 < began <= MOST_RANKS:
         began = world
     plan = config.plan(source, began)
-    return None if folder.check(plan, config.resume, config.overwrite) else plan
+    if texts := held.get("texts", 0) + config.texts_only:
+        plan["texts"] = texts  # a shard whose record says fewer has older captions
+    return None if folder.check(plan, config.resume, config.overwrite, config.texts_only) else plan
 
 
 class Preparation:
@@ -327,16 +333,22 @@ class Preparation:
     def _encode(self) -> None:
         """This rank's unfinished shards."""
         rank, world = self.ranks.rank, self.ranks.world
-        plans = self.plans.share(rank, world)
+        plans = [p._replace(texts=self.plan.get("texts", 0)) for p in self.plans.share(rank, world)]
         count = sum(len(p.items) for p in plans)
         where = ", from {} to {}".format(*self.plans.ranges[rank]) if world == self.plan["ranks"] else ""
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one piece, as several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
-        todo = [p for p in plans if shards.read_record(self.folder.path, p.name) is None]
+        todo = [p for p in plans if self._record(p.name) is None]
         done = count - sum(len(p.items) for p in todo)
         with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
-            encode_shards(todo, self.reading, encoders, self.folder.path, bar.update)
+            unmade = []
+            for plan in todo:
+                if reword_shard(plan, self.reading, encoders, self.folder.path):
+                    bar.update(len(plan.items))
+                else:
+                    unmade.append(plan)
+            encode_shards(unmade, self.reading, encoders, self.folder.path, bar.update)
 
     # ---- completing the folder, on rank 0
 
@@ -368,10 +380,15 @@ class Preparation:
         log.info("%d samples in %d shards%s", manifest["counts"]["samples"], len(merged.full), quality)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 
+    def _record(self, name: str) -> dict[str, Any] | None:
+        """What is known of a shard; None when it is not finished, or has older captions."""
+        record = shards.read_record(self.folder.path, name)
+        return record if record and record.get("texts", 0) == self.plan.get("texts", 0) else None
+
     def _records(self) -> Iterator[dict[str, Any]]:
         """What all ranks noted of their shards, one at a time."""
         for plan in self.plans.all():
-            record = shards.read_record(self.folder.path, plan.name)
+            record = self._record(plan.name)
             if record is None:
                 raise ValueError(f"{self.folder.path} lacks {plan.name}; all processes must write to one shared folder")
             yield record

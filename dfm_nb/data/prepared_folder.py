@@ -141,11 +141,16 @@ class PreparedFolder:
         """The plan of the preparation that the folder holds, finished or not."""
         return read_json(self.records / "plan.json") or (read_json(self.manifest) or {}).get("plan")
 
-    def check(self, plan: dict[str, Any], resume: bool, overwrite: bool) -> bool:
-        """True when the folder already holds all of this preparation; an error when it may not be written into."""
+    def check(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
+        """True when the folder already holds all of this preparation; an error when it may not be written into.
+
+        texts_only : captions may differ, and are encoded in any case.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"--output-dir {self.path} is a file; name a folder")
         held = self.held_plan()
+        if held is None and texts_only:
+            raise ValueError(f"--texts-only needs a preparation, and {self.path} holds none; leave it out")
         if held is None:
             # a notebook's launcher may log into the folder; with --overwrite it may not be the folder that is meant
             there = {p.name for p in self.path.glob("*")} - {shards.RECORDS, "launch.json", "launch.log"}
@@ -158,24 +163,27 @@ class PreparedFolder:
             return False
         if overwrite:
             return False
-        if differ := _differences(held, plan):
+        more = _differences(_but_captions(held), _but_captions(plan))
+        if differ := more if texts_only else _differences(held, plan):
+            fix = "choose another --output-dir or pass --overwrite"
             raise FileExistsError(
                 f"{self.path} already holds another data set ({differ}); "
-                "choose another --output-dir or pass --overwrite"
+                + (fix if more else f"pass --texts-only, as captions alone differ, or {fix}")
             )
-        finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file()
-        if not finished and not resume:
+        finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file() and not texts_only
+        if not (finished or resume or texts_only):
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
         return finished
 
-    def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool) -> bool:
+    def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
         """`check`, then make the folder ours; True when there is nothing left to do. The caller holds its `turn`."""
-        if self.check(plan, resume, overwrite):
+        if self.check(plan, resume, overwrite, texts_only):
             return True
         if overwrite:
             self._clear()
         for place in (*_places(self.path), *_places(self.records), self.path / ".nv-meta"):
             remove_temporaries(place)
+        (self.path / CHECKSUMS).unlink(missing_ok=True)  # of older captions: unfinished until they are written again
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False
 
@@ -236,6 +244,12 @@ class PreparedFolder:
 def _places(folder: Path) -> list[Path]:
     """The folder, and those below it that many shards are put into (`shard_plan`); links lead away."""
     return [folder, *(p for p in folder.glob("[0-9][0-9][0-9][0-9]") if not p.is_symlink())]
+
+
+def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan without what captions alone follow from."""
+    source = {name: value for name, value in plan.get("source", {}).items() if not name.startswith("caption")}
+    return plan | {"source": source, "edits": None, "tag_captions": None, "texts": None}
 
 
 def _differences(held: dict[str, Any], now: dict[str, Any]) -> str:

@@ -20,11 +20,15 @@ SHARDS_A_FOLDER = 4000  # a shard and its index are two files; of more shards, e
 
 
 class ShardPlan(NamedTuple):
-    """One shard: its name in the folder, its split and the indices of the source items that go into it."""
+    """One shard: its name in the folder, its split and the indices of the source items that go into it.
+
+    texts : how often the captions of the folder have been encoded again.
+    """
 
     name: str
     split: str
     items: Sequence[int] | np.ndarray
+    texts: int = 0
 
 
 def balanced_ranges(count: int, parts: int) -> list[tuple[int, int]]:

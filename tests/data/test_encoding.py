@@ -143,7 +143,7 @@ def test_mirrored_training_samples_follow_theirs_unless_a_caption_names_a_side(t
     encoding.encode_shards(plans, reading, encoding.Encoders(Mean(), Length()), tmp_path)
     record = shards.read_record(tmp_path, "train.tar")
     dropped = [(drop["key"], drop["reason"]) for drop in record["drops"]]
-    assert dropped == [("item-1", "not_mirrored"), ("item-3", "left_out"), ("item-4", "left_out")]
+    assert dropped == [("item-1-0-flip", "not_mirrored"), ("item-3-0-flip", "left_out"), ("item-4", "left_out")]
     found = {entry.key: entry.read() for plan in plans for entry in shards.samples_of(tmp_path / plan.name)}
     assert [*found] == [f"item-{k}" for k in ("0-0", "0-0-flip", "1-0", "2-0", "2-0-flip", "3-0", "5-0")]
     for key in ("item-0-0", "item-2-0"):
