@@ -39,13 +39,12 @@ def is_place(spec: str) -> bool:
 
 @contextlib.contextmanager
 def reported(what: str) -> Iterator[None]:
-    """A driver's error, each has its own, as one sentence: ValueError, or FileNotFoundError."""
+    """A driver's error, of which each has its own, as a ValueError of one sentence."""
     try:
         yield
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        raise kind(f"{what} could not be read: {said}") from None
+        raise ValueError(f"{what} could not be fetched: {said}") from None
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -56,7 +55,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
     Raises
     ------
-    ValueError, FileNotFoundError : there is no such driver or archive.
+    ValueError : there is no such driver or archive.
     """
     chain = url if "::" in url or not url.lower().endswith(".zip") else f"zip://::{url}"
     archive, _, server = chain.rpartition("::")

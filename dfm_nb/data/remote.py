@@ -17,11 +17,11 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-import fsspec
 from filelock import FileLock
 
 from dfm_nb.base.files import is_url, listed_as, read_listing, replacing
 from dfm_nb.base.log import log
+from dfm_nb.base.places import HTTP, filesystem, reported
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import CHECKSUMS
 from dfm_nb.data.sources._fetch import DEFAULT_LIMITS, download
@@ -115,19 +115,17 @@ class RemoteFolder:
     def _download(self, name: str, path: Path, most_bytes: int) -> None:
         url = f"{self.url}/{name}"
         try:
-            if url.startswith(("http://", "https://")):
+            if url.startswith(HTTP):
                 limits = dataclasses.replace(DEFAULT_LIMITS, max_bytes=most_bytes)
                 download(f"{self.url}/{quote(name)}", path, limits)
                 return
-            server, place = fsspec.url_to_fs(url)
-            if server.size(place) > most_bytes:
-                raise ValueError(f"it has more than {most_bytes} bytes")
-            server.get_file(place, str(path))
+            with reported(url):
+                server, root = filesystem(self.url)
+                if server.size(f"{root}/{name}") > most_bytes:
+                    raise ValueError(f"it has more than {most_bytes} bytes")
+                server.get_file(f"{root}/{name}", str(path))
         except SampleError as error:
             raise ValueError(f"{error.detail}; training goes on where it was when it is started again") from None
-        except Exception as error:  # each driver has errors of its own, and tries again by itself
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise ValueError(f"{url} could not be fetched: {said}") from None
 
 
 @functools.cache

@@ -29,7 +29,7 @@ class PreprocessConfig(Options):
 
     prog = "dfm text preprocess"
 
-    input: tuple[str, ...] = option(help="JSONL files or globs, also .gz and .zst; - is stdin")
+    input: tuple[str, ...] = option(help="JSONL files, globs or URLs, also .gz, .zst and .zip; - is stdin")
     output_prefix: str = option(help="path of the output without _KEY_document.bin", output=True)
     tokenizer_type: Literal["HuggingFaceTokenizer"] = option("HuggingFaceTokenizer", "docs/text.md: how to have others")
     tokenizer_model: str = option(help="hub id, folder, or tokenizer.json")

@@ -114,7 +114,7 @@ def _write(
     done = parts.progress
     # The bar counts bytes of text; a compressed file's size is not known before it is read.
     known = not any(s.path == text_input.STDIN or text_input.is_compressed(s.path) for s in spans)
-    total = sum((s.end or os.path.getsize(s.path)) - s.start for s in spans) if known else None
+    total = sum((s.end or text_input.size(s.path)) - s.start for s in spans) if known else None
     with tqdm(total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress) as bar:
         for chunk, encoded in results:
             span = spans[chunk.end.span]

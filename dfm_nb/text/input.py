@@ -1,4 +1,7 @@
-"""Where JSONL comes from: files, globs, `.gz`, `.zst`, `-`; cut into chunks of whole lines.
+"""Where JSONL comes from: files, globs, `.gz`, `.zst`, `-`, URLs; cut into chunks of whole lines.
+
+A URL, a chain (`zip://*.jsonl::s3://b/all.zip`) or one with `*` is read by fsspec's driver, of a .zip every file. A
+file of a web server is copied first (`simplecache`), as a run that resumes begins inside it.
 
 The parts of `partition` i of n, joined in order, are the lines of one run. Memory is one chunk (1 MiB) plus the longest
 line.
@@ -13,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -21,6 +25,7 @@ from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
 import zstandard
 
+from dfm_nb.base.places import HTTP, filesystem, is_place, reported
 from dfm_nb.text.indexed import bin_path, idx_path
 
 CHUNK_BYTES = 1 << 20
@@ -69,16 +74,51 @@ def expand_inputs(patterns: list[str]) -> list[str]:
     """
     paths: list[str] = []
     for pattern in patterns:
-        exists = pattern == STDIN or os.path.exists(pattern)
-        found = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))
+        if is_place(pattern):
+            found = _expand_url(pattern)
+        else:
+            exists = pattern == STDIN or os.path.exists(pattern)
+            found = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; nothing is at {pattern}")
         paths += found
     return paths
 
 
+def _expand_url(pattern: str) -> list[str]:
+    """The files that a URL with `*` means; ValueError for a name that would be a chain itself."""
+    archive = "::" not in pattern and pattern.lower().endswith(".zip")
+    head, *chain = (f"zip://**::{pattern}" if archive else pattern).split("::")
+    if "*" not in head:
+        return [pattern]
+    server, path = filesystem("::".join((head, *chain)))
+    with reported(pattern):
+        server.invalidate_cache()
+        found = [name for name, info in server.glob(path, detail=True).items() if info["type"] == "file"]
+    if odd := [name for name in found if "::" in name]:
+        raise ValueError(f"{pattern} has a file named {odd[0]!r}, which would lead elsewhere; rename it")
+    return sorted("::".join((server.unstrip_protocol(name), *chain)) for name in found)
+
+
+def _driver(path: str) -> tuple[Any, str]:
+    return filesystem(f"simplecache::{path}" if path.startswith(HTTP) else path)
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(re.split(r"::|\?", path)[0] if is_place(path) else path)[1]
+
+
 def is_compressed(path: str) -> bool:
-    return os.path.splitext(path)[1] in _UNPACKERS
+    return _suffix(path) in _UNPACKERS
+
+
+def size(path: str) -> int:
+    """Bytes of a file as it is stored."""
+    if not is_place(path):
+        return os.path.getsize(path)
+    with reported(path):
+        server, place = _driver(path)
+        return int(server.size(place))
 
 
 def partition(paths: list[str], index: int, count: int) -> list[Span]:
@@ -92,18 +132,18 @@ def partition(paths: list[str], index: int, count: int) -> list[Span]:
         return [Span(p) for p in paths]
     if STDIN in paths:
         raise ValueError("--partition needs files; standard input cannot be split; write it to a file first")
-    sizes = [os.path.getsize(p) for p in paths]
+    sizes = list(map(size, paths))
     total = sum(sizes)
     low, high = total * index // count, total * (index + 1) // count  # this part's bytes of all files laid end to end
     whole_files = any(map(is_compressed, paths))
     spans, base = [], 0
-    for path, size in zip(paths, sizes):
+    for path, length in zip(paths, sizes):
         if whole_files:
-            if low <= base + size // 2 < high:
+            if low <= base + length // 2 < high:
                 spans.append(Span(path))
-        elif base + size > low and base < high:
-            spans.append(Span(path, max(0, low - base), min(size, high - base)))
-        base += size
+        elif base + length > low and base < high:
+            spans.append(Span(path, max(0, low - base), min(length, high - base)))
+        base += length
     return spans
 
 
@@ -118,9 +158,15 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdin.buffer
         return
+    if is_place(path):
+        with reported(path):
+            server, place = _driver(path)  # kept until the file is read, as a zip is closed with its driver
+            opened = server.open(place, "rb")
+    else:
+        opened = open(path, "rb", buffering=0)
     try:
-        with open(path, "rb", buffering=0) as f:
-            text = _UNPACKERS.get(os.path.splitext(path)[1], lambda f: f)(f)
+        with opened as f:
+            text = _UNPACKERS.get(_suffix(path), lambda f: f)(f)
             if start:  # a pipe cannot seek
                 text.seek(start)
             yield io.BufferedReader(text, CHUNK_BYTES)
@@ -169,6 +215,10 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
     """What a resumed run must find unchanged: names, ranges, sizes and times of change. Standard input never is."""
 
     def row(span: Span) -> list[object]:
+        if is_place(span.path):
+            with reported(span.path):  # size, and what the driver has of time, checksum or version
+                server, place = _driver(span.path)
+                return [span.path, span.start, span.end, sorted(map(str, server.info(place).items()))]
         stat = os.stat(span.path)
         return [str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns]
 

@@ -1,0 +1,99 @@
+"""A corpus from a URL has the bytes of the one from the same files here."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import fsspec
+import pytest
+
+from dfm_nb.text.corpus import PreprocessConfig, merge, preprocess
+from dfm_nb.text.input import expand_inputs
+from tests.text.test_corpus import pair, texts, write_jsonl
+from tests.text.text_tokenizers import build, save
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return save(build("bpe"), tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The URL of a folder with two files of lines, one of them as .gz too, and a .zip of both; and the folder."""
+    monkeypatch.setenv("no_proxy", "*")
+    place = tmp_path / "served"
+    place.mkdir()
+    write_jsonl(place / "a.jsonl", texts(60))
+    write_jsonl(place / "b.jsonl", texts(90))
+    (place / "a.jsonl.gz").write_bytes(gzip.compress((place / "a.jsonl").read_bytes()))
+    with zipfile.ZipFile(place / "all.zip", "w") as archive:
+        for name in ("a.jsonl", "b.jsonl"):
+            archive.write(place / name, name)
+    server = fsspec.filesystem("memory")
+    server.rm("/", recursive=True)
+    server.put(f"{place}/", "/text/", recursive=True)
+    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(place)))
+    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}", place
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def corpus(inputs, prefix, tokenizer, **changes):
+    settings = {"output_prefix": prefix, "tokenizer_model": tokenizer, "append_eod": True, "progress": False}
+    done = preprocess(PreprocessConfig(input=inputs, chunk_bytes=4096, **settings, **changes))
+    assert done.documents
+    return prefix
+
+
+BOTH = ("a.jsonl", "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    "urls, names",
+    [
+        (["memory://text/*.jsonl"], BOTH),
+        (["{http}/*.jsonl"], BOTH),
+        (["memory://text/a.jsonl.gz", "{http}/b.jsonl?signed=yes"], BOTH),
+        (["{place}/all.zip"], BOTH),
+        (["memory://text/all.zip"], BOTH),
+        (["{http}/all.zip"], BOTH),
+        (["zip://b*::memory://text/all.zip"], ["b.jsonl"]),
+    ],
+)
+def test_a_corpus_from_urls_has_the_bytes_of_the_local_one(urls, names, served, tokenizer, tmp_path):
+    http, place = served
+    here = corpus([str(place / name) for name in names], tmp_path / "here", tokenizer)
+    there = corpus([url.format(http=http, place=place) for url in urls], tmp_path / "there", tokenizer)
+    assert pair(here) == pair(there)
+
+
+@pytest.mark.parametrize("url", ["memory://text/*.jsonl", "{http}/*.jsonl"])
+def test_parts_of_a_url_join_to_the_bytes_of_one_run(url, served, tokenizer, tmp_path):
+    url = url.format(http=served[0])
+    whole = corpus([url], tmp_path / "whole", tokenizer)
+    for part in range(3):
+        corpus([url], tmp_path / "parts", tokenizer, partition=f"{part}/3")
+    parts = [str(tmp_path / f"parts_part{part:05d}-of-00003_text_document") for part in range(3)]
+    merge(parts, f"{tmp_path / 'joined'}_text_document", progress=False)
+    assert pair(whole) == pair(tmp_path / "joined")
+
+
+def test_a_url_without_files_and_a_name_that_is_a_chain_are_refused(served, tmp_path):
+    with pytest.raises(FileNotFoundError, match="none"):
+        expand_inputs(["memory://text/none*.jsonl"])
+    with pytest.raises(ValueError, match="none"):
+        expand_inputs(["zip://*::memory://text/none.zip"])
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
+        archive.writestr("a.jsonl::file:///etc/passwd", "{}")
+    with pytest.raises(ValueError, match="passwd"):
+        expand_inputs([str(tmp_path / "odd.zip")])
+    with zipfile.ZipFile(tmp_path / "url.zip", "w") as archive:
+        archive.writestr("http://127.0.0.1:9/a.jsonl", "{}")
+    assert expand_inputs([str(tmp_path / "url.zip")])[0].startswith("zip://")
