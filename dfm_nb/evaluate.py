@@ -8,6 +8,9 @@ that training did not use, `--distances` the kernel distance and recall to real 
 With `--dataset` the prompts are captions of its samples. The kernel distance (KID) to real samples is shown
 next to that between two sets of real samples. Of a prepared folder, copies of training samples are counted.
 
+`--all-checkpoints` measures each checkpoint of a run against a prepared folder, and says in one sentence which to take
+(`dfm_nb.evaluation.verdict`). The run folder gets `verdict.json` and `verdict.png`.
+
 Clips add temporal consistency and wing motion, next to those of real ones. The same flags give the same figures, with
 95 % intervals. Choose settings on `--part development`, report `test` once.
 """
@@ -27,9 +30,13 @@ from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.files import write_atomically
+from dfm_nb.base.log import log
+from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.options import option
 from dfm_nb.butterflies.exam import Exam
-from dfm_nb.evaluation import diversity, features, reference
+from dfm_nb.checkpoints.torch_dist import CheckpointError
+from dfm_nb.checkpoints.weights import checkpoints_of, iteration_of
+from dfm_nb.evaluation import diversity, features, reference, verdict
 from dfm_nb.evaluation.comparison import Measured, against, copies
 from dfm_nb.evaluation.reference import PreparedFolder, Real
 from dfm_nb.generation.clip_files import Generated
@@ -44,10 +51,11 @@ class EvaluateOptions(Sampling):
     checkpoint_path: str = option(help="run folder, iter_* folder or exported file", flags=("--checkpoint",))
     dataset: str | None = option(None, "folder or source NAME[:SPEC] to compare to", flags=("--dataset-path",))
     split: str = option("val", "of a prepared folder: train, val or test")
+    all_checkpoints: bool = option(False, "which checkpoint of a run to take, by --dataset, a prepared folder")
     part: Literal["development", "test"] = option("development", "choose on development, report test")
     wordings: int = option(0, "images for each form of wording that training did not use", ge=0)
     distances: bool = option(False, "kernel distance and recall to real renders")
-    num_prompts: int = option(64, "images to generate", ge=0)
+    num_prompts: int = option(64, "images to generate; with --all-checkpoints of each, half of training captions", ge=0)
     num_clips: int = option(16, "clips to generate, of 9 frames without --dataset", ge=0)
     max_frames: int = option(9, "clips of --dataset are cut to this many frames", ge=1)
     size_px: int = option(64, "side in px; of a source's samples the short side")
@@ -59,6 +67,7 @@ class EvaluateOptions(Sampling):
     text_encoder_path: str | None = option(None, "text encoder folder")
     output: str | None = option(None, "JSON file", output=True)
     contact_sheet: str | None = option(None, "PNG file", output=True)
+    as_json: bool = option(False, "print JSON instead of tables", flag="--json")
 
 
 def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured:
@@ -80,35 +89,53 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
 @quietly()
 def measure(asked: EvaluateOptions) -> Measured:
     """What was asked for; writes the files named."""
-    ema = None if asked.ema == "none" else asked.ema if asked.ema == "auto" else float(asked.ema)
-    network = features.Features(parallel.device()) if asked.dataset or asked.distances else None
-    pipe = Pipeline.from_checkpoint(
-        asked.checkpoint_path,
-        ema,
+    found = over_checkpoints(asked) if asked.all_checkpoints else one_checkpoint(asked)
+    if asked.contact_sheet:
+        video.write_png(asked.contact_sheet, found.contact_sheet())
+    if asked.output:
+        write_atomically(Path(asked.output), json.dumps(found.values, indent=1).encode())
+    return found
+
+
+def open_pipeline(asked: EvaluateOptions, path: str | os.PathLike) -> Pipeline:
+    return Pipeline.from_checkpoint(
+        path,
+        None if asked.ema == "none" else asked.ema if asked.ema == "auto" else float(asked.ema),
         tokenizer_path=asked.tokenizer_path,
         text_encoder_path=asked.text_encoder_path,
         guide=asked.autoguidance_checkpoint,
         mixed_precision=asked.mixed_precision,
     )
-    found = Measured()
+
+
+def generated(pipe: Pipeline, asked: EvaluateOptions, wanted: Iterable[dict[str, Any]]) -> list[Generated]:
+    """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
     given = pipe.recommended | {name: getattr(asked, name) for name in asked.model_fields_set}
     common = {name: value for name, value in given.items() if name in (*Sampling.model_fields, "seed")}
+    requests = [Request(index=i, **common, **own) for i, own in enumerate(wanted)]
+    done = dict(pipe.run(requests, batch_size=32, progress=True))
+    return [done[i] for i in range(len(requests))]
 
-    def generate(wanted: Iterable[dict[str, Any]]) -> list[Generated]:
-        requests = [Request(index=i, **common, **own) for i, own in enumerate(wanted)]
-        done = dict(pipe.run(requests, batch_size=32, progress=True))
-        samples = [done[i] for i in range(len(requests))]
-        shown = 24 if requests[0].num_video_frames == 1 else 8
+
+def like(real: Sequence[Real]) -> list[dict[str, Any]]:
+    """What asks for samples of the captions, sizes, lengths and rates of these."""
+    names = ("num_video_frames", "height", "width")
+    return [{"prompt": r.caption, "fps": r.fps, **dict(zip(names, r.frames.shape))} for r in real]
+
+
+def one_checkpoint(asked: EvaluateOptions) -> Measured:
+    network = features.Features(parallel.device()) if asked.dataset or asked.distances else None
+    pipe, found = open_pipeline(asked, asked.checkpoint_path), Measured()
+
+    def generate(wanted: Sequence[dict[str, Any]]) -> list[Generated]:
+        samples = generated(pipe, asked, wanted)
+        shown = 24 if samples[0].request.num_video_frames == 1 else 8
         found.samples.extend((s.frames, s.request.prompt) for s in samples[:shown])
         return samples
 
     def answers(prompts: Sequence[str], frames: int) -> list[np.ndarray]:
         size = {"height": asked.size_px, "width": asked.size_px, "num_video_frames": frames}
-        return [s.frames for s in generate({"prompt": prompt, **size} for prompt in prompts)]
-
-    def like(real: Sequence[Real]) -> list[Generated]:
-        names = ("num_video_frames", "height", "width")
-        return generate({"prompt": r.caption, "fps": r.fps, **dict(zip(names, r.frames.shape))} for r in real)
+        return [s.frames for s in generate([{"prompt": prompt, **size} for prompt in prompts])]
 
     def round_trip(frames: np.ndarray) -> np.ndarray:
         return pipe.decode(pipe.encode_pixels(frames))
@@ -132,18 +159,94 @@ def measure(asked: EvaluateOptions) -> Measured:
         for kind, real in (("images", images), ("clips", clips)):
             if real:
                 judged = functools.partial(exam.judged, kind)
-                found.values[kind], samples = against(real, like, network, judged, round_trip)
+                found.values[kind], samples = against(
+                    real, lambda some: generate(like(some)), network, judged, round_trip
+                )
                 if isinstance(opened, PreparedFolder) and asked.split != "train":
                     found.values[kind] |= copies(samples, asked.dataset, asked.split, to_model)
-    if asked.contact_sheet:
-        video.write_png(asked.contact_sheet, found.contact_sheet())
-    if asked.output:
-        write_atomically(Path(asked.output), json.dumps(found.values, indent=1).encode())
     return found
 
 
+MOST_PICTURES = 1_000
+"""Of a split, which copies are looked for in; they are in memory."""
+DRIFT_SAMPLES = 16
+
+
+def over_checkpoints(asked: EvaluateOptions) -> Measured:
+    """Each checkpoint of a run, and which one to take."""
+    run, found = Path(asked.checkpoint_path), Measured()
+    if not (folders := checkpoints_of(run)):
+        raise ValueError(f"--all-checkpoints needs a run folder with checkpoints; {run} has none; train first")
+    if not asked.dataset or not (Path(asked.dataset) / ".nv-meta").is_dir() or asked.split == "train":
+        raise ValueError(
+            f"--all-checkpoints needs --dataset, a prepared folder, and a --split that is held out (val or test); got "
+            f"{asked.dataset} and {asked.split}"
+        )
+    records = read_metrics(run)
+    losses = dict(zip(*series(records, compared_loss({key for record in records for key in record}))))
+    rows, judge, base = list[dict[str, Any]](), None, None
+    for folder in folders:
+        try:
+            pipe = open_pipeline(asked, folder)
+        except CheckpointError as error:
+            log.warning("%s; it is left out", error)
+            continue
+        if judge is None:
+            judge, pictures = _judge(asked, pipe, found)
+            base = _base(asked, pipe)
+        made = [s.frames for s in generated(pipe, asked, like([r for real in pictures for r in real]))]
+        half, iteration = len(pictures[0]), iteration_of(folder)
+        row = judge.figures(iteration, made[:half], made[half:]) | {"val_loss": losses.get(iteration)}
+        if base:
+            now = [s.frames for s in generated(pipe, asked, base[0])]
+            row["drift"] = judge.drift(base[1], now)
+        found.samples.extend((m, f"{iteration}: {r.caption}") for m, r in zip(made[:8], pictures[0]))
+        rows.append(row)
+    if judge is None:
+        raise ValueError(f"all {len(folders)} checkpoints of {run} are damaged; take another run")
+    found.values |= {"checkpoints": rows, "verdict": judge.verdict(rows)}
+    if (run / "config.yaml").is_file():
+        write_atomically(run / "verdict.json", json.dumps(found.values, indent=1).encode())
+        verdict.plot(found.values, run / "verdict.png")
+    return found
+
+
+def _judge(asked: EvaluateOptions, pipe: Pipeline, found: Measured) -> tuple[verdict.Judge, list[list[Real]]]:
+    """What judges samples, and the held-out and training pictures whose captions are asked for, no caption twice."""
+    all_pictures, failed = [], 0
+    for split in (asked.split, "train"):
+        assert asked.dataset is not None
+        opened = reference.PreparedFolder(asked.dataset, split, pipe.decode_stored, pipe.manifest["tokenizer"])
+        images, _, images_failed = reference.choose(opened, MOST_PICTURES, 0, 1, asked.seed)
+        if not images:  # a folder of clips: their first frames
+            _, images, images_failed = reference.choose(opened, 0, MOST_PICTURES, 1, asked.seed)
+        all_pictures.append(images)
+        failed += images_failed
+    found.values["dataset"] = {"name": asked.dataset, "split": asked.split, "unreadable": failed}
+    pictures = [list({r.caption: r for r in images}.values())[: asked.num_prompts // 2] for images in all_pictures]
+    (held_out, train), (every, all_train) = ([[r.frames for r in x] for x in some] for some in (pictures, all_pictures))
+    coded = [pipe.decode(pipe.encode_pixels(frames)) for frames in held_out]
+    network = features.Features(parallel.device())
+    return verdict.Judge(held_out, train, coded, every, all_train, network), pictures
+
+
+def _base(asked: EvaluateOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:
+    """Of a fine-tuned run: requests for the prompts that its base names, and the base's samples of them."""
+    if not (path := pipe.config.checkpoint.pretrained):
+        return None
+    base = open_pipeline(asked, path)
+    prompts, recommended = base.config.validation.prompts, base.recommended
+    if not prompts:
+        return None
+    size = {name: recommended.get(name, asked.size_px) for name in ("height", "width")} | {"num_video_frames": 1}
+    requests = [{"prompt": prompts[i % len(prompts)], **size} for i in range(DRIFT_SAMPLES)]
+    return requests, [s.frames for s in generated(base, asked, requests)]
+
+
 def main(argv: list[str] | None = None) -> int:
-    print(measure(EvaluateOptions.parse(argv)))
+    asked = EvaluateOptions.parse(argv)
+    found = measure(asked)
+    print(json.dumps(found.values, indent=1) if asked.as_json else found)
     parallel.shutdown()
     return 0
 

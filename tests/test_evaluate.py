@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb import evaluate
+from dfm_nb import evaluate, prepare
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
 from dfm_nb.butterflies import wordings
@@ -72,6 +72,50 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
         assert guard(evaluate.main, ["--checkpoint", str(tiny_checkpoint), *flags, *STEPS]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
         assert len(errors) == 1 and name in errors[0], errors
+
+
+@pytest.fixture(scope="module")
+def run_and_data(tiny_checkpoint, tiny_data, tmp_path_factory):
+    """A run of two checkpoints, the first one damaged at a byte, and pictures of which some are held out."""
+    top = tmp_path_factory.mktemp("verdict")
+    argv = "--source synthetic --num-images 24 --num-clips 0 --short-side 32 --val-fraction 0.4 --output-dir".split()
+    assert prepare.main([*argv, str(top / "data"), f"--tokenizer-path={tiny_data / 'tokenizer.safetensors'}"]) == 0
+    run = shutil.copytree(tiny_checkpoint, top / "run")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(tiny_checkpoint), str(run)))
+    first = shutil.copytree(run / "checkpoints" / "iter_0000003", run / "checkpoints" / "iter_0000002")
+    (first / "common.pt").write_bytes(b"damaged")
+    return run, top / "data"
+
+
+@pytest.mark.slow
+def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, tmp_path, capsys, caplog):
+    run, data = run_and_data
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "val_loss": 0.5}\n')
+    argv = ["--checkpoint", str(run), "--dataset", str(data), "--all-checkpoints", "--num-prompts", "10", *STEPS]
+    assert guard(evaluate.main, [*argv, "--json", "--contact-sheet", str(tmp_path / "c.png")]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "iter_0000002" in caplog.text
+    (row,) = result["checkpoints"]
+    assert row["iteration"] == 3 and row["val_loss"] == 0.5 and row["copies"]["low"] <= row["copies"]["value"]
+    assert result["verdict"]["take"] == 3 and {"kernel_distance", "copies"} <= result["verdict"]["real"].keys()
+    assert json.loads((run / "verdict.json").read_text()) == result
+    assert (run / "verdict.png").exists() and (tmp_path / "c.png").exists()
+
+
+@pytest.mark.slow
+def test_a_verdict_needs_a_run_and_held_out_data(run_and_data, tmp_path, capsys):
+    run, data = run_and_data
+    for argv, name in (
+        ([str(run)], "--dataset"),
+        ([str(run), "--dataset", "synthetic"], "synthetic"),
+        ([str(run), "--dataset", str(data), "--split", "train"], "train"),
+        ([str(tmp_path), "--dataset", str(data)], str(tmp_path)),
+        ([str(run), "--dataset", str(data), "--num-prompts", "6"], "--num-prompts"),
+    ):
+        assert guard(evaluate.main, ["--all-checkpoints", "--checkpoint", *argv, *STEPS]) == 2
+        assert name in capsys.readouterr().err
 
 
 def test_copies_of_training_samples_are_counted(monkeypatch):

@@ -128,6 +128,11 @@ def _roots(path: Path) -> list[Path]:
     return [*([Path(named)] if named else []), path, path / "checkpoints"]
 
 
+def checkpoints_of(path: Path) -> list[Path]:
+    """Finished checkpoints of a run, or of a folder of them, oldest first; not verified."""
+    return next(filter(None, map(whole_checkpoints, _roots(path))), [])
+
+
 def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`.
 
@@ -252,7 +257,7 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     A run's newest checkpoint is not verified for them, which takes long if it is large: loading does that.
     """
     folder = weights_path(path)
-    whole = next(filter(None, map(whole_checkpoints, _roots(folder))), None)
+    whole = checkpoints_of(folder)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
     lora = bool(config.model.lora.rank)
     return {k: attrgetter(k)(config) for k in marked("network") if lora or not k.startswith(LORA)}

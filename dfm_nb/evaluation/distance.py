@@ -42,14 +42,27 @@ def kernel_distance(x: np.ndarray, y: np.ndarray) -> float:
 
 def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
     """`kernel_distance` and its interval, from the variance of the U-statistic's projections."""
+    return _interval(*kernel_influences(x, y))
+
+
+def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """`kernel_distance`, and the influences on it of the rows of x [n] and of y [m]."""
     if min(len(x), len(y)) < 2:
         raise ValueError(f"a distance needs two or more samples of each set; got {len(x)} and {len(y)}")
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     k_xx, k_yy, k_xy = polynomial_kernel(x, x), polynomial_kernel(y, y), polynomial_kernel(x, y)
     within_x, within_y = ((k.sum(1) - np.diag(k)) / (len(k) - 1) for k in (k_xx, k_yy))
     distance = within_x.mean() + within_y.mean() - 2 * k_xy.mean()
-    # the influences of the rows of x [n] and of y [m]
-    return _interval(float(distance), 2 * (within_x - k_xy.mean(1)), 2 * (within_y - k_xy.mean(0)))
+    return float(distance), 2 * (within_x - k_xy.mean(1)), 2 * (within_y - k_xy.mean(0))
+
+
+def difference(one: tuple[float, np.ndarray, np.ndarray], other: tuple[float, np.ndarray, np.ndarray]) -> Estimate:
+    """One kernel distance less another, as `kernel_influences` gives them, to the same y.
+
+    Row i of both x is of one prompt and one seed, so what they share falls out: the interval is narrower than those of
+    the two distances.
+    """
+    return _interval(one[0] - other[0], one[1] - other[1], one[2] - other[2])
 
 
 def mean_estimate(values: np.ndarray) -> Estimate:

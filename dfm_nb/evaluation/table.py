@@ -13,6 +13,14 @@ DISTANCES = {
     "temporal_consistency": ("temporal consistency", 1, ".4f"),
 }
 """Key, and title, factor and format; another measure that has an `ESTIMATE` is shown by its key."""
+CHECKPOINTS = {
+    "kernel_distance": ("kernel distance to held-out x 1000", 1000, ".1f"),
+    "retrieval_held_out": ("% nearest to own held-out picture", 100, ".0f"),
+    "retrieval_train": ("% nearest to own training picture", 100, ".0f"),
+    "copies": ("% copies", 100, ".0f"),
+    "drift": ("drift of the base x 1000", 1000, ".0f"),
+}
+"""The figures of each checkpoint of a run (`evaluation.verdict`), as above."""
 
 
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -20,7 +28,7 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Of an attribute `value` is the share found confidently (`argmax`: found at all), `chance` that of guessing, `wrong`
     how often wrong names would count as sure, `real` the share in real renders and `upper_bound` that in real renders
-    through the tokenizer. Of a distance `real` is that between real samples.
+    through the tokenizer. Of a distance `real` is that between real samples. Rows of a checkpoint have its `iteration`.
     """
     found = []
     for kind in (k for k in KINDS if k in result):
@@ -36,6 +44,10 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             row = {"value": d["kernel_distance"], "low": d["low"], "high": d["high"]}
             row |= {"real": d["kernel_distance_as_drawn"], "upper_bound": d["kernel_distance_decoded"]}
             found.append({"kind": kind, "measure": f"kernel_distance {network}", "samples": r["samples"], **row})
+    for c in result.get("checkpoints", []):
+        for key in (k for k in CHECKPOINTS if k in c):
+            real = result["verdict"]["real"].get(key, {}).get("value")
+            found.append({"kind": "checkpoint", "iteration": c["iteration"], "measure": key, **c[key], "real": real})
     for form, w in result.get("wordings", {}).items():
         found.append({"kind": "wordings", "measure": form, "samples": w["samples"], **_shares(w)})
     return found
@@ -79,9 +91,30 @@ def table(result: Mapping[str, Any]) -> str:
     head = "samples, network, kernel distance x 1000 (95 % interval), through the tokenizer, real renders, "
     renders = [_renders(kind, name, d) for kind in kinds for name, d in result[kind].get("distances", {}).items()]
     parts.append(_markdown(head + "recall, through the tokenizer", renders))
-    distances = [_distance(r, result[r["kind"]]) for r in found if "real" in r and "upper_bound" not in r]
+    distances = [_distance(r, result[r["kind"]]) for r in found if r["kind"] in kinds and "upper_bound" not in r]
     parts.append(_markdown("what, measure, samples against real, 95 % interval, real against real", distances))
+    parts.append(_verdict(result))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _verdict(result: Mapping[str, Any]) -> list[str]:
+    """The figures of each checkpoint and of real pictures, and which one to take."""
+    if "verdict" not in result:
+        return []
+    verdict, checkpoints = result["verdict"], result["checkpoints"]
+    keys = [k for k in CHECKPOINTS if k in checkpoints[0]]
+    cells = []
+    for c in [*checkpoints, {"iteration": "real pictures", **verdict["real"]}]:
+        loss = "" if c.get("val_loss") is None else f"{c['val_loss']:.4f}"
+        cells.append([str(c["iteration"]), *(_estimate(c.get(k), *CHECKPOINTS[k][1:]) for k in keys), loss])
+    head = ["iteration", *(CHECKPOINTS[k][0] for k in keys), "validation loss"]
+    return [*_markdown(", ".join(head), cells), "", f"Verdict: {verdict['sentence']}."]
+
+
+def _estimate(e: Mapping[str, float] | None, factor: float, form: str) -> str:
+    """`12 (8 - 17)`; nothing where it was not measured."""
+    value, low, high = (format(factor * e[k], form) for k in ("value", "low", "high")) if e else ("", "", "")
+    return f"{value} ({low} - {high})" if e else ""
 
 
 def _markdown(head: str, cells: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,173 @@
+"""Which checkpoint of a run to take: figures of each, and one sentence.
+
+Every checkpoint samples the same captions with the same seeds, some of training and some held out. The rule:
+
+1. Copies begin at the first checkpoint of whose samples for training captions surely more than 1 % are copies
+   (the lower end of the interval is above 1 %, the share of real held-out pictures). It and later ones are out.
+2. Of the others, that with the least kernel distance to held-out pictures is best. Those whose distance is not surely
+   greater (the interval of the difference, over the same captions and seeds, reaches zero) cannot be told from it.
+3. Of these the one with the lowest validation loss is taken; the best itself where the run has no validation.
+
+A copy is much nearer to one training picture than to the next one. Both distances are of pixels at 32 x 32, which
+see a smudged copy that features miss. Their ratio is near 1 for a new picture, also for a plain or blurred one, which
+is near to many; a copy has a ratio below that of 99 % of held-out pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dfm_nb.base import video
+from dfm_nb.base.intervals import wilson
+from dfm_nb.base.plots import PALETTE, figure, plain
+from dfm_nb.evaluation.distance import Estimate, difference, kernel_estimate, kernel_influences, mean_estimate
+from dfm_nb.evaluation.diversity import pairwise
+from dfm_nb.evaluation.features import Features
+from dfm_nb.evaluation.retrieval import WAYS, retrieval
+from dfm_nb.evaluation.table import CHECKPOINTS
+
+LEVEL = 0.01
+"""Share of real held-out pictures that pass for copies."""
+SIDE_PX = 32
+SAME = 0.02
+"""Root mean square of pixels in [0, 1] up to which two training pictures are one, stored twice."""
+
+
+def thumbnails(frames: Sequence[np.ndarray]) -> np.ndarray:
+    """First frames of uint8 [T, H, W, 3], as float32 [N, 3072]; Euclidean distance is root mean square of pixels."""
+    small = np.concatenate([video.resize(f[:1], SIDE_PX, SIDE_PX) for f in frames])
+    return small.reshape(len(small), -1) / np.float32(255 * small[0].size ** 0.5)
+
+
+def nearness(x: np.ndarray, training: np.ndarray) -> np.ndarray:
+    """Distance to the nearest training picture over that to the nearest other one, [n]; 0 is a copy, 1 none.
+
+    x, training : thumbnails [n, D] and [m, D]. Pictures within `SAME` of the nearest are no other ones.
+    """
+    distances = pairwise(x, training)
+    near = distances.argmin(1)
+    others = np.where(pairwise(training[near], training) > SAME, distances, np.inf)
+    return distances.min(1) / others.min(1)
+
+
+class Judge:
+    """Real pictures, whose features are taken once, and what samples are against them.
+
+    Parameters
+    ----------
+    held_out, train : pictures uint8 [1, H, W, 3] whose captions are asked for, 4 or more of each.
+    coded : those of `held_out` after another round trip through the tokenizer.
+    all_held_out, all_train : pictures that copies are looked for in.
+    """
+
+    def __init__(
+        self,
+        held_out: Sequence[np.ndarray],
+        train: Sequence[np.ndarray],
+        coded: Sequence[np.ndarray],
+        all_held_out: Sequence[np.ndarray],
+        all_train: Sequence[np.ndarray],
+        network: Features,
+    ):
+        if min(len(held_out), len(train)) < 4:
+            raise ValueError(
+                f"a verdict needs 4 or more captions of training and held-out ones; got {len(train)} and "
+                f"{len(held_out)}; raise --num-prompts, or prepare with a larger --val-fraction"
+            )
+        self.network, self.training = network, thumbnails(all_train)
+        self.held_out, self.train = self.features(held_out), self.features(train)
+        nearest = nearness(thumbnails(all_held_out), self.training)
+        self.threshold = float(np.quantile(nearest, LEVEL))
+        real = self.retrievals(self.features(coded), self.train) | {
+            "kernel_distance": kernel_estimate(self.train, self.held_out),
+            "copies": self.share(nearest),
+        }
+        self.real = {name: asdict(estimate) for name, estimate in real.items()}
+        self.influences: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
+
+    def features(self, frames: Sequence[np.ndarray]) -> np.ndarray:
+        """Of first frames, which may differ in size: float32 [N, D]."""
+        return np.concatenate([self.network(f[:1]) for f in frames])
+
+    def share(self, nearest: np.ndarray) -> Estimate:
+        copies = int((nearest < self.threshold).sum())
+        return Estimate(copies / len(nearest), *wilson(copies, len(nearest)))
+
+    def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, Estimate]:
+        sets = {"held_out": (held_out, self.held_out), "train": (train, self.train)}
+        return {f"retrieval_{name}": retrieval(*x, min(WAYS, len(x[1]))) for name, x in sets.items()}
+
+    def figures(self, iteration: int, held_out: Sequence[np.ndarray], train: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Of one checkpoint's samples for the captions of both, uint8 [1, H, W, 3]."""
+        made = self.features(held_out)
+        self.influences[iteration] = kernel_influences(made, self.held_out)
+        found = {"kernel_distance": kernel_estimate(made, self.held_out)}
+        found |= self.retrievals(made, self.features(train))
+        found["copies"] = self.share(nearness(thumbnails(train), self.training))
+        return {"iteration": iteration, **{name: asdict(estimate) for name, estimate in found.items()}}
+
+    def drift(self, base: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, float]:
+        """1 - cosine of the features of two samples of each prompt and seed: 0 is none."""
+        x, y = (f / np.linalg.norm(f, axis=1, keepdims=True) for f in map(self.features, (base, now)))
+        return asdict(mean_estimate(1 - (x * y).sum(1)))
+
+    def verdict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """By the rule above: `take`, `copies_begin` (an iteration or None), `alike` (iterations), `sentence`.
+
+        rows : `figures` of checkpoints by iteration, with `val_loss` (None where it is not known).
+        """
+        begin = next((i for i, r in enumerate(rows) if r["copies"]["low"] > LEVEL), len(rows))
+        clean = rows[:begin] or rows[:1]
+        best = min(clean, key=lambda r: r["kernel_distance"]["value"])
+        mine = self.influences[best["iteration"]]
+        alike = [r for r in clean if r is best or difference(self.influences[r["iteration"]], mine).low <= 0]
+        known = len(alike) > 1 and all(r["val_loss"] is not None for r in alike)
+        take = min(alike, key=lambda r: r["val_loss"])["iteration"] if known else best["iteration"]
+        said = f"take {take:,}"
+        if len(alike) > 1:
+            why = "it has the lowest validation loss" if known else "it is nearest to held-out pictures"
+            others = ", ".join(f"{r['iteration']:,}" for r in alike if r["iteration"] != take)
+            said += f" (the figures do not tell it from {others}; {why})"
+        copies = rows[begin]["iteration"] if begin < len(rows) else None
+        said += (
+            f"; copies begin at {copies:,}" if copies is not None else f"; no copies up to {rows[-1]['iteration']:,}"
+        )
+        return {
+            "take": take,
+            "copies_begin": copies,
+            "alike": [r["iteration"] for r in alike],
+            "threshold": self.threshold,
+            "training_pictures": len(self.training),
+            "sentence": said,
+            "real": self.real,
+        }
+
+
+def plot(values: Mapping[str, Any], output: str | Path) -> None:
+    """The figures over checkpoints as a PNG: with intervals, real pictures dashed, and a line at the one to take."""
+    rows, verdict = values["checkpoints"], values["verdict"]
+    keys = [key for key in CHECKPOINTS if key in rows[0]]
+    shown = [*keys, *(["val_loss"] if any(r["val_loss"] is not None for r in rows) else [])]
+    with figure(output, 8.4, 0.3 + 2.1 * math.ceil(len(shown) / 3)) as drawn:
+        drawn.suptitle(verdict["sentence"], fontsize=9, wrap=True)
+        for i, key in enumerate(shown):
+            axes = drawn.add_subplot(math.ceil(len(shown) / 3), 3, i + 1)
+            title, factor, _ = CHECKPOINTS.get(key, ("validation loss", 1, ""))
+            x = [r["iteration"] for r in rows if r[key] is not None]
+            found = [r[key] if key in keys else {"value": r[key]} for r in rows if r[key] is not None]
+            axes.plot(x, [factor * e["value"] for e in found], "o-", color=PALETTE[0], markersize=3.5, linewidth=1.4)
+            if key in keys:
+                low, high = ([factor * e[end] for e in found] for end in ("low", "high"))
+                axes.fill_between(x, low, high, color=PALETTE[0], alpha=0.2, linewidth=0)
+            if key in verdict["real"]:
+                axes.axhline(factor * verdict["real"][key]["value"], color="#666666", linestyle="--", linewidth=1)
+            axes.axvline(verdict["take"], color=PALETTE[1], linewidth=1)
+            axes.set_title(title, fontsize=8)
+            axes.tick_params(labelsize=7)
+            plain(axes)

@@ -1,0 +1,92 @@
+"""Which checkpoint to take: copies that were planted, and the rule on figures whose best is known."""
+
+import numpy as np
+import pytest
+
+from dfm_nb.evaluation import verdict
+from dfm_nb.evaluation.distance import difference, kernel_estimate, kernel_influences
+from dfm_nb.evaluation.table import rows, table
+
+
+def pictures(n: int, seed: int) -> list[np.ndarray]:
+    """Random 4 x 4 patterns, uint8 [1, 48, 64, 3]: centre-cropped, they stay apart."""
+    small = np.random.default_rng(seed).integers(0, 256, (n, 1, 4, 4, 3), np.uint8)
+    return list(small.repeat(12, 2).repeat(16, 3))
+
+
+def network(frames: np.ndarray) -> np.ndarray:
+    """Pixels are features enough."""
+    return frames[:, ::12, ::16].reshape(len(frames), -1) / 127.5 - 1
+
+
+def smudged(frames: list[np.ndarray]) -> list[np.ndarray]:
+    noise = np.random.default_rng(9)
+    return [(f + noise.normal(0, 25, f.shape)).clip(0, 255).astype(np.uint8) for f in frames]
+
+
+@pytest.fixture(scope="module")
+def judge():
+    """Twelve training pictures, half of them stored ten times."""
+    train, held_out = pictures(12, 0), pictures(40, 1)
+    return verdict.Judge(held_out[:12], train, held_out[:12], held_out, train + 9 * train[:6], network)
+
+
+def test_copies_are_found_also_of_pictures_that_are_stored_often(judge):
+    train = pictures(12, 0)
+    nearest = verdict.nearness(verdict.thumbnails(smudged(train) + pictures(40, 2)), judge.training)
+    assert (nearest[:12] < judge.threshold).all() and (nearest[12:] >= judge.threshold).mean() > 0.9
+    assert judge.share(nearest[:12]).value == 1
+    assert judge.real["copies"]["value"] <= 0.05 and judge.real["retrieval_held_out"]["value"] == 1
+
+
+def test_one_training_picture_alone_has_no_copies_to_tell():
+    alone = verdict.thumbnails(pictures(1, 0))
+    assert verdict.nearness(alone, np.repeat(alone, 5, 0)).tolist() == [0]
+
+
+def test_the_verdict_is_by_copies_then_distance_then_loss(judge):
+    train, held_out = pictures(12, 0), pictures(40, 1)[:12]
+    flat = [np.full_like(f, 255) for f in held_out]
+    near = smudged(pictures(40, 1)[12:24])
+    made = [(flat, pictures(12, 3)), (near, pictures(12, 4)), (smudged(near), pictures(12, 5)), (near, smudged(train))]
+    found = [judge.figures(100 * i, *some) for i, some in enumerate(made, 1)]
+
+    def decided(*losses: float | None) -> dict:
+        return judge.verdict([r | {"val_loss": loss} for r, loss in zip(found, losses)])
+
+    told = decided(0.1, 0.6, 0.5, 0.4)
+    assert (told["take"], told["alike"], told["copies_begin"]) == (300, [200, 300], 400)
+    assert told["sentence"].startswith("take 300 (") and told["sentence"].endswith("copies begin at 400")
+    assert decided(0.1, 0.5, 0.6, 0.4)["take"] == 200, "a loss decides among those alike alone"
+    best = min(found[:3], key=lambda r: r["kernel_distance"]["value"])["iteration"]
+    assert decided(None, None, 0.5, 0.4)["take"] == best, "without losses the nearest is taken"
+    assert judge.verdict([found[3] | {"val_loss": 1.0}])["copies_begin"] == 400
+    assert judge.verdict([r | {"val_loss": None} for r in found[:2]])["copies_begin"] is None
+
+
+def test_differences_of_distances_to_the_same_set_are_narrower():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 60, 8))
+    near = x + 0.05 * rng.normal(size=x.shape)
+    found = difference(*(kernel_influences(some, y) for some in (near, x)))
+    one, other = kernel_estimate(near, y), kernel_estimate(x, y)
+    assert found.value == pytest.approx(one.value - other.value)
+    assert found.high - found.low < 0.3 * (one.high - one.low)
+
+
+def test_the_table_and_the_picture_have_a_row_or_panel_for_each_figure(judge, tmp_path):
+    train, held_out = pictures(12, 0), pictures(12, 6)
+    found = [judge.figures(i, held_out, train) | {"val_loss": loss} for i, loss in ((1000, 0.5), (2000, None))]
+    found = [r | {"drift": judge.drift(train, train)} for r in found]
+    values = {"checkpoints": found, "verdict": judge.verdict(found)}
+    assert {(r["iteration"], r["measure"]) for r in rows(values)} >= {(1000, "copies"), (2000, "drift")}
+    said = table(values)
+    assert "| 1000 | " in said and "| real pictures | " in said and "Verdict: take " in said and "| 0.5000 |" in said
+    verdict.plot(values, tmp_path / "v.png")
+    assert (tmp_path / "v.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_too_few_captions_are_refused():
+    some = pictures(3, 0)
+    with pytest.raises(ValueError, match="--num-prompts"):
+        verdict.Judge(some, some, some, some, some, network)
