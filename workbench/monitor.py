@@ -121,6 +121,12 @@ class Watched:
         return None if at is None else (float(x[at]), float(y[at]), len(y) - 1 - at)
 
     @property
+    def verdict(self) -> str:
+        """Which checkpoint to take, as `dfm evaluate --all-checkpoints` wrote it; "" without."""
+        told = (read_json(self.run.path / "verdict.json") or {}).get("verdict")
+        return str(told.get("sentence", "")) if isinstance(told, dict) else ""
+
+    @property
     def state(self) -> str:
         """The job's; of a run that was not started from a notebook, what its metrics tell."""
         state = self.job.state
@@ -142,7 +148,7 @@ class Watched:
         return f"{name}, {duration(max(0, int(time.time() - since)))}" if since else name
 
     def status(self) -> str:
-        """One line: state, phase, iteration, loss, validation loss and its best, learning rate, tokens/s, time left."""
+        """One line: state, phase, iteration, losses, best validation, learning rate, tokens/s, verdict, time left."""
         doing, of = self.doing, f"/{self.train_iters}" if self.train_iters else ""
         running = self.state == "running"
         parts = ["running"] * running + [doing, f"iteration {self.reader.iteration}{of}"]
@@ -150,6 +156,7 @@ class Watched:
         if best := self.best():
             turned = f"; it has risen for {best[2]} rounds" if best[2] >= RISEN_ROUNDS else ""
             parts.append(f"best validation at {best[0]:.0f}{turned}")
+        parts += [f"verdict: {said}"] if (said := self.verdict) else []
         if running and not doing.startswith(PACELESS) and (eta := self.eta_s):
             parts.append(f"about {duration(eta)} to go")
         return " · ".join(parts)
@@ -386,7 +393,7 @@ class Monitor(Live):
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
-            doing = [w.doing for w in self.runs]
+            doing = [(w.doing, w.verdict) for w in self.runs]
             running = any(w.state == "running" for w in self.runs)
             self.read()
             counts = [w.reader.count for w in self.runs]

@@ -119,6 +119,18 @@ def test_the_best_round_is_marked_and_a_turn_is_told(tmp_path):
     assert (mark["name"], mark["x"], mark["y"]) == ("best validation", [20.0], [0.7])
 
 
+@pytest.mark.parametrize(
+    "content, said",
+    [('{"verdict": {"sentence": "take <b>5"}}', "verdict: take <b>5"), ('{"verdict": 5}', None), ("damaged", None)],
+)
+def test_the_verdict_of_an_evaluation_is_shown(tmp_path, content, said):
+    write(tmp_path, record(1))
+    (tmp_path / "verdict.json").write_text(content)
+    monitor = Monitor(tmp_path)
+    assert monitor.status().endswith(said) if said else "verdict" not in monitor.status()
+    assert "<b>" not in monitor.kept_html()
+
+
 def test_widget_follows_the_run_in_a_thread(tmp_path):
     monitor = Monitor(tmp_path)
     box = monitor.widget
