@@ -446,7 +446,9 @@ def encode_shards(
 # ---- captions alone -----------------------------------------------------------------------------------------------
 
 
-def reword_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path) -> bool:
+def reword_shard(
+    plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path, on_items: Callable[[int], object]
+) -> bool:
     """Bring the captions of a shard up to date; False where it is not finished, and has to be made from pixels.
 
     Latents and the embeddings of captions that stay are taken over. What was dropped before stays dropped.
@@ -462,21 +464,21 @@ def reword_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder: 
     if len(entries) != record["samples"]:  # a kill came between the tar and the record of what it had lost
         return False
     items = {reading.source.item_key(int(i)): int(i) for i in plan.items}  # they begin the keys of their clips
-    owners = [next(key for n in range(len(e.key), 0, -1) if (key := e.key[:n]) in items) for e in entries]
-    results = [reading.reworded(e.key, items[owner]) for e, owner in zip(entries, owners)]
+    owners = (next(items[e.key[:n]] for n in range(len(e.key), 0, -1) if e.key[:n] in items) for e in entries)
+    results = [reading.reworded(entry.key, index) for entry, index in zip(entries, owners)]
     said = [isinstance(r, Clip) and [r.caption, *r.more_captions] for r in results]
     # after a kill the record may be of the older tar
     if said == [captions_of(e.meta) for e in entries] and record["sha256"] == (sha256(tar) if entries else None):
         write_atomically(path, json.dumps(record | {"texts": plan.texts}).encode())
+        on_items(len(plan.items))
         return True
     shard, encode = OpenShard(folder, plan, encoders), LatentEncoder(encoders.tokenizer, encoders.device)
     part, part_bytes, shard.drops = ShardSlice(encode), 0, record["drops"]
     try:
-        for entry, owner, result in zip(entries, owners, results):
+        for entry, result in zip(entries, results):
             if isinstance(result, SampleError):
-                if all(drop["detail"] != result.detail for drop in shard.drops):  # or the whole item has this fault
-                    key = entry.key if reading.flip and entry.key.endswith(MIRRORED) else owner
-                    shard.drops.append({"key": key, "reason": result.reason, "detail": result.detail})
+                if all(drop["detail"] != result.detail for drop in shard.drops):  # or it is the whole item's fault
+                    shard.drops.append({"key": entry.key, "reason": result.reason, "detail": result.detail})
                 continue
             clip = entry.read()
             shard.known.update(zip(captions_of(clip.meta), (text[0] for text in (clip.text_emb, *clip.more_text))))
@@ -490,4 +492,5 @@ def reword_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder: 
         shard.finish()
     finally:  # after a fault no half shard
         shard.abort()
+    on_items(len(plan.items))
     return True

@@ -342,13 +342,8 @@ class Preparation:
         todo = [p for p in plans if self._record(p.name) is None]
         done = count - sum(len(p.items) for p in todo)
         with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
-            unmade = []
-            for plan in todo:
-                if reword_shard(plan, self.reading, encoders, self.folder.path):
-                    bar.update(len(plan.items))
-                else:
-                    unmade.append(plan)
-            encode_shards(unmade, self.reading, encoders, self.folder.path, bar.update)
+            how = self.reading, encoders, self.folder.path, bar.update
+            encode_shards([plan for plan in todo if not reword_shard(plan, *how)], *how)
 
     # ---- completing the folder, on rank 0
 
