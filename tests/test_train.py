@@ -1,6 +1,7 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -8,12 +9,14 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
-from dfm_nb import train
+from dfm_nb import prepare_dataset, train
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.torchrun import torchrun_argv
+from dfm_nb.base.video import write_png
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
@@ -120,6 +123,40 @@ def test_checkpoint_continues_in_another_layout(clean, tmp_path, processes, layo
     samples = {r["iteration"]: r["samples"] for r in read_metrics(run / "metrics.jsonl")}
     want_samples = {r["iteration"]: r["samples"] for r in read_metrics(clean[0] / "metrics.jsonl")}
     assert all(samples[i] == want_samples[i] for i in samples)
+
+
+def test_samples_of_three_captions_continue_in_another_layout(tmp_path):
+    """One process for eight iterations; from the fourth on, DP2 and TP2: the same losses to rounding, and other
+    ones where each sample has its first caption alone.
+    """
+    pictures, data = tmp_path / "pictures", {}
+    pictures.mkdir()
+    for i in range(16):
+        write_png(pictures / f"{i:02d}.png", np.full((32, 32 + 16 * (i % 3), 3), 15 * i, np.uint8))
+    for several in (True, False):
+        texts = [
+            [f"grey {i}", "a level plane", f"number {i} of a row of squares"][: 3 if several else 1] for i in range(16)
+        ]
+        rows = [{"file": f"{i:02d}.png", "text": text} for i, text in enumerate(texts)]
+        (pictures / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data[several] = tmp_path / f"data{several}"
+        prepare_dataset(f"folder:{pictures}", output_dir=data[several], short_side=32, val_fraction=0)
+    size = [w for w in SMALL if w != "--mock" and "mock_latent" not in w and not w.startswith("train.train_iters")]
+    size += ["train.train_iters=8", "dataset.use_train_split_for_val=true", "train.caption_dropout=0"]
+
+    def losses_of(name, *extra, processes=1, several=True):
+        launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.train", *size]
+        torchrun(*launch, "--dataset-path", data[several], "--run-dir", tmp_path / name, *extra)
+        return losses(tmp_path / name)
+
+    want = losses_of("whole")
+    start = f"checkpoint.load_checkpoint={tmp_path / 'whole' / 'checkpoints' / 'iter_0000004'}"
+    tp2 = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]
+    assert losses_of("one", start) == {i: want[i] for i in range(5, 9)}
+    for name, layout in (("dp2", []), ("tp2", tp2)):
+        got = losses_of(name, start, *layout, processes=2)
+        assert [got[i] for i in range(5, 9)] == pytest.approx([want[i] for i in range(5, 9)], rel=2e-5)
+    assert losses_of("first", several=False) != want
 
 
 def _with_another_row(argv):
