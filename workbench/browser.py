@@ -35,7 +35,7 @@ LEGEND = (
 )
 FOLLOWS = (
     "From its next start training leaves out what is set aside; changed captions take the same dfm prepare with "
-    "--overwrite."
+    "--texts-only."
 )
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
 """Where the caption is a field, the figure shows none."""
@@ -74,6 +74,10 @@ class DatasetBrowser(Live):
         edit = self.edits.get(entry.key)
         return (edit and edit.caption) or entry.meta.get("caption") or ""
 
+    def more_captions(self, index: int) -> list[str]:
+        """The further ones, which are the source's."""
+        return self.entries[index].meta.get("more_captions") or []
+
     def is_set_aside(self, index: int) -> bool:
         edit = self.edits.get(self.entries[index].key)
         return edit is not None and edit.left_out
@@ -99,7 +103,7 @@ class DatasetBrowser(Live):
     # ---- samples --------------------------------------------------------------------------------------------------
 
     def find(self, words: str = "", split: str = "", kind: str = "", size: str = "") -> list[int]:
-        """Positions of the samples whose caption or key has all these words, in any order and case.
+        """Positions of the samples whose captions and key hold all these words, in any order and case.
 
         split : "train", "val" or "test". kind : "pictures" or "clips". size : as in the summary, "9x64x64".
         """
@@ -107,7 +111,7 @@ class DatasetBrowser(Live):
         return [
             i
             for i, e in enumerate(self.entries)
-            if all(word in f"{self.caption(i)} {e.key}".lower() for word in wanted)
+            if all(word in " ".join([self.caption(i), e.key, *self.more_captions(i)]).lower() for word in wanted)
             and split in ("", self.splits[i])
             and (not kind or KINDS[kind](e.meta.get("num_frames") or 1))  # a .json may not say
             and size in ("", size_of(e.meta))
@@ -129,6 +133,7 @@ class DatasetBrowser(Live):
         caption, aside = self.caption(index) or entry.key, self.is_set_aside(index)
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = f"{'set aside · ' * aside}{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
+        about = " · or: ".join([about, *self.more_captions(index)])
         width = round(SIDE_PX * min(1, frames.shape[2] / frames.shape[1]))  # the longer side fits its place
         shown = Gallery([Item(kind, data, {"name": caption})], width_px=width, details=False).html()
         small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'

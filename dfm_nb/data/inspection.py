@@ -76,7 +76,7 @@ class InspectedShards:
             "bytes": sum(t.stat().st_size for t in self.tars),
             "sizes": dict(Counter(map(size_of, metas)).most_common(12)),
             "parts": dict(Counter("+".join(sorted(e.extensions)) for e in self.entries)),
-            "captions": len({m["caption"] for m in metas if isinstance(m.get("caption"), str)}),
+            "captions": len({c for m in metas for c in (m.get("caption"), *(m.get("more_captions") or ())) if c}),
             "duplicate_keys": [k for k, n in Counter(e.key for e in self.entries).items() if n > 1][:NAMED],
         }
         if text:

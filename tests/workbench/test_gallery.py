@@ -82,6 +82,14 @@ def test_browser_finds_captions_and_turns_pages(data):
     assert browser._page.value == 1 and f"{len(browser.find(word)):,} samples" in browser._status.value
 
 
+def test_browser_finds_and_shows_further_captions(data):
+    browser = DatasetBrowser(data)
+    browser.entries[3].meta["more_captions"] = ["a striped zebra", "<b>two</b>"]
+    assert browser.find("ZEBRA") == [3] and browser.more_captions(2) == []
+    assert "a striped zebra" in (shown := browser.figure(3)) and "&lt;b&gt;two" in shown
+    assert browser.found.describe()["captions"] == browser.about["captions"] + 2
+
+
 def test_browser_filters_by_split_kind_and_size(data):
     browser = DatasetBrowser(data)
     browser.widget  # noqa: B018
