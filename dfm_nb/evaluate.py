@@ -225,9 +225,9 @@ def _judge(asked: EvaluateOptions, pipe: Pipeline, found: Measured) -> tuple[ver
     found.values["dataset"] = {"name": asked.dataset, "split": asked.split, "unreadable": failed}
     pictures = [list({r.caption: r for r in images}.values())[: asked.num_prompts // 2] for images in all_pictures]
     (held_out, train), (every, all_train) = ([[r.frames for r in x] for x in some] for some in (pictures, all_pictures))
-    coded = [pipe.decode(pipe.encode_pixels(frames)) for frames in held_out]
     network = features.Features(parallel.device())
-    return verdict.Judge(held_out, train, coded, every, all_train, network), pictures
+    judge = verdict.Judge(held_out, train, every, all_train, network, lambda f: pipe.decode(pipe.encode_pixels(f)))
+    return judge, pictures
 
 
 def _base(asked: EvaluateOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:

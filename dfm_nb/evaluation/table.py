@@ -107,14 +107,14 @@ def _verdict(result: Mapping[str, Any]) -> list[str]:
     for c in [*checkpoints, {"iteration": "real pictures", **verdict["real"]}]:
         loss = "" if c.get("val_loss") is None else f"{c['val_loss']:.4f}"
         cells.append([str(c["iteration"]), *(_estimate(c.get(k), *CHECKPOINTS[k][1:]) for k in keys), loss])
+    chance = f"Nearest of {verdict['ways']}, so chance is {1 / verdict['ways']:.0%}."
     head = ["iteration", *(CHECKPOINTS[k][0] for k in keys), "validation loss"]
-    return [*_markdown(", ".join(head), cells), "", f"Verdict: {verdict['sentence']}."]
+    return [*_markdown(", ".join(head), cells), "", f"Verdict: {verdict['sentence']}. {chance}"]
 
 
 def _estimate(e: Mapping[str, float] | None, factor: float, form: str) -> str:
     """`12 (8 - 17)`; nothing where it was not measured."""
-    value, low, high = (format(factor * e[k], form) for k in ("value", "low", "high")) if e else ("", "", "")
-    return f"{value} ({low} - {high})" if e else ""
+    return "{} ({} - {})".format(*(format(factor * e[k], form) for k in ("value", "low", "high"))) if e else ""
 
 
 def _markdown(head: str, cells: Sequence[Sequence[str]]) -> list[str]:

@@ -2,8 +2,9 @@
 
 Every checkpoint samples the same captions with the same seeds, some of training and some held out. The rule:
 
-1. Copies begin at the first checkpoint of whose samples for training captions surely more than 1 % are copies
-   (the lower end of the interval is above 1 %, the share of real held-out pictures). It and later ones are out.
+1. Copies begin at the first checkpoint of whose samples for training captions surely more are copies than of pictures
+   that are new: the lower end of the interval is above 1 %, or above 1 / (n + 1) where fewer than 99 pictures are held
+   out, the chance that a new one is below the least of n. It and later ones are out.
 2. Of the others, that with the least kernel distance to held-out pictures is best. Those whose distance is not surely
    greater (the interval of the difference, over the same captions and seeds, reaches zero) cannot be told from it.
 3. Of these the one with the lowest validation loss is taken; the best itself where the run has no validation.
@@ -16,7 +17,7 @@ is near to many; a copy has a ratio below that of 99 % of held-out pictures.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from dfm_nb.evaluation.retrieval import WAYS, retrieval
 from dfm_nb.evaluation.table import CHECKPOINTS
 
 LEVEL = 0.01
-"""Share of real held-out pictures that pass for copies."""
+"""Share of real held-out pictures that count as copies."""
 SIDE_PX = 32
 SAME = 0.02
 """Root mean square of pixels in [0, 1] up to which two training pictures are one, stored twice."""
@@ -62,18 +63,18 @@ class Judge:
     Parameters
     ----------
     held_out, train : pictures uint8 [1, H, W, 3] whose captions are asked for, 4 or more of each.
-    coded : those of `held_out` after another round trip through the tokenizer.
-    all_held_out, all_train : pictures that copies are looked for in.
+    all_held_out, all_train : pictures that copies are looked for in, and that limit what is called a copy.
+    round_trip : a picture through the tokenizer, once more.
     """
 
     def __init__(
         self,
         held_out: Sequence[np.ndarray],
         train: Sequence[np.ndarray],
-        coded: Sequence[np.ndarray],
         all_held_out: Sequence[np.ndarray],
         all_train: Sequence[np.ndarray],
         network: Features,
+        round_trip: Callable[[np.ndarray], np.ndarray],
     ):
         if min(len(held_out), len(train)) < 4:
             raise ValueError(
@@ -82,9 +83,11 @@ class Judge:
             )
         self.network, self.training = network, thumbnails(all_train)
         self.held_out, self.train = self.features(held_out), self.features(train)
+        self.ways = min(WAYS, len(held_out), len(train))
         nearest = nearness(thumbnails(all_held_out), self.training)
-        self.threshold = float(np.quantile(nearest, LEVEL))
-        real = self.retrievals(self.features(coded), self.train) | {
+        self.threshold, self.level = float(np.quantile(nearest, LEVEL)), max(LEVEL, 1 / (len(nearest) + 1))
+        coded = (self.features([round_trip(f) for f in some]) for some in (held_out, train))
+        real = self.retrievals(*coded) | {
             "kernel_distance": kernel_estimate(self.train, self.held_out),
             "copies": self.share(nearest),
         }
@@ -101,7 +104,7 @@ class Judge:
 
     def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, Estimate]:
         sets = {"held_out": (held_out, self.held_out), "train": (train, self.train)}
-        return {f"retrieval_{name}": retrieval(*x, min(WAYS, len(x[1]))) for name, x in sets.items()}
+        return {f"retrieval_{name}": retrieval(*x, self.ways) for name, x in sets.items()}
 
     def figures(self, iteration: int, held_out: Sequence[np.ndarray], train: Sequence[np.ndarray]) -> dict[str, Any]:
         """Of one checkpoint's samples for the captions of both, uint8 [1, H, W, 3]."""
@@ -122,7 +125,7 @@ class Judge:
 
         rows : `figures` of checkpoints by iteration, with `val_loss` (None where it is not known).
         """
-        begin = next((i for i, r in enumerate(rows) if r["copies"]["low"] > LEVEL), len(rows))
+        begin = next((i for i, r in enumerate(rows) if r["copies"]["low"] > self.level), len(rows))
         clean = rows[:begin] or rows[:1]
         best = min(clean, key=lambda r: r["kernel_distance"]["value"])
         mine = self.influences[best["iteration"]]
@@ -143,6 +146,8 @@ class Judge:
             "copies_begin": copies,
             "alike": [r["iteration"] for r in alike],
             "threshold": self.threshold,
+            "level": self.level,
+            "ways": self.ways,
             "training_pictures": len(self.training),
             "sentence": said,
             "real": self.real,

@@ -28,7 +28,7 @@ def smudged(frames: list[np.ndarray]) -> list[np.ndarray]:
 def judge():
     """Twelve training pictures, half of them stored ten times."""
     train, held_out = pictures(12, 0), pictures(40, 1)
-    return verdict.Judge(held_out[:12], train, held_out[:12], held_out, train + 9 * train[:6], network)
+    return verdict.Judge(held_out[:12], train, held_out, train + 9 * train[:6], network, lambda f: f)
 
 
 def test_copies_are_found_also_of_pictures_that_are_stored_often(judge):
@@ -89,4 +89,4 @@ def test_the_table_and_the_picture_have_a_row_or_panel_for_each_figure(judge, tm
 def test_too_few_captions_are_refused():
     some = pictures(3, 0)
     with pytest.raises(ValueError, match="--num-prompts"):
-        verdict.Judge(some, some, some, some, some, network)
+        verdict.Judge(some, some, some, some, network, lambda f: f)
