@@ -74,7 +74,7 @@ SET = (
 
 NOT_IN_THE_SET = {
     "samplers with a checkpoint, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
-    "speedrun, real_pictures": "they train for half an hour, to measure models",
+    "speedrun, verdict": "they train for half an hour, to measure models",
     "thousand_ranks": "it proves the order of the data at scale, not speed",
     "chaos": "it proves recovery, not speed: `make chaos`",
     "parallel_check, plan_memory": "they prove equality and estimates: `make parallel-check`, the script by name",
