@@ -1,7 +1,7 @@
 """`dfm lab`: JupyterLab at the tour, on this machine only, with a token.
 
-The server takes the place of this process; Ctrl-C ends it, and runs go on. The package's notebooks are copied to be
-edited: to `notebooks/`, and in a checkout, which has them there, to `my-notebooks/`, so that it stays clean.
+The server replaces this process; Ctrl-C ends it, and runs continue. The package's notebooks are copied for editing to
+`notebooks/`; in a checkout, which has them there, to `my-notebooks/`, so that git stays clean.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ SHARE = "share/dfm_nb/notebooks"
 """Where the wheel puts the notebooks, below the environment's prefix (`data-files` in pyproject.toml)."""
 
 SETTINGS = Path(__file__).with_name("jupyter")
-"""A Jupyter configuration folder with our defaults for Lab's settings: no question about news."""
+"""A Jupyter configuration folder with our defaults for JupyterLab: no question about news."""
 
 
 class LabOptions(Options):
     """JupyterLab at the first notebook, on loopback, with a token."""
 
     prog = "dfm lab"
-    port: int | None = option(None, f"default: {DEFAULT_PORT}, or the next that is free", ge=1, le=65535)
+    port: int | None = option(None, f"default: {DEFAULT_PORT}, or the next free one", ge=1, le=65535)
     dir: str = option(".", "the project folder; notebooks/ and runs/ are below it")
-    notebook: str | None = option(None, f"what to open first; default: {FIRST} of the copied notebooks")
-    no_browser: bool = option(False, "print the address only")
+    notebook: str | None = option(None, f"notebook to open first; default: {FIRST} of the copied notebooks")
+    no_browser: bool = option(False, "only print the address")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         raise FileNotFoundError(f"there is no notebook {folder / notebook}")
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
     print(f"open http://{HOST}:{port}/lab/tree/{notebook}?token={token}", flush=True)
-    print("end with Ctrl-C twice; runs that were started go on", flush=True)
+    print("end with Ctrl-C twice; started runs continue", flush=True)
     os.environ["JUPYTER_TOKEN"] = token  # not in argv, where every user of the machine could read it
     paths = [str(SETTINGS), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(paths)
@@ -110,7 +110,7 @@ def free_port(wanted: int | None) -> int:
 def shipped() -> Path | None:
     """The notebooks of this installation, or None.
 
-    They are beside the source tree, under the environment's share/, or (pip --target) beside the package.
+    They are next to the source tree, under the environment's share/, or (pip --target) next to the package.
     """
     bases = (sysconfig.get_path("data"), site.getuserbase(), Path(__file__).parents[1])
     for folder in (Path(__file__).parents[1] / "notebooks", *(Path(base, SHARE) for base in bases)):
@@ -120,13 +120,13 @@ def shipped() -> Path | None:
 
 
 def working_copy(folder: Path) -> Path:
-    """Where the notebooks are worked on: `notebooks/`, unless those are the package's own, as in a checkout."""
+    """The folder of the working copies: `notebooks/`, unless those are the package's own, as in a checkout."""
     own = folder / "notebooks"
     return folder / "my-notebooks" if own.is_dir() and own.resolve() == shipped() else own
 
 
 def provide(folder: Path) -> int:
-    """Copy the shipped notebooks that a working copy lacks; how many. A folder without any of them is left as it is."""
+    """Copy the shipped notebooks that the folder lacks, and return how many; a foreign folder is not touched."""
     source = shipped()
     files = sorted(source.glob("*.ipynb")) if source else []
     missing = [file for file in files if not (folder / file.name).exists()]
@@ -139,7 +139,7 @@ def provide(folder: Path) -> int:
 
 
 def outdated(folder: Path) -> list[str]:
-    """Copies that were last written before the shipped notebook of their name."""
+    """Copies that are older than the shipped notebook of the same name."""
     source = shipped()
     if source is None or source == folder.resolve():
         return []

@@ -1,8 +1,8 @@
 """Start, stop and continue a torchrun job from a notebook, never inside the kernel's process.
 
 The run survives a kernel restart, and `Launcher.attach` finds it again; Stop leaves no process. A folder that holds
-another command's run is not gone on with unasked. Headless, `wait` blocks, prints progress and raises `RunFailed` with
-the run's own error, and the run ends with the kernel.
+another command's run is not resumed without confirmation. Headless, `wait` blocks, prints progress and raises
+`RunFailed` with the run's own error, and the run ends with the kernel.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from workbench.outcome import clean_lines
 TRAINER, PREPARE = "dfm_nb.train", "dfm_nb.prepare"
 DRIVERS = (TRAINER, PREPARE, "dfm_nb.generate", "dfm_nb.evaluate")
 ELSEWHERE = ("checkpoint.checkpoint_dir=", "checkpoint.load=", "checkpoint.load_checkpoint=")
-"""Settings by which a run begins with what is not in its folder."""
+"""Settings that start a run from something outside its folder."""
 HOW = ("--resume", "--overwrite")
-"""Flags that say how a command deals with what is there, not what it makes."""
+"""Flags for existing output; they do not change what a command writes."""
 
 
 class NotOurs(ValueError):
-    """A run folder asks for a command that its reader has not chosen."""
+    """A run folder contains a command that the user has not confirmed."""
 
 
 class RunStopped(RuntimeError):
-    """The run that a cell waits for, or the wait, was stopped; in a notebook it is one sentence without a traceback."""
+    """The run that a cell waits for, or the wait, was stopped; a notebook shows it without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -48,7 +48,7 @@ class Launcher(Live):
 
     Parameters
     ----------
-    run_dir : where config, metrics, log and checkpoints go; it is made when missing.
+    run_dir : where config, metrics, log and checkpoints go; created if missing.
     argv : arguments of the program, for example `["--recipe", "demo", "train.train_iters=100"]`; `--run-dir` is added
         for the trainer.
     nproc : processes on this machine.
@@ -74,15 +74,15 @@ class Launcher(Live):
         self.cwd = Path(cwd or Path.cwd())
         self.job = Job(self.run_dir)
         self._panel: Panel | None = None
-        self._doubt: str | None = None  # why what the folder names must be confirmed
+        self._doubt: str | None = None  # why the folder's command must be confirmed
         self.followed = False  # whether the folder's last run was started or seen running from here
 
     @classmethod
     def attach(cls, run_dir: str | Path) -> Launcher:
         """The launcher of a run that was started earlier, here or in a kernel that is gone.
 
-        It looks and starts nothing. A run folder may come from anybody: `resume` asks before it runs what the folder
-        names, if that is not a program of this package or if the folder was not made here.
+        It starts nothing. A run folder may come from anybody: `resume` asks for confirmation before it runs the
+        folder's command, if that is not a program of this package or if the folder was created elsewhere.
 
         Raises
         ------
@@ -93,20 +93,20 @@ class Launcher(Live):
         record = job.record
         if not record and job.pid is None and not config.exists():
             raise FileNotFoundError(f"nothing was started in {folder}; Launcher(run_dir, argv=[...]).start() does")
-        # dfm pretrain by hand leaves no record: its settings are in the run folder
+        # dfm pretrain in a terminal leaves no record: its settings are in the run folder
         told: dict[str, Any] = {"argv": ["--config-file", str(config)], **record}
         out = cls(folder, **{name: told[name] for name in ("argv", "nproc", "program", "cwd") if name in told})
         if out.program not in DRIVERS:
             out._doubt = f"{folder} names a program that is not one of {', '.join(DRIVERS)}"
         elif not Run(folder).made_here(dict(record)):
-            out._doubt = f"{folder} was not made here"
+            out._doubt = f"{folder} was not created on this machine"
         return out
 
     # ---- the command ----------------------------------------------------------------------------------------------
 
     @property
     def command(self) -> list[str]:
-        """What Start runs."""
+        """The command that Start runs."""
         return self._command(self.argv)
 
     def _command(self, argv: Sequence[str]) -> list[str]:
@@ -124,7 +124,7 @@ class Launcher(Live):
         return self.job.pid
 
     def difference(self) -> str:
-        """What this command says otherwise than the folder's last, as a sentence; "" when nothing does."""
+        """How this command differs from the folder's last one, as a sentence; "" if it does not."""
         record, config = self.job.record, Run(self.run_dir).config_file
         if not record:
             strange = self.program == TRAINER and config.exists() and str(config) not in self.argv
@@ -137,9 +137,9 @@ class Launcher(Live):
     def offers(self) -> dict[str, str]:
         """The buttons that make sense now, each with what it will do.
 
-        Nothing ran here: Start. It runs: Stop. It has run: Start over, unless its checkpoints lie elsewhere, and
-        Continue, unless it has finished and nothing is to change. Prepared data are of one command: those of other
-        settings can only be made anew.
+        No run yet: Start. A live run: Stop. After a run: Start over, unless its checkpoints are elsewhere, and
+        Continue, unless it has finished and no setting changes. Prepared data belong to one command: for other
+        settings they must be prepared again.
         """
         state, trains = self.state, self.program == TRAINER
         if state == "running":
@@ -148,18 +148,18 @@ class Launcher(Live):
             return {"Start": "runs in the background, also when this page is closed"}
         changed, last = bool(self.difference()), self._checkpointed()
         elsewhere = next((word.partition("=")[0] for word in self.argv if word.startswith(ELSEWHERE)), "")
-        how = f"goes on after iteration {last}" if last else "begins at iteration 1, as there is no checkpoint"
+        how = f"resumes after iteration {last}" if last else "starts at iteration 1, because there is no checkpoint"
         if not trains:
             how = "runs the same command again"
         elif elsewhere:
-            how = f"goes on from {elsewhere}"
+            how = f"resumes from {elsewhere}"
         offers = {}
         if self.program != PREPARE if changed else state != "finished":
             offers["Continue"] = f"{how}, with the new settings" if changed else how
         if self.program == PREPARE:
-            offers["Start over"] = "deletes the prepared data and makes them anew"
+            offers["Start over"] = "deletes the prepared data and prepares them again"
         elif not elsewhere:
-            offers["Start over"] = f"moves this run to {self._aside().name} and begins anew"
+            offers["Start over"] = f"moves this run to {self._aside().name} and starts from scratch"
         return offers
 
     def _checkpointed(self) -> int:
@@ -174,14 +174,14 @@ class Launcher(Live):
         return next(path for path in names if not path.exists())
 
     def start(self, confirm: bool = False) -> Launcher:
-        """Start the run in the background, or go on with it when the folder holds the same command's.
+        """Start the run in the background, or resume it if the folder holds a run of the same command.
 
-        With a front end, a folder that holds another command's run starts nothing: the widget says the difference and
-        waits for Continue or Start over.
+        With a front end, nothing starts in a folder that holds another command's run: the widget shows the difference
+        and waits for Continue or Start over.
 
         Parameters
         ----------
-        confirm : run `command` although the folder was not made here, or names a program of somebody else.
+        confirm : run `command` although the folder was created elsewhere, or its program is not of this package.
 
         Raises
         ------
@@ -198,16 +198,16 @@ class Launcher(Live):
         return self._launch(self.argv, confirm)
 
     def resume(self, confirm: bool = False) -> Launcher:
-        """Go on from the newest checkpoint of the run folder with this command, whether or not it is the same.
+        """Resume from the newest checkpoint of the run folder with this command, whether or not it is the same.
 
-        Parameters, errors : as `start`, and FileNotFoundError where there is nothing to go on from.
+        Parameters, errors : as `start`, and FileNotFoundError if there is nothing to resume.
         """
         if self.state != "running" and not self.can_resume:
             raise FileNotFoundError(f"{self.run_dir} holds no run to resume; use start()")
         return self._launch(self.argv, confirm)
 
     def start_over(self, confirm: bool = False) -> Launcher:
-        """Move the run to a folder beside it, `NAME-before-1`, and begin anew; prepared data are overwritten instead.
+        """Move the run to the folder `NAME-before-1` next to it, and start from scratch; prepared data are overwritten.
 
         Parameters, errors : as `start`.
         """
@@ -231,25 +231,25 @@ class Launcher(Live):
         return self.job.pid is None and (bool(self.job.record) or Run(self.run_dir).config_file.exists())
 
     def stop(self) -> Launcher:
-        """End the run with all its processes; once it trains, it saves first. Blocks until they are gone."""
+        """End the run and all its processes; a training run saves first. Blocks until they are gone."""
         self.job.stop()
         self._refresh()
         return self
 
     def wait(self, until: Callable[[], bool] = lambda: False) -> Any:
-        """Until the run that this launcher asks for has ended; one of the same command may have finished before.
+        """Wait until this launcher's run has ended; a finished run of the same command counts.
 
-        In a notebook: `await launcher.wait()`, which with a front end also waits for a button where nothing runs.
-        Where no event loop runs, in a script, it blocks. Headless it prints the log.
+        In a notebook, use `await launcher.wait()`; with a front end it also waits for a button if nothing runs.
+        Without an event loop, as in a script, it blocks. Headless it prints the log.
 
         Parameters
         ----------
-        until : asked while it runs; when it is true, the wait is over and the run goes on.
+        until : called while the run is live; when it returns True, the wait ends and the run continues.
 
         Raises
         ------
-        RunFailed : the run failed; its own error ends the message.
-        RunStopped : somebody stopped it, or in a front end the wait, so that Run All does not go on with half a result.
+        RunFailed : the run failed; the message ends with its own error.
+        RunStopped : the run was stopped, or with a front end the wait, so that Run All does not use a partial result.
         """
         try:
             asyncio.get_running_loop()
@@ -264,7 +264,7 @@ class Launcher(Live):
             running = state == "running"
             if headless:
                 offset += self._print_lines(offset, to_the_end=not running)
-            # what another command, or an earlier failure, left in the folder is not what is waited for
+            # leftovers of another command or of an earlier failure do not end the wait
             ours = headless or self.followed or (state == "finished" and not self.difference())
             if ours and not running:
                 return self._finish()
@@ -283,14 +283,14 @@ class Launcher(Live):
                 raise RunStopped(f"this cell no longer waits; {now}") from None
 
     def _ask(self) -> None:
-        """Say which button a waiting cell waits for, below the buttons."""
+        """Show below the buttons which of them a cell waits for."""
         if self._panel is None:
             self._ipython_display_()
         why = self.difference()
         print(f"waiting for {' or '.join(self.offers())}" + (f": {why}" if why else ""), flush=True)
 
     def _print_lines(self, offset: int, to_the_end: bool) -> int:
-        """Print the whole lines of the log after `offset`; returns how many bytes they have."""
+        """Print the complete lines of the log after `offset`; returns their size in bytes."""
         if not self.job.log.exists():
             return 0
         with self.job.log.open("rb") as file:
@@ -323,7 +323,7 @@ class Launcher(Live):
 
     @property
     def widget(self) -> Any:
-        """The buttons with what each will do, the state, the last log lines, and on failure the cause."""
+        """The buttons with their effects, the state, the last log lines, and on failure the cause."""
         if self._panel is None:
             self._panel = Panel(self)
         return self._panel.box

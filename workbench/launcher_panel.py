@@ -1,6 +1,6 @@
-"""What a launcher looks like: Start, Stop, Continue, Start over, what each will do, the state and the last log lines.
+"""A launcher's widget: Start, Stop, Continue, Start over with their effects, the state and the last log lines.
 
-Faults of a button are shown here; otherwise only JupyterLab's log console would have them.
+Errors of a button are shown here; otherwise only JupyterLab's log console would show them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Callable
 from workbench.live import fault_html
 
 LOOK_S = 0.25
-"""Between two looks at the run: shorter than a person notices, long enough to cost nothing."""
+"""Interval between polls of the run: too short to notice, long enough to cost nothing."""
 
 _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
@@ -26,9 +26,9 @@ ALERT = (
 
 
 class Panel:
-    """The buttons with what each will do, the state and the log; the state is a word and a mark as well as a colour.
+    """The buttons with their effects, the state and the log; the state is a word and a mark as well as a colour.
 
-    A button that makes no sense now is disabled, and a click on it (the second of a double click) does nothing.
+    A button without an effect now is disabled, and a click on it (the second of a double click) does nothing.
     """
 
     LOOKS = {
@@ -57,7 +57,7 @@ class Panel:
     def _press(self, name: str, button: Any) -> None:
         if button.disabled:
             return
-        if name == "Stop":  # the first press asks and leaves time to save; a second one kills
+        if name == "Stop":  # the first press leaves time to save; a second one kills
             stop = functools.partial(self.launcher.job.stop, *[0.0] * self.stopping)
             self.stopping = True
             threading.Thread(target=self._try, args=(stop,), daemon=True).start()
@@ -66,7 +66,7 @@ class Panel:
             other.disabled = True
         run = self.launcher
         action = {"Start": run.start, "Continue": run.resume, "Start over": run.start_over}[name]
-        asked, self.asked = self.asked, name  # a foreign folder's command is shown first, and run by a second press
+        asked, self.asked = self.asked, name  # the first press shows a foreign folder's command, a second one runs it
         self._try(functools.partial(action, confirm=asked == name))
 
     def _try(self, action: Callable[[], object]) -> None:
@@ -89,7 +89,7 @@ class Panel:
         return "".join(part.value for part in (self.status, self.alert, self.log))
 
     def refresh(self) -> None:
-        """Show how things are; while the run lives, a daemon thread goes on with that."""
+        """Show the current state; while the run is live, a daemon thread keeps it up to date."""
         self._show()
         if self.launcher.state == "running" and not (self._follower and self._follower.is_alive()):
             self._follower = threading.Thread(target=self._follow, name="dfm-launcher", daemon=True)
@@ -103,7 +103,7 @@ class Panel:
             button.disabled, button.tooltip = name not in offers, offers.get(name, "")
         self.buttons["Stop"].description = "Stop now" if self.stopping else "Stop"
         pid = f" · process {job.pid}" if running else ""
-        pid += " · saving, then ending" if self.stopping else ""
+        pid += " · saving, then exiting" if self.stopping else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
         self.status.value = (
             f'<span role="status" aria-live="polite" style="padding-left:8px">'
@@ -123,7 +123,7 @@ class Panel:
 
 
 def _log_html(tail: str, failed: bool) -> str:
-    """The reversed column keeps the last line in view however the lines wrap."""
+    """Lines of a log; the reversed column keeps the last line in view, however the lines wrap."""
     height = "24em" if failed else "15em"
     frame = (
         f"display:flex;flex-direction:column-reverse;max-height:{height};overflow:auto;margin:4px 0;padding:6px 10px;"

@@ -1,8 +1,8 @@
-"""What a cell shows of a widget, and what stays of it where no kernel answers.
+"""A cell's view of a widget, and a static copy of it for when there is no kernel.
 
-A saved notebook, a page and a reloaded tab have no live widgets: JupyterLab says "model not found" there, or shows
-controls that do nothing. Below each widget lies a plain copy of what it showed. A style hides the copy while the widget
-above it is connected, and hides the widget's place while it is not.
+A saved notebook, a page and a reloaded tab have no live widgets: JupyterLab shows "model not found" there, or controls
+that do nothing. So each widget is followed by a static copy of its content. A style hides the copy while the widget
+above it is connected, and hides the widget's area while it is not.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ STYLE = (
     ":has(+ .jp-OutputArea-child .dfm-kept){display:none}"
     "</style>"
 )
-AGAIN = '<p style="opacity:.75">A copy of what was shown last: run this cell again for the controls.</p>'
+AGAIN = '<p style="opacity:.75">A copy of the last state: run this cell again for the controls.</p>'
 
 
 class Live:
-    """A base for what has a `widget` (an ipywidgets DOMWidget) and tells without it what it shows.
+    """A base class for objects with a `widget` (an ipywidgets DOMWidget) and a static copy of its content.
 
     >>> class Hello(Live):
     ...     def kept_html(self):
@@ -37,11 +37,11 @@ class Live:
     _kept_bundle: Any = None
 
     def kept_html(self) -> str:
-        """What the widget shows, as HTML that needs no kernel; "" where the text of `repr` says it all."""
+        """The widget's content as HTML that needs no kernel; "" if the text of `repr` is enough."""
         return ""
 
     def keep(self) -> None:
-        """Bring the copy up to date."""
+        """Update the copy."""
         if self._kept is not None and (bundle := self._bundle()) != self._kept_bundle:
             self._kept_bundle = bundle
             self._kept.update(bundle, raw=True)
@@ -63,7 +63,7 @@ class Live:
 
 
 def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> str:
-    """A fault in words beside a line of colour; "" for none. Escaped here."""
+    """A fault as text next to a coloured line; "" for none. Escaped here."""
     if not text:
         return ""
     style = f"border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}"

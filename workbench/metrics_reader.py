@@ -1,7 +1,7 @@
 """`metrics.jsonl` read while it is being written, also across a resume that rewrites it.
 
-Numbers are kept in columns, 12 bytes a point, so that a million records are a matter of megabytes. A half-written last
-line is read later, when it is whole. A damaged line is reported, not raised.
+Numbers are kept in columns, 12 bytes a point, so that a million records need megabytes. A half-written last line is
+read later, when it is complete. A damaged line is reported, not raised.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 from dfm_nb.base.metrics import series, tail_metrics
 
 CHUNK_BYTES = 16 << 20
-"""Of the file, in memory at a time."""
+"""How much of the file is in memory at a time."""
 RECENT = 60
-"""Records that are kept whole: the monitor takes its pace from the last fifty steps, with validations in between."""
+"""Complete records kept: the monitor computes the pace from the last fifty steps, with validations in between."""
 
 
 class MetricsReader:
@@ -33,7 +33,7 @@ class MetricsReader:
     ----------
     count : records so far. recent : the last 60 of them. last : newest number of each key.
     rounds : first and newest record that has validation by noise level.
-    fault : what is wrong with the file, "" when nothing is. written_s : when it was last written (Unix time).
+    fault : what is wrong with the file, or "". written_s : when it was last written (Unix time).
     """
 
     def __init__(self, run_dir: str | Path):
@@ -49,7 +49,7 @@ class MetricsReader:
         self._columns: defaultdict[str, tuple[array, array]] = defaultdict(lambda: (array("i"), array("d")))
 
     def read(self) -> int:
-        """Take in what was added; returns how many records are new (all of them when the file was rewritten)."""
+        """Read what was added; returns how many records are new (all of them if the file was rewritten)."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -62,7 +62,7 @@ class MetricsReader:
             while self._offset < stat.st_size:
                 new, offset = tail_metrics(self.path, self._offset, CHUNK_BYTES)
                 if offset == self._offset:
-                    break  # the last line is not whole yet
+                    break  # the last line is not complete yet
                 self._offset = offset
                 self._take(new)
         except ValueError as error:
@@ -83,11 +83,11 @@ class MetricsReader:
 
     @property
     def iteration(self) -> int:
-        """Of the newest record; 0 without one."""
+        """The newest record's; 0 without one."""
         return int(self.recent[-1]["iteration"]) if self.recent else 0
 
     def keys(self) -> list[str]:
-        """Those that have a number."""
+        """The keys that have a number."""
         return list(self._columns)
 
     def points(self, key: str, over: str = "iteration") -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """`dfm notebook run`, `sweep` and `parameters`: notebooks as batch jobs.
 
-Exit code 0: every cell of every run ran. 1: a cell failed, and its error is the last line. 2: a mistake in the command,
-found before any kernel starts.
+Exit code 0: every cell of every run succeeded. 1: a cell failed, and its error is the last line. 2: an error in the
+command, found before any kernel starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dfm_nb.base.options import Options, option
 
 
 class NotebookOptions(Options):
-    """What can be set in a notebook."""
+    """The parameters of a notebook."""
 
     prog = "dfm notebook parameters"
     notebook: str = option(help="the .ipynb; it is not changed", positional=True)
@@ -42,7 +42,7 @@ class BatchOptions(NotebookOptions):
 
     @property
     def values(self) -> dict[str, str]:
-        """What `-p` sets."""
+        """The parameters that `-p` sets."""
         names = [name for name, _ in self.parameter]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"-p {twice[0]} is given twice; keep one of the two")
@@ -67,7 +67,7 @@ class SweepOptions(BatchOptions):
 
 
 def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints of `dfm notebook run` and `sweep`."""
+    """What `dfm notebook run` and `sweep` print with `--json`."""
     if argv[0] == "run":
         return {"output": RunOptions.parse(argv[1:]).output}
     if argv[0] != "sweep":
@@ -116,7 +116,7 @@ def parameters(argv: list[str]) -> int:
 COMMANDS = {
     "run": (run, "one notebook with parameters, from the first cell to the last"),
     "sweep": (sweep, "a grid of parameters, several runs at a time, a result table"),
-    "parameters": (parameters, "what can be set in a notebook"),
+    "parameters": (parameters, "the parameters of a notebook"),
 }
 
 

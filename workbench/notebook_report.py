@@ -1,15 +1,15 @@
-"""The HTML page that a headless notebook leaves."""
+"""The HTML page of a headless notebook run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _NO_SCRIPT = "data:text/javascript,"
-"""In place of require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
+"""Replaces require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
 
 
 def write_report(notebook: str | Path) -> Path:
-    """`NAME.html` beside `NAME.ipynb`, without live widgets, which a page could only fetch a script for."""
+    """`NAME.html` next to `NAME.ipynb`, without live widgets, which would need a downloaded script."""
     import nbformat
     from nbconvert import HTMLExporter
 

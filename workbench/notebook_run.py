@@ -31,7 +31,7 @@ class Parameter:
     help: str
 
     def read(self, text: str) -> Any:
-        """A value as a command line has it, in this type; ValueError when it is of another."""
+        """A command-line value converted to this type; ValueError if it does not fit."""
         kind = {known.__name__: known for known in WORDS}.get(self.type.partition("[")[0])
         if kind is int and re.fullmatch(r"\d+(\.\d*)?e\d+", text):  # 1e3 is how people write a thousand
             text = str(float(text))
@@ -71,7 +71,7 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
 
 
 def existing(notebook: str | Path) -> Path:
-    """The path of a notebook that is there."""
+    """The path of an existing notebook."""
     path = Path(notebook).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"there is no notebook {path}")
@@ -79,11 +79,11 @@ def existing(notebook: str | Path) -> Path:
 
 
 def convert(given: Mapping[str, str], known: Mapping[str, Parameter], notebook: str | Path = "the notebook") -> dict:
-    """Text values as the types that the notebook's parameters have.
+    """Text values converted to the types of the notebook's parameters.
 
     Raises
     ------
-    ValueError : a name that is not a parameter (with the nearest one), or a value of another type.
+    ValueError : a name that is not a parameter (with the closest one), or a value of another type.
     """
     for name in given:
         if name not in known:
@@ -102,11 +102,11 @@ def execute(
     report: bool = True,
     cwd: str | Path | None = None,
 ) -> Outcome:
-    """Run a notebook; the executed copy is kept whether or not a cell fails.
+    """Run a notebook; the executed copy is kept even if a cell fails.
 
     Parameters
     ----------
-    values : typed parameters, as `convert` gives them. progress : print which cell runs, and what it prints.
+    values : typed parameters, as from `convert`. progress : print which cell runs, and its output.
     cwd : the kernel's working directory; default: this process's.
     """
     import papermill
@@ -120,7 +120,7 @@ def execute(
         raise ValueError(f"--output must be another notebook, OUT.ipynb; got {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     log, error = logging.getLogger("papermill"), ""
-    if progress:  # it tells which cell it executes and what that prints
+    if progress:  # it prints which cell it executes and the cell's output
         log.handlers = [logging.StreamHandler(sys.stdout)]
         log.setLevel(logging.INFO)
     try:
@@ -148,7 +148,7 @@ def execute(
 
 
 def first_fault(message: str) -> str:
-    """One line of an exception's message: its last, or, where a list hangs below that, the first entry.
+    """One line of an exception's message: its last, or, if that starts a list, the list's first entry.
 
     >>> first_fault("log\\n2 faults in the configuration\\n  train_iters must be 1\\n  lr must be positive")
     'train_iters must be 1 (2 faults in the configuration)'

@@ -1,7 +1,7 @@
 """A grid of runs of one notebook, several at a time, and a table of the results.
 
-Every combination is checked before the first run starts. A failed run is a row with its error, and the others go on.
-`results.csv` and the page `index.html` are written again after each run.
+Every combination is checked before the first run starts. A failed run becomes a row with its error, and the others
+continue. `results.csv` and the page `index.html` are rewritten after each run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OWN = "work_dir"
-"""A parameter with this name gets a folder of its own for each run, unless a value is given."""
+"""A parameter with this name gets a separate folder for each run, unless a value is given."""
 
 
 @dataclass
 class Point:
-    """One combination: its values as texts, and how its run went."""
+    """One combination: its values as text, and the outcome of its run."""
 
     name: str
     values: dict[str, str]
@@ -60,7 +60,7 @@ def points(
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """`runs/{lr}` with the value of `lr`; what else is in braces, as in a dict, stays."""
+    """`runs/{lr}` with the value of `lr`; other braces, as in a dict, are not changed."""
     return re.sub(r"\{(\w+)\}", lambda name: values.get(name[1], name[0]), text)
 
 
@@ -73,7 +73,7 @@ def sweep(
     jobs: int = 1,
     report: bool = True,
 ) -> list[Point]:
-    """Run the grid; prints a line when a run starts and ends, and leaves `results.csv` and `index.html`."""
+    """Run the grid; prints a line when a run starts and ends, and writes `results.csv` and `index.html`."""
     if jobs < 1:
         raise ValueError(f"--jobs must be at least 1; got {jobs}")
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
@@ -109,7 +109,7 @@ def _collect(point: Point, code: int, folder: Path) -> None:
 
 
 def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
-    """A row a run: its name, the grid's values, state, time, error, and what it published."""
+    """One row per run: its name, the grid's values, state, time, error, and published results."""
     import pandas as pd
 
     records = []
@@ -121,7 +121,7 @@ def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
 
 
 def run_of(values: Mapping[str, str]) -> Path | None:
-    """The run folder that the parameters of a notebook's run name, or that is below one that they name."""
+    """The run folder in the parameters of a notebook's run, or a run folder below one of them."""
     folders = [Path(text).expanduser() for name, text in values.items() if name.endswith("_dir")]
     return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
 
@@ -132,7 +132,7 @@ def text(table: pd.DataFrame) -> str:
 
 
 def write_tables(folder: Path, title: str, rows: Sequence[Point], names: Iterable[str]) -> None:
-    """`results.csv` for a spreadsheet, and `index.html` with curves and samples, whole or not at all."""
+    """`results.csv` for a spreadsheet, and `index.html` with curves and samples; each is whole or absent."""
     found, results = {row.said(names): run_of(row.values) for row in rows}, table(rows, names)
     runs_found = {label: run for label, run in found.items() if run}
     written = page(f"Sweep of {title}", [results], runs_found, links="{}.html")

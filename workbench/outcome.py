@@ -1,6 +1,6 @@
-"""What a torchrun job printed, and why it ended: from its output and exit code.
+"""What a torchrun job printed, and why it ended, from its output and exit code.
 
-A user's mistake (`error: ...`) comes before an exception, and a rank's own exception before those that follow from it.
+A user's error (`error: ...`) has priority over an exception, and a rank's own exception over those that follow from it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b.*)")
 _SECOND_HAND = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "Broken pipe")
 _FIRST = re.compile(r"^rank (\d+) failed first", re.M)
-"""As `dfm_nb.base.torchrun` says of ranks other than 0."""
+"""As `dfm_nb.base.torchrun` prints for ranks other than 0."""
 
 
 def clean_lines(text: str) -> list[str]:
-    """Non-empty lines without colour codes; of a progress bar only its last state."""
+    """Non-empty lines without colour codes; only the last state of a progress bar."""
     lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _ESCAPES.sub("", text).split("\n"))
     return [line for line in lines if line.strip()]
 

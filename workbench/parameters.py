@@ -1,4 +1,4 @@
-"""A notebook checks its own parameters in its second cell: mistakes come before any work."""
+"""A notebook checks its parameters in its second cell, so that errors come before any work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dfm_nb import config as cfg
 from dfm_nb.config import notation
 
 WORDS: dict[type, str] = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "true or false",
     str: "text",
@@ -24,7 +24,7 @@ WORDS: dict[type, str] = {
 
 
 def as_type(name: str, kind: Any, value: Any, strict: bool = False) -> Any:
-    """A parameter's value in its type; ValueError says what it must be. strict : a text is no number."""
+    """A parameter's value in its type; the ValueError names that type. strict : text is not accepted as a number."""
     try:
         return TypeAdapter(kind).validate_python(value, strict=strict)
     except ValidationError:
@@ -40,7 +40,7 @@ def check_parameters(
     prepare: Mapping[str, Any] | None = None,
     generate: Mapping[str, Any] | None = None,
 ) -> None:
-    """Check the parameters of the notebook that calls: their types as annotated, and what they are used for.
+    """Check the parameters of the calling notebook: their annotated types, and the settings that use them.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def check_parameters(
 
     Raises
     ------
-    ValueError : the first mistake.
+    ValueError : the first error.
 
     >>> check_parameters({"train.train_iters": 300})      # doctest: +SKIP
     """

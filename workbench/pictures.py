@@ -1,7 +1,7 @@
 """One picture per idea: latents, noise, schedules, losses by noise level, packs, positions, attention, guidance.
 
-Each is one call that computes with the package's own functions and gives a `Picture`. matplotlib, on white, so that it
-reads on any page.
+Each is one call that computes with the package's own functions and returns a `Picture`, drawn by matplotlib on white so
+that it is readable on any page.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _USUAL = cfg.Config().model
 
 @dataclass(repr=False)
 class Picture:
-    """A figure, and what it shows in words: read aloud in place of it, and printed where there are no pictures."""
+    """A figure and a summary in words, for screen readers and for terminals without pictures."""
 
     figure: Figure
     summary: str
 
     def save(self, path: str | Path) -> Path:
-        """Write it as PNG, or as what else the suffix says."""
+        """Write the figure in the format of the suffix, PNG by default."""
         self.figure.savefig(path, dpi=DPI)
         return Path(path)
 
@@ -108,7 +108,7 @@ def _noise(latent: torch.Tensor, *names: Any) -> torch.Tensor:
 
 
 def _mosaic(latent: torch.Tensor, rows: int) -> np.ndarray:
-    """[C, H, W] -> [rows * (H + 1), C / rows * (W + 1)]: channels beside one another, NaN between them."""
+    """[C, H, W] -> [rows * (H + 1), C / rows * (W + 1)]: channels in a grid, with NaN between them."""
     apart = torch.nn.functional.pad(latent, (0, 1, 0, 1), value=math.nan)
     return rearrange(apart, "(r c) h w -> (r h) (c w)", r=rows).numpy()
 
@@ -124,7 +124,7 @@ def _show(axes: Axes, picture: np.ndarray | None = None, **settings: Any) -> Non
 def _table(
     rows: Sequence[str], columns: Mapping[str, Sequence[np.ndarray | None]], side_in: float = 1.45 * CELL_IN
 ) -> tuple[Figure, np.ndarray]:
-    """Pictures by title of the column and name of the row, and their axes [row, column]."""
+    """A table of pictures with titled columns and named rows, and its axes [row, column]."""
     figure = _figure(len(rows) * side_in + 0.8, max(5.0, len(columns) * side_in + 1.2))
     grid = figure.subplots(len(rows), len(columns), squeeze=False)
     for axes, (title, pictures) in zip(grid.T, columns.items()):
@@ -140,14 +140,14 @@ def _table(
 
 
 def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
-    """What the tokenizer makes of a clip: its frames, the latent frames with all channels, and the frames decoded."""
+    """A clip through the tokenizer: its frames, the latent frames with all channels, and the decoded frames."""
     latent, _, frames = _clean(pipe, clip)
     decoded = pipe.decode(latent)
     (channels, t, h, w), n = latent.shape, len(frames)
     shown = {f"frame {i}": [frames[i], None, decoded[i]] for i in range(n)}
     figure, grid = _table(("pixels", "latent", "decoded"), shown, CELL_IN)
     places = grid[0, 0].get_gridspec()
-    for i in range(t):  # the first frame is coded alone, then four together
+    for i in range(t):  # the first frame is encoded alone, then four together
         columns = slice(1 + FRAMES_PER_LATENT * (i - 1), 1 + FRAMES_PER_LATENT * i) if i else slice(0, 1)
         channels_shown = _mosaic(latent[:, i], 2 if i else 4)
         _show(figure.add_subplot(places[1, columns]), channels_shown, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
@@ -157,7 +157,7 @@ def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     after = f"the latent's {channels} channels of {t} x {h} x {w} are {latent.numel():,}"
     fewer = f"{frames.size / latent.numel():.0f} times fewer"
     figure.suptitle(f"{before},\n{after}: {fewer}", fontsize=10, color=INK)
-    said = f"A clip, its latent and the clip decoded. {before}, {after}, {fewer}. Decoded: {psnr:.1f} dB."
+    said = f"A clip, its latent and the decoded clip. {before}, {after}, {fewer}. Decoded: {psnr:.1f} dB."
     return Picture(figure, said)
 
 
@@ -171,7 +171,7 @@ def packs(
     """The first packs of a training on these shards, one of them as a padded batch, and which tokens attend to which.
 
     capacity : tokens of a pack; None: the recipe's, or those of the longest sample if it has more.
-    averaged : packs that the two shares are taken from.
+    averaged : number of packs that the two shares are computed over.
     """
     config = cfg.resolve(recipe).config
     store = EnergonStore(Path(data_dir), "train")
@@ -215,12 +215,12 @@ def packs(
     axes.set(xlim=(0, capacity), ylim=(capacity, 0), aspect="equal")
     axes.set(xlabel="attends to token", ylabel="token of pack 1")
     axes.set_title("Each sample sees only itself", fontsize=11)
-    said = f"Of packs of {capacity} tokens {packed:.1%} are samples, of the same padded to the longest {padded:.1%}."
+    said = f"Of packs of {capacity} tokens, {packed:.1%} are samples; padded to the longest, {padded:.1%}."
     return Picture(figure, said)
 
 
 def _bars(axes: Axes, packs: Sequence[Sequence[tuple[int, int]]], length: int, colours: dict[int, str]) -> None:
-    """A row a pack: its samples (tokens, latent frames) after one another, and padding up to `length`."""
+    """One row per pack: its samples (tokens, latent frames) end to end, and padding up to `length`."""
     for row, pack in enumerate(packs):
         start = 0
         for n, t in pack:
@@ -240,7 +240,7 @@ def noising(
 ) -> Picture:
     """The middle of a clip with noise of several levels, and the model's estimates D(x; sigma) of it without the noise.
 
-    The losses are those of EDM, over the whole clip.
+    The losses are EDM losses over the whole clip.
     """
     y, request, _ = _clean(pipe, clip)
     middle, eps, losses = request.num_video_frames // 2, _noise(y, seed), []
@@ -265,14 +265,14 @@ def noising(
 
 
 def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float = _USUAL.P_std) -> Picture:
-    """The noise levels of every schedule, step by step, beside the noise levels that training draws."""
+    """The noise levels of every schedule, step by step, next to the distribution that training draws from."""
     figure = _figure(4.0)
     axes, side = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
     told = []
     for i, (name, schedule) in enumerate(samplers.SCHEDULES.items()):
         levels = schedule(num_steps)[:-1]
         usual = name == Request.model_fields["schedule"].default
-        label = f"{name} (what every sampler uses unless told)" if usual else name
+        label = f"{name} (default of every sampler)" if usual else name
         (line,) = axes.semilogy(levels, "o-", color=PALETTE[i], label=label)
         line.set(linewidth=2.2 if usual else 1.2, markersize=4.5 if usual else 3, zorder=3 if usual else 2)
         inside = (levels.log() - P_mean).abs() < 2 * P_std
@@ -291,12 +291,12 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
     low, high = np.exp([P_mean - 2 * P_std, P_mean + 2 * P_std])
     for panel in (axes, side):
         panel.axhspan(low, high, color=PALETTE[5], alpha=0.14, linewidth=0)
-    said = f"Of {num_steps} steps these lie where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
+    said = f"Of {num_steps} steps, so many are where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
     return Picture(figure, f"{said}: {', '.join(told)}.")
 
 
 def _density(sigmas: np.ndarray, P_mean: float, P_std: float) -> np.ndarray:
-    """Of ln(sigma) in training, 1 at its highest."""
+    """Density of ln(sigma) in training, scaled to a maximum of 1."""
     return np.exp(-0.5 * ((np.log(sigmas) - P_mean) / P_std) ** 2)
 
 
@@ -316,7 +316,7 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Seq
 
 
 def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
-    """Validation loss by noise level of a run's first, last and some rounds between, over the noise of training."""
+    """A run's validation loss by noise level: first, last and some rounds between, over the noise of training."""
     found = [r for r in read_metrics(run_dir) if r.get("val_loss_by_sigma")]
     if not found:
         raise ValueError(f"{run_dir} has no validation yet; lower train.eval_interval, or wait")
@@ -335,7 +335,7 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) 
     grid = np.geomspace(low, high, 300)
     drawn = _density(grid, P_mean, P_std)
     axes.fill_between(grid, drawn, color=PALETTE[5], alpha=0.3, linewidth=0, label="how often training draws it")
-    axes.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="a network that answers 0")
+    axes.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="a network with output 0")
     for i, (name, (sigmas, losses)) in enumerate(curves.items()):
         axes.semilogx(sigmas, losses, "o-", color=PALETTE[(1, 0, 2, 3, 4)[i % 5]], markersize=4.5, label=name)
     axes.set(xlabel="sigma", ylabel="EDM loss", ylim=(0, None), xlim=(low, high))
@@ -351,9 +351,9 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) 
 
 
 def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
-    """Rotary positions: how the pairs of channels of a head turn over time, height and width.
+    """Rotary positions: how the channel pairs of a head rotate over time, height and width.
 
-    side, frames : of a clip, in patches; 8 are 128 px.
+    side, frames : size of a clip in patches; 8 are 128 px.
     """
     angles = rotary_angles(grid_positions((frames, side, side)), head_dim)
     omega = rotary_angles(torch.eye(3), head_dim)  # [axis, pair], radians a frame or patch; each pair has one axis
@@ -386,27 +386,29 @@ def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
         plain(panel)
     right.suptitle("q · k of equal vectors: the pairs\nof time, of height (thick: mean)", fontsize=11)
     counts = ", ".join(f"{len(pairs)} over {name}" for pairs, name in zip(own, ("time", "height", "width")))
-    said = f"Of {len(axis_of)} pairs of channels turn {counts}. The fastest turn a quarter per patch or frame."
+    said = f"{len(axis_of)} pairs of channels rotate: {counts}. The fastest make a quarter turn per patch or frame."
     return Picture(figure, said)
 
 
 def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int | None = None) -> Picture:
-    """Where in a clip the cross attention looks at words of its prompt (`word_attention`).
+    """Where in a clip the cross attention attends to words of its prompt (`word_attention`).
 
     Parameters
     ----------
-    words : some of the prompt. layer : counted from 0, -1 for the last; None for the mean of all.
+    words : some words of the prompt. layer : counted from 0, -1 for the last; None for the mean of all.
 
     Raises
     ------
-    ValueError : a word that the prompt does not have.
+    ValueError : a word that is not in the prompt.
     """
     measured = word_attention(pipe, clip)
     places = {word.lower(): maps.mean(0) if layer is None else maps[layer] for word, maps in reversed(measured)}
     if missing := [word for word in words if word.lower() not in places]:
-        raise ValueError(f"the words must be of the prompt {clip.request.prompt!r}; got {', '.join(missing)}")
+        raise ValueError(f"the words must be in the prompt {clip.request.prompt!r}; got {', '.join(missing)}")
     t = len(next(iter(places.values())))
-    instants = [0 if i == 0 else FRAMES_PER_LATENT * i - 1 for i in range(t)]  # amid the frames of a latent frame
+    instants = [
+        0 if i == 0 else FRAMES_PER_LATENT * i - 1 for i in range(t)
+    ]  # in the middle of a latent frame's frames
     frames = clip.frames[instants]
     greys = 0.6 / 255 * frames.mean(-1, keepdims=True).repeat(3, -1)
     columns, told = {"the clip\n": list(frames)}, []
@@ -430,9 +432,9 @@ def guidance(
     seeds: Sequence[int] = (1, 2),
     **settings: Any,
 ) -> Picture:
-    """What guidance does to the estimate at one noise level, and to stills of the same seeds.
+    """The effect of guidance on the estimate at one noise level, and on stills with the same seeds.
 
-    settings : as for `pipe(...)`, `num_steps` and such.
+    settings : as for `pipe(...)`, such as `num_steps`.
     """
     y, request, _ = _clean(pipe, pipe(prompt, guidance=1.0, seed=seeds[0], **settings)[0])
     D_cond, D_uncond = _two_estimates(pipe, request, y + sigma * _noise(y, 0), sigma)

@@ -1,6 +1,6 @@
-"""Where a notebook's relative paths start, and what it publishes to a table.
+"""Where a notebook's relative paths start, and the results it publishes.
 
-JupyterLab, nbmake and nbconvert start in `notebooks/`, papermill where it was called; `project_folder` makes them
+JupyterLab, nbmake and nbconvert start in `notebooks/`, papermill in the caller's folder; `project_folder` makes them
 agree.
 """
 
@@ -28,7 +28,7 @@ def project_folder() -> None:
 
 
 def trained_or_packaged(*runs: str | Path) -> str:
-    """The first of these runs that has a model, else the name of the packaged one; prints which.
+    """The first of these runs that has a model, otherwise the name of the packaged one; prints which.
 
     >>> pipe = Pipeline.from_pretrained(trained_or_packaged("runs/nb/train"))      # doctest: +SKIP
     """
@@ -40,9 +40,9 @@ def trained_or_packaged(*runs: str | Path) -> str:
             find_weights(run)
         except FileNotFoundError:
             continue
-        print(f"the model is that of {run}")
+        print(f"using the model of {run}")
         return str(run)
-    print(f"there is no model in {' or '.join(map(str, runs))} yet: the packaged {pretrained.DEFAULT} stands in for it")
+    print(f"there is no model in {' or '.join(map(str, runs))} yet: using the packaged {pretrained.DEFAULT}")
     return pretrained.DEFAULT
 
 
@@ -54,7 +54,7 @@ def kernel_encryption() -> str:
 
 
 def publish(**values: Any) -> None:
-    """Show named results; `dfm notebook sweep` collects them into its table, a column each.
+    """Show named results; `dfm notebook sweep` collects them into its table, one column each.
 
     >>> publish(final_loss=0.41, seconds=62)      # doctest: +SKIP
     """

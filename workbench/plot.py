@@ -1,8 +1,8 @@
-"""A light line plot: SVG drawn in the browser; and the same picture as a PNG for saved notebooks.
+"""A light line plot: SVG drawn in the browser, and the same plot as a PNG for saved notebooks.
 
-At most 500 points a series are sent, extremes kept; zooming in sends as many of the part that is seen. Lines differ in
+At most 500 points per series are sent, with the extremes; zooming in sends as many of the visible part. Lines differ in
 dash and marker as well as colour; the arrow keys move a cursor that reads out values.
-Why it is our own: docs/decisions/0010.
+Why we wrote our own: docs/decisions/0010.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Series:
     """One line of a plot.
 
     name, x, y : x ascends. style : "line", "faint" or "points". colour : in the palette.
-    smoothing : a running mean over this share of what is shown; 0 for none.
+    smoothing : a running mean over this share of the visible points; 0 for none.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Series:
     smoothing: float = 0.0
 
     def shown(self, zoom: Sequence[float] = ()) -> tuple[list[float], list[float]]:
-        """At most `MAX_POINTS` points, of the stretch of x that is seen and a point beyond each end."""
+        """At most `MAX_POINTS` points, of the visible range of x and one point beyond each end."""
         x, y = np.asarray(self.x, float), np.asarray(self.y, float)
         if len(zoom):
             low, high = max(0, np.searchsorted(x, zoom[0]) - 1), np.searchsorted(x, zoom[1], "right") + 1
@@ -50,7 +50,7 @@ class Series:
         return averaged(x, y, self.smoothing) if self.smoothing else downsample(x, y)
 
     def sent(self, x: list[float], y: list[float], low: float, high: float) -> dict[str, Any]:
-        """What a browser gets of it, with these points; those not between low and high are at an end, and in `cut`."""
+        """The message to the browser with these points; those outside of low and high are clipped, and in `cut`."""
         return {
             "name": self.name,
             "x": x,
@@ -63,26 +63,26 @@ class Series:
 
 
 def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """At most `limit` points: the first, the last, and the lowest and highest of each stretch."""
+    """At most `limit` points: the first, the last, and the lowest and highest of each interval."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     n, stretches = len(x), (limit - 2) // 2
-    # of 3,000 points: 249 stretches of 13 in the middle, the last ones padded; two points of each, and both ends
+    # 3,000 points: 249 intervals of 13 in the middle, the last ones padded; two points of each, and both ends
     if n > limit:
         size = math.ceil((n - 2) / stretches)
         middle = np.pad(y[1:-1], (0, size * stretches - (n - 2)), mode="edge").reshape(stretches, size)
         first = 1 + size * np.arange(stretches)
         at = np.concatenate([[0, n - 1], first + middle.argmin(1), first + middle.argmax(1)])
-        at = np.unique(np.minimum(at, n - 1))  # the padding repeats the point before the last
+        at = np.unique(np.minimum(at, n - 1))  # the padding repeats the second-last point
         x, y = x[at], y[at]
     return x.tolist(), y.tolist()
 
 
 def averaged(x: np.ndarray, y: np.ndarray, share: float, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """A running mean over `share` of the points; of many, over the means of at most `limit` stretches."""
+    """A running mean over `share` of the points; for many points, over the means of at most `limit` intervals."""
     if len(x) > limit:
         begin = np.unique(np.linspace(0, len(x), limit, endpoint=False).astype(int))
         counts = np.diff(np.append(begin, len(x)))
-        ends = np.append(begin[1:], len(x)) - 1  # where a stretch is known, so that the line ends with the run
+        ends = np.append(begin[1:], len(x)) - 1  # the end of each interval, so that the line ends with the run
         x, y = x[ends], np.add.reduceat(y, begin) / counts
     return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
 
@@ -95,13 +95,13 @@ def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]
 
 
 def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[float, float]:
-    """Lowest and highest y to show: all of the lines, and of faint ones at most half their bulk's spread around it.
+    """Lowest and highest y to show: lines in full, faint lines up to half their bulk's spread above and below it.
 
-    So a few spikes do not flatten a long run.
+    This way a few spikes do not flatten a long run.
     """
     found = [0.0, 0.0] if not drawn else []
     for s, _, y in drawn:
-        low, high = np.percentile(y, [5, 95])  # of the extremes of each stretch
+        low, high = np.percentile(y, [5, 95])  # of the extremes of each interval
         room = (high - low) / 2 if s.style == "faint" else math.inf
         found += [max(min(y), low - room), min(max(y), high + room)]
     return min(found), max(found)
@@ -110,7 +110,7 @@ def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[floa
 class LinePlot(anywidget.AnyWidget):
     """Lines in an SVG; `update` replaces them.
 
-    A drag zooms in, a double click out; buttons switch the y axis to its logarithm and download a PNG.
+    A drag zooms in, a double click zooms out; buttons switch the y axis to log scale and download a PNG.
 
     >>> plot = LinePlot("loss", "iteration", "EDM loss")
     >>> plot.update([Series("training", [1, 2, 3], [0.9, 0.7, 0.6])])
@@ -128,7 +128,7 @@ class LinePlot(anywidget.AnyWidget):
     log_y = traitlets.Bool(False).tag(sync=True)
     height = traitlets.Int(220).tag(sync=True)
     summary = traitlets.Unicode().tag(sync=True)
-    zoom: Any = traitlets.List(traitlets.Float()).tag(sync=True)  # from x, to x; [] for all
+    zoom: Any = traitlets.List(traitlets.Float()).tag(sync=True)  # from x, to x; [] shows all
 
     def __init__(self, title: str = "", x_label: str = "", y_label: str = "", **settings: Any):
         super().__init__(title=title, x_label=x_label, y_label=y_label, **settings)
@@ -138,7 +138,7 @@ class LinePlot(anywidget.AnyWidget):
 
     def update(self, series: Sequence[Series]) -> None:
         """Replace the series."""
-        solid = [id(s) for s in series if s.style == "line"]  # the first, and then each has its own dashes
+        solid = [id(s) for s in series if s.style == "line"]  # each line has its own dashes
         self.series = []
         for s in series:
             x, y = finite(s.x, s.y, self.log_x)
@@ -167,7 +167,7 @@ class LinePlot(anywidget.AnyWidget):
 
 
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
-    """The plots in a row as one PNG; on white, so that it reads on any page."""
+    """The plots in a row as one PNG; on white, so that it is readable on any page."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
     from matplotlib.ticker import LogLocator, NullFormatter
 

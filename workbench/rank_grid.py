@@ -33,7 +33,7 @@ CELL = "border-radius:5px;min-width:7.5em;padding:3px 8px;text-align:center;font
 class RankGrid(Live):
     """A layout of `world_size` processes; dp = world_size / (tp cp pp).
 
-    gpus_per_node : ranks of a node follow one another. rank : whose groups are marked.
+    gpus_per_node : ranks of a node are consecutive. rank : its groups are marked.
 
     >>> grid = RankGrid(8, tp=2, pp=2)
     >>> grid.dp, grid.where(5), grid.groups("tp")[:2]
@@ -56,7 +56,7 @@ class RankGrid(Live):
         model = self.tp * self.cp * self.pp
         self.dp, rest = divmod(self.world_size, model)
         if rest:
-            got = f"got {self.world_size}; take {(self.dp + 1) * model} processes or other degrees"
+            got = f"got {self.world_size}; use {(self.dp + 1) * model} processes or other degrees"
             raise ValueError(f"tp * cp * pp = {model} must divide the number of processes; {got}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be 0 to {self.world_size - 1}; got {self.rank}")
@@ -73,13 +73,13 @@ class RankGrid(Live):
         return sorted(along_last.reshape(-1, getattr(self, axis)).tolist())
 
     def _peers(self, axis: str) -> list[int]:
-        """Whom the marked rank talks to along an axis."""
+        """The ranks that the marked rank communicates with along an axis."""
         return next([r for r in group if r != self.rank] for group in self.groups(axis) if self.rank in group)
 
     # ---- the drawing ----------------------------------------------------------------------------------------------
 
     def kept_html(self) -> str:
-        """A row for each copy of each stage, a column for each part of a sequence and of a weight; what axes do."""
+        """One row per copy of each stage, one column per part of a sequence and of a weight, and a legend."""
         columns = list(np.ndindex(self.cp, self.tp))
         heads = "".join(f'<th scope="col" style="{HEAD}">{self._named(cp=c, tp=t)}</th>' for c, t in columns)
         body = f"<tr><td></td>{heads}</tr>"
@@ -87,23 +87,23 @@ class RankGrid(Live):
             cells = "".join(self._cell(int(self.ranks_PDCT[p, d, c, t]), TINTS[d % len(TINTS)]) for c, t in columns)
             body += f'<tr><th scope="row" style="{HEAD}">{self._named(pp=p, dp=d)}</th>{cells}</tr>'
         legend = "".join(f"<li>{self._described(axis)}</li>" for axis in reversed(AXES) if getattr(self, axis) > 1)
-        legend = f'<ul style="margin:8px 0">{legend or "<li>one process does all</li>"}</ul>'
+        legend = f'<ul style="margin:8px 0">{legend or "<li>a single process</li>"}</ul>'
         said = html.escape(repr(self))
         return f'<div style="overflow:auto"><table aria-label="{said}" style="{TABLE}">{body}</table></div>{legend}'
 
     def _described(self, axis: str) -> str:
-        """An axis, what its ranks do, and which of them the marked one talks to, over how many nodes."""
+        """An axis, what its ranks do, which ranks the marked one communicates with, and over how many nodes."""
         peers = self._peers(axis)
         nodes = len({r // self.gpus_per_node for r in (self.rank, *peers)})
         where = f"over {nodes} nodes" if nodes > 1 else "on its node"
         return f"<b>{axis} = {getattr(self, axis)}</b>, {MEANING[axis]}; rank {self.rank} talks to {peers}, {where}"
 
     def _named(self, **places: int) -> str:
-        """`cp 0 tp 1`, without the axes that have one place only."""
+        """`cp 0 tp 1`, without axes of size 1."""
         return " ".join(f"{axis} {place}" for axis, place in places.items() if getattr(self, axis) > 1)
 
     def _cell(self, rank: int, tint: str) -> str:
-        """A rank, its node, and the axis along which the marked rank talks to it."""
+        """A rank, its node, and the axis along which the marked rank communicates with it."""
         mark = "this one" if rank == self.rank else next((a for a in AXES if rank in self._peers(a)), "")
         node = f"node {rank // self.gpus_per_node}" if self.world_size > self.gpus_per_node else ""
         small = " · ".join(filter(None, (node, mark))) or "&nbsp;"
@@ -117,7 +117,7 @@ class RankGrid(Live):
 
     @functools.cached_property
     def widget(self) -> Any:
-        """The grid below sliders of its numbers; a layout that cannot be says what would fit."""
+        """The grid below sliders of its numbers; for an impossible layout, a message with one that works."""
         import ipywidgets as w
 
         from workbench.slider import Slider

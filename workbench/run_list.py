@@ -1,4 +1,4 @@
-"""The runs of a folder as a list: what each draws now, how far and how well it came, what is different in it."""
+"""The runs of a folder as a list: each run's newest sample, progress, loss, and settings that differ."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ WRITTEN = {
     ),
     *("run.pid", ".run.json", ".run.lock", "checkpoints", "samples", "tensorboard"),
 }
-"""What a run and this workbench write into a run folder."""
+"""The files that a run and this workbench write into a run folder."""
 
 
 class Runs(Live):
-    """The runs in a folder, two levels down: open, compare, continue, delete, and one page of a run to send on.
+    """The runs in a folder, up to two levels down: open, compare, continue, delete, and write a page to share.
 
     Parameters
     ----------
-    folder : that holds run folders.
+    folder : a folder of run folders.
 
     Attributes
     ----------
-    table : of `dfm_nb.compare`, a row a run by its path below the folder.
+    table : from `dfm_nb.compare`, one row per run, indexed by its path below the folder.
 
     >>> Runs("runs")                                  # doctest: +SKIP
     >>> Runs("runs").report("first")                  # doctest: +SKIP
@@ -63,12 +63,12 @@ class Runs(Live):
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the folder again."""
+        """Read the folder again."""
         found = [path for path in runs_below(self.folder) if Run(path).metrics_file.exists() and path != self.folder]
         self.paths = {path.relative_to(self.folder).as_posix(): path for path in found}
         self.table = compare(found).set_axis(pd.Index(self.paths, name="run")) if found else pd.DataFrame()
         for name, path in self.paths.items():
-            if (state := Job(path).state) != "not started":  # it also knows failed and lost
+            if (state := Job(path).state) != "not started":  # which also knows failed and lost runs
                 self.table.loc[name, "state"] = state
         if self._box is not None:
             self._paint()
@@ -81,39 +81,39 @@ class Runs(Live):
         return self.paths[name]
 
     def open(self, *names: str) -> Monitor:
-        """A monitor of one run, or of several over one another."""
+        """A monitor of one run, or of several in the same plots."""
         return Monitor([self._path(name) for name in names])
 
     def resume(self, name: str, confirm: bool = False) -> Launcher:
-        """Go on from the newest checkpoint; `NotOurs` without `confirm` where the folder was not made here."""
+        """Resume from the newest checkpoint; `NotOurs` without `confirm` if the folder was created elsewhere."""
         return Launcher.attach(self._path(name)).resume(confirm)
 
     def report(self, name: str) -> Path:
-        """Write the page of a run, `report.html` in its folder; it needs no other file."""
+        """Write a run's page, `report.html` in its folder; it is self-contained."""
         path = self._path(name) / "report.html"
         write_atomically(path, run_page(path.parent).encode())
         return path
 
     def delete(self, name: str, confirm: bool = False) -> str:
-        """Delete a run folder for good; says so.
+        """Delete a run folder permanently; returns a message.
 
         Raises
         ------
-        ValueError : not confirmed; our record there is not of this folder; or it holds what no run has written.
-        FileExistsError : a live process has it.
+        ValueError : not confirmed; its record is of another folder; or it holds files that no run writes.
+        FileExistsError : a live process uses it.
         """
         path = self._path(name)
         strange = sorted({entry.name for entry in path.iterdir()} - WRITTEN)
         if not Run(path).made_here() or strange:
-            why = f"it also holds {', '.join(strange[:3])}" if strange else "no run of this machine has made it"
+            why = f"it also holds {', '.join(strange[:3])}" if strange else "no run of this machine created it"
             raise ValueError(
-                f"only what a run has written is deleted; of {path} {why}; look at it and delete it by hand"
+                f"only files that a run has written are deleted; {path} is kept: {why}; check and delete it yourself"
             )
         if not confirm:
             told = f"{name} with {self.table['iterations'][name]} iterations and its checkpoints in {path}"
-            raise ValueError(f"this deletes {told} for good; confirm it: delete({name!r}, confirm=True)")
+            raise ValueError(f"this deletes {told} permanently; to confirm: delete({name!r}, confirm=True)")
         run = Run(path)
-        run.claim()  # nobody trains there, and nobody can begin
+        run.claim()  # no process trains there, and none can start
         try:
             shutil.rmtree(path)
         finally:
@@ -124,7 +124,7 @@ class Runs(Live):
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
     def row_html(self, name: str) -> str:
-        """A picture that the run drew last, and three lines about it."""
+        """The run's newest sample, and three lines about the run."""
         row, drawn = self.table.loc[name].dropna(), Run(self.paths[name]).newest_samples()
         item = load(drawn[1][0]) if drawn else None
         thumbnail = media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX) if item else ""
@@ -145,7 +145,7 @@ class Runs(Live):
 
     @property
     def widget(self) -> Any:
-        """The list, a choice of runs, and buttons for those that are chosen."""
+        """The list, a selection of runs, and buttons for the selected ones."""
         if self._box is None:
             actions: dict[str, Callable[[tuple[str, ...], bool], Any]] = {
                 "Open": lambda names, _sure: self.open(*names).widget,
@@ -167,7 +167,7 @@ class Runs(Live):
         self._list.value, self._chosen.options = self.kept_html(), list(self.paths)
 
     def _press(self, does: Callable[[tuple[str, ...], bool], Any], button: Any) -> None:
-        """Act on the chosen runs; what that gives, or why it failed, is shown below; a second press confirms."""
+        """Act on the selected runs; the result or the error is shown below; a second press confirms."""
         names, before = self._chosen.value, self._asked
         self._asked = asked = button.description, names
         for old in self._below.children:

@@ -1,4 +1,4 @@
-"""A slider that tells every value that it passes, with a name that screen readers read; ipywidgets' have none."""
+"""A slider that reports every value it passes, with a name for screen readers; ipywidgets' sliders have none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import traitlets
 
 
 class Slider(anywidget.AnyWidget):
-    """The browser's own range input, with its label and value. `value` may lie outside of the range: it is kept."""
+    """The browser's own range input, with its label and value. A `value` outside of the range is kept."""
 
     label = traitlets.Unicode().tag(sync=True)
-    description = traitlets.Unicode().tag(sync=True)  # which the page asks for before it shows a tooltip
+    description = traitlets.Unicode().tag(sync=True)  # the page reads it before it shows a tooltip
     value = traitlets.CFloat().tag(sync=True)
     min = traitlets.CFloat().tag(sync=True)
     max = traitlets.CFloat().tag(sync=True)
@@ -22,7 +22,7 @@ class Slider(anywidget.AnyWidget):
       el.classList.add("dfm-slider");
       range.type = "range";
       range.dataset.lmSuppressShortcuts = "true";  // arrow keys are for the slider, not for the notebook's cells
-      shown.ariaHidden = "true";  // the range tells its value itself
+      shown.ariaHidden = "true";  // the range input announces its value itself
       name.textContent = model.get("label");
       function fill() {
         for (const key of ["min", "max", "step", "value"]) range[key] = model.get(key);

@@ -1,9 +1,9 @@
-"""One widget to work with a model: prompt and settings, a picture that follows them, a history, and the code for it.
+"""A widget to explore a model: prompt and settings, a picture that follows them, a history, and the code of a clip.
 
-While a control moves, a rough picture of 10 evaluations follows it; when the hand rests, the clip is generated with
-the settings that are shown. One thread samples, so the kernel stays free, and a newer request ends an older one before
-its next module. What would take longer than a person waits for is drawn only by the button. A clip is the one that the
-pipeline gives for the same settings.
+While a control moves, a rough picture of 10 evaluations follows it; when it rests, the clip is generated with the
+settings shown. One thread samples, so the kernel stays free, and a newer request ends an older one before its next
+module. Clips that would take too long are generated only by the button. A clip is the one that the pipeline generates
+for the same settings.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps
 FAST["guidance_interval"] = (0.1, 10.0)
 """Settings of the rough picture: 10 evaluations, guided where that helps; see benchmarks/results/guidance.md."""
 WAIT_S = 60.0
-"""What would take longer is drawn only when asked for."""
+"""A clip that would take longer is generated only by the button."""
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
-"""FLOP/s that are reckoned with until a drawing was faster: of a slow core, and of a GPU with a small network."""
+"""FLOP/s assumed until a faster clip is measured: of a slow core, and of a GPU with a small network."""
 REST_S = 0.6
-"""A hand that rests so long on a slider has chosen."""
+"""A slider that rests this long has its final value."""
 ROUGH_S = 0.5
-"""So long a rough picture is finished though it is no longer asked for."""
+"""A rough picture that takes no longer than this is finished even if it is outdated."""
 SHOW_S = 0.25
-"""Between pictures of a clip on its way: decoding one takes time from drawing."""
+"""Interval between previews of a clip: decoding one takes time from sampling."""
 HISTORY = 24
-"""Clips that are kept, with their estimates: some MB each at large sizes."""
+"""Number of clips that are kept, with their estimates: some MB each at large sizes."""
 WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
 NEXT_SEED = ("keeps the seed", "adds 1 to the seed", "takes a random seed")
 
@@ -64,9 +64,9 @@ class Studio(Live):
 
     Parameters
     ----------
-    pipe : a loaded pipeline, or what `Pipeline.from_pretrained` takes: a run folder, an exported file, the name of a
-        packaged model. None: the packaged butterflies.
-    prompt, settings : at the start; settings as for `pipe(...)`, by default as the checkpoint recommends.
+    pipe : a loaded pipeline, or an argument of `Pipeline.from_pretrained`: a run folder, an exported file, the name of
+        a packaged model. None: the packaged butterflies.
+    prompt, settings : initial values; settings as for `pipe(...)`, by default those that the checkpoint recommends.
 
     >>> studio = Studio("runs/demo/train")                          # doctest: +SKIP
     >>> clip = studio.draw("a blue morpho", num_steps=18)           # doctest: +SKIP
@@ -82,12 +82,12 @@ class Studio(Live):
         start.check()
         self.clip: Generated | None = None
         self.history: list[Generated] = []
-        self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}  # estimates on the way to each clip
+        self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}  # intermediate estimates of each clip
         self.message = ""
         self._flops_per_s = SLOW_FLOPS[pipe.device.type]
         self.faults: dict[str, str] = {}
         self._wake, self._busy = threading.Condition(), threading.Lock()
-        # what the thread is to draw, and when (monotonic s) it may refine it
+        # the thread's next request, and when (monotonic s) it may refine it
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
         self._rough: Request | None = None  # the request of the rough picture that is shown
@@ -97,7 +97,7 @@ class Studio(Live):
     # ---- generating -----------------------------------------------------------------------------------------------
 
     def draw(self, prompt: str | None = None, **settings: Any) -> Generated:
-        """Generate now and return the clip; what is not given is as in the controls, which follow.
+        """Generate now and return the clip; other settings come from the controls, which are updated.
 
         Raises
         ------
@@ -114,20 +114,20 @@ class Studio(Live):
         return self._finish(request, lambda: True)
 
     def redraw(self, rest_s: float = 0.0, sure: bool = False) -> None:
-        """Ask the thread for a rough picture of the controls' settings, and for the clip after `rest_s` seconds.
+        """Request a rough picture of the controls' settings, and the clip after `rest_s` seconds.
 
-        A clip that takes more than `WAIT_S` is not drawn unless `sure`: the note has its time.
+        A clip that takes more than `WAIT_S` is not generated unless `sure`: the note shows its time.
         """
         request = self.request()
         seconds = self.pipe.flops(request) / self._flops_per_s if request else 0.0
         if request is None or (seconds > WAIT_S and not sure):
             self.stop()
-            asks = f"such a clip takes about {duration(seconds)} on this machine; press Draw to draw it"
-            self._say(asks if request else "nothing is drawn until the marked setting is corrected")
+            asks = f"this clip takes about {duration(seconds)} on this machine; press Draw to generate it"
+            self._say(asks if request else "nothing is generated until the marked setting is corrected")
             return
         with self._wake:
             if self._job is not None:
-                self._say("ending the previous drawing")
+                self._say("ending the previous clip")
             self._job = (request, time.monotonic() + rest_s)
             self._wake.notify_all()
             if not self._running:
@@ -135,7 +135,7 @@ class Studio(Live):
                 threading.Thread(target=self._work, name="dfm-studio", daemon=True).start()
 
     def stop(self) -> None:
-        """End what the thread draws, before its next module."""
+        """End the thread's current request, before its next module."""
         with self._wake:
             self._job = None
             self._wake.notify_all()
@@ -146,12 +146,12 @@ class Studio(Live):
                 if (job := self._job) is None:
                     self._running = False
                     return
-                self._say("drawing" if self.history else "drawing; the first time also loads the text encoder")
+                self._say("sampling" if self.history else "sampling; the first time also loads the text encoder")
             try:
                 self._serve(job)
             except Superseded:
                 pass
-            except Exception as error:  # a thread's traceback would be seen by nobody
+            except Exception as error:  # nobody would see a thread's traceback
                 self._say(f"not drawn: {error}")
             with self._wake:
                 if self._job is job:
@@ -164,12 +164,12 @@ class Studio(Live):
                 raise Superseded
             return current
 
-        # A slider goes 2, 3, 4 and rests: rough pictures of 2, 3 and 4, each finished if that takes no longer than
+        # A slider moves 2, 3, 4 and rests: rough pictures of 2, 3 and 4, each finished if that takes no longer than
         # ROUGH_S, and REST_S after 4 the clip of 4. A move ends that clip before its next module.
         (request, refine_at), began = job, time.monotonic()
         rough = request.replace(**FAST)
         if rough != self._rough and request not in [c.request for c in self.history]:
-            # finished though the slider moves on, or a fast hand would see no picture at all
+            # finished even if the slider moves on, or a fast move would show no picture at all
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
             self._picture(frames[len(frames) // 2], rough)
             self._rough = rough
@@ -181,7 +181,7 @@ class Studio(Live):
         self._finish(request, check)
 
     def _finish(self, request: Request, check: Callable[[], bool]) -> Generated:
-        """The clip of a request, shown and in the history; one that is there already is the same clip."""
+        """Generate a request's clip, show it and add it to the history; a clip in the history is reused."""
         began = time.monotonic()
         clip = next((c for c in self.history if c.request == request), None)
         if clip is None:
@@ -195,7 +195,7 @@ class Studio(Live):
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
         sigmas, shown_s = request.sigmas(self.pipe.sigma_data), time.monotonic()
         estimates: list[tuple[int, float, np.ndarray]] = []
-        follows = self._rough != request.replace(**FAST)  # no rough picture stands for this clip already
+        follows = self._rough != request.replace(**FAST)  # no rough picture of this clip is shown yet
 
         def on_step(step: int, num_steps: int, clips: Any) -> None:
             nonlocal shown_s
@@ -238,16 +238,16 @@ class Studio(Live):
 
     @property
     def estimates(self) -> list[tuple[int, float, np.ndarray]]:
-        """(step, sigma after it, middle frame uint8 [H, W, 3]) on the way to the shown clip, evenly over its steps."""
+        """Estimates (step, sigma after it, middle frame uint8 [H, W, 3]) of the shown clip, evenly over its steps."""
         return self._ways[self._shown().request]
 
     # ---- the controls ---------------------------------------------------------------------------------------------
 
     def request(self) -> Request | None:
-        """What the controls ask for. None when something must be corrected: `faults` stand beside their controls."""
+        """The request of the controls. None if something must be corrected: `faults` are shown at their controls."""
         values = self._fixed | {name: control.value for name, control in self.controls.items()}
         faults, request, frames = dict[str, str](), None, values["num_video_frames"]
-        if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # which a request would round
+        if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # a request would round it
             values["num_video_frames"] = 1
             faults["num_video_frames"] = (
                 f"frames must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
@@ -264,7 +264,7 @@ class Studio(Live):
         return None if faults else request
 
     def _fill(self, request: Request) -> None:
-        """Set the controls without drawing."""
+        """Set the controls without generating."""
         self._filling = True
         self._fixed = {n: getattr(request, n) for n in FLAGS if n not in self.controls}
         for name, control in self.controls.items():
@@ -274,7 +274,7 @@ class Studio(Live):
 
     def _changed(self, control: Any) -> None:
         if not self._filling:
-            self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when the hand rests already
+            self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when typing has ended
 
     def _on_draw(self) -> None:
         seed, step = self.controls["seed"].value, self._next_seed.value
@@ -298,14 +298,14 @@ class Studio(Live):
         self._say(f"back at {self._show(clip)}")
 
     def save(self, folder: str | Path) -> Path:
-        """Write the shown clip as .png or .mp4 with its settings beside it, under a name that is free."""
+        """Write the shown clip as .png or .mp4 and its settings, under a free name."""
         clip, folder = self._shown(), Path(folder).expanduser()
         words = re.sub("[^a-z0-9]+", "-", clip.request.prompt.lower())[:40].strip("-") or "clip"
         names = (f"{words}-seed{clip.request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
         return clip.save(folder / next(name for name in names if not any(folder.glob(f"{name}.*"))))
 
     def code(self) -> tuple[str, str]:
-        """The Python call and the `dfm generate` command that make the shown clip again."""
+        """The Python call and the `dfm generate` command that reproduce the shown clip."""
         request, source = self._shown().request, _path_of(self.pipe)
         file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
         average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
@@ -322,7 +322,7 @@ class Studio(Live):
 
     def _shown(self) -> Generated:
         if self.clip is None:
-            raise ValueError("nothing was generated yet; press Draw, or call draw(prompt)")
+            raise ValueError("no clip was generated yet; press Draw, or call draw(prompt)")
         return self.clip
 
     def _remember(self, clip: Generated) -> None:
@@ -355,7 +355,7 @@ class Studio(Live):
             return made
 
         self.controls: dict[str, Any] = {
-            "prompt": text("prompt", "prompt", "what the clip shows; Enter draws"),
+            "prompt": text("prompt", "prompt", "what the clip shows; Enter generates"),
             "negative_prompt": text("negative_prompt", "negative", "what to move away from"),
             "guidance": Slider(label="guidance", max=max(10.0, start.guidance), step=0.05),
             "num_steps": Slider(label="steps", min=1, max=max(60, start.num_steps), step=1),
@@ -394,12 +394,12 @@ class Studio(Live):
         self._note.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
 
     def _picture(self, frame: np.ndarray, request: Request) -> None:
-        """A still of what is on its way."""
+        """A still of the clip in progress."""
         media = video.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
         self._image.value = pieces.framed(media, frame)
 
     def _show(self, clip: Generated) -> str:
-        """Show a clip with all that belongs to it; returns its settings in words."""
+        """Show a clip with its estimates, settings and code; returns its settings in words."""
         item = load(clip)
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
         self.clip, self._image.value = clip, pieces.framed(media, clip.frames[0])
@@ -409,9 +409,9 @@ class Studio(Live):
         return item.describe()
 
     def kept_html(self) -> str:
-        """The shown clip and the estimates on the way to it, as a page that needs no kernel."""
+        """The shown clip and its intermediate estimates, as HTML that needs no kernel."""
         if self.clip is None:
-            return "<i>nothing was generated yet</i>"
+            return "<i>no clip was generated yet</i>"
         shown = Gallery([self.clip], width_px=pieces.SIDE_PX * 3 // 4).html()
         return shown + pieces.strip_html(self.estimates, self.clip.request)
 
@@ -425,6 +425,6 @@ class Studio(Live):
 
 
 def _path_of(pipe: Any) -> str:
-    """What `Pipeline.from_pretrained` takes for the same weights."""
+    """The argument of `Pipeline.from_pretrained` for the same weights."""
     path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
     return path.stem if pretrained.packaged(path.stem) == path else str(path)

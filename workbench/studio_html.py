@@ -18,13 +18,13 @@ EMPTY = f'<div style="{_BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"
 
 
 def strip_steps(num_steps: int, count: int = STRIP) -> Sequence[int]:
-    """Which steps are kept for the strip: evenly spread, the first and the last among them."""
+    """The steps kept for the strip: evenly spaced, with the first and the last."""
     count = min(count, num_steps)
     return [1 + round(i * (num_steps - 1) / max(1, count - 1)) for i in range(count)]
 
 
 def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Request) -> str:
-    """Estimates of the finished clip in a row, each with the step and the sigma that is left after it."""
+    """Estimates of the finished clip in a row, each with its step and the remaining sigma."""
     cells = []
     for step, sigma, frame in estimates:
         image = (
@@ -44,11 +44,11 @@ def data_url(frame: np.ndarray) -> str:
 
 
 def thumb_style(name: str, url: str) -> str:
-    """Makes the button of class `name` a picture, with its words small at the foot."""
+    """A style that gives the button of class `name` a picture, with its text small at the bottom."""
     text = "font-size:10px;color:white;text-shadow:0 0 3px black,0 0 3px black;display:flex;align-items:flex-end"
     return f"<style>.{name}{{background:center/cover url({url})!important;line-height:1.6;{text}}}</style>"
 
 
 def framed(media: str, frame: np.ndarray) -> str:
-    """In a box of the picture's final size, so that the page does not jump while one replaces the other."""
+    """A box of the picture's final size, so that the page does not jump when a picture is replaced."""
     return f'<div style="max-width:{SIDE_PX}px;aspect-ratio:{frame.shape[1]}/{frame.shape[0]}">{media}</div>'

@@ -1,8 +1,8 @@
 """The process between a kernel and torchrun: `python supervisor.py FOLDER`; it starts in 0.1 s, without torch.
 
-It runs the command of `launch.json`, and writes there who it is, and at the end the exit code. SIGTERM asks the workers
-first, so that a trainer saves and exits with 0; what still lives two minutes later is killed. Workers whose launcher
-was killed are adopted and killed.
+It runs the command of `launch.json`, and records its own identity there, and at the end the exit code. SIGTERM is first
+sent to the workers, so that a trainer saves and exits with 0; after two minutes the remaining processes are killed.
+Workers whose launcher was killed are adopted and killed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dfm_nb.base.files import read_json, write_atomically
 
 RECORD = "launch.json"
 SETTLE_S = 0.3
-"""For the loader processes of a run that has ended, which are on their way out."""
+"""Time for the loader processes of a finished run to exit."""
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the record atomically: whole or absent."""
     write_atomically(folder / RECORD, json.dumps(record, indent=1).encode())
 
 
@@ -68,7 +68,7 @@ def watch(agent: subprocess.Popen, asked: list[int]) -> int:
 
 
 def below() -> list[psutil.Process]:
-    """What lives below this process."""
+    """The descendants of this process."""
     return process.tree(psutil.Process())[1:]
 
 

@@ -1,4 +1,4 @@
-"""Where in a clip the cross attention of a model looks at each word of its prompt."""
+"""Where in a clip a model's cross attention attends to each word of the prompt."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ _WORD = re.compile(r"\w[\w'-]*")
 def word_attention(
     pipe: Pipeline, clip: Generated, sigma: float | None = None, num_noises: int = 4
 ) -> list[tuple[str, torch.Tensor]]:
-    """How much of the cross attention each word of a clip's prompt has, by layer and place.
+    """The share of the cross attention that each word of a clip's prompt gets, by layer and place.
 
-    The clip is noised to sigma and denoised. softmax(q k^T / sqrt(d)) is computed again from the q and k that each
-    layer's attention was called with, and averaged over heads and noises; a word has the sum of its tokens.
-    The rest, up to 1, is that of tokens without a word: begin, end, punctuation. A token stands for more than its word,
-    because the text encoder has read the whole prompt.
+    The clip is noised to sigma and denoised. softmax(q k^T / sqrt(d)) is recomputed from each layer's q and k, and
+    averaged over heads and noises; a word has the sum of its tokens. The rest, up to 1, goes to tokens without a word:
+    start, end, punctuation. A token carries more than its word, because the text encoder has read the whole prompt.
 
     Parameters
     ----------
-    sigma : None takes 2 times the model's sigma_data. num_noises : number of draws of noise.
+    sigma : None uses 2 times the model's sigma_data. num_noises : number of noise draws.
 
     Returns
     -------
@@ -35,16 +34,14 @@ def word_attention(
 
     Raises
     ------
-    ValueError : the model is divided among processes, or its text encoder does not tell which token is which word.
+    ValueError : the model is split over processes, or its text encoder does not map tokens to words.
     """
     m, prompt = pipe.config.model, clip.request.prompt
     if (m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size) != (1, 1, 1):
-        raise ValueError("attention is shown of a model in one process; load it without a layout")
+        raise ValueError("attention needs a model in one process; load it without a layout")
     cut: Any = getattr(pipe.text_encoder, "tokenizer", None)
     if not getattr(cut, "is_fast", False):
-        raise ValueError(
-            f"the text encoder {pipe.text_encoder.name} does not tell which token is which word; minilm and t5 do"
-        )
+        raise ValueError(f"the text encoder {pipe.text_encoder.name} does not map tokens to words; minilm and t5 do")
     ends = cut(prompt, return_offsets_mapping=True)["offset_mapping"]
     found: list[torch.Tensor] = []
 

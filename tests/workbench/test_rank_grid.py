@@ -14,7 +14,7 @@ def test_groups_are_those_of_megatron_core(world, tp, cp, pp):
 
 
 def test_degrees_that_do_not_fit_say_what_would():
-    with pytest.raises(ValueError, match="got 6; take 8"):
+    with pytest.raises(ValueError, match="got 6; use 8"):
         RankGrid(6, tp=2, pp=2)
     with pytest.raises(ValueError, match="rank .* got 4"):
         RankGrid(4, rank=4)
@@ -37,4 +37,4 @@ def test_sliders_change_the_layout_and_a_wrong_one_says_what_fits():
     grid._sliders["pp"].value = 4
     assert (grid.pp, grid.dp) == (4, 1) and "pp 3" in grid._drawn.value
     grid._sliders["world_size"].value = 6
-    assert "take 8 processes" in grid._drawn.value and grid.world_size == 8
+    assert "use 8 processes" in grid._drawn.value and grid.world_size == 8
