@@ -92,8 +92,10 @@ def test_every_block_of_the_page_runs(tmp_path, make_once, theirs):
         "monarch": "a monarch, wings spread",
         "more_red_admiral": "red admiral",
         "morpho": "a blue morpho on a leaf",
-        "swallowtail": "a yellow swallowtail over a meadow",
+        "swallowtail": "a yellow swallowtail, seen from above",  # after --texts-only
     }
+    tagged = [e for tar in sorted((data / "tagged").glob("*.tar")) for e in shards.samples_of(tar)]
+    assert len(tagged) == 24 and all(e.meta["more_captions"] for e in tagged)
     # 90 x 130 px at a short side of 64 are 64 x 92, cut down to 64 x 80
     assert tuple(clips["morpho"].latent.shape) == (1, 16, 1, 8, 10)
     assert read("data/videos")["counts"]["samples"] == 2 * 2  # 17 frames at 12 a second: clips from frames 0 and 8

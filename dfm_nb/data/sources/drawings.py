@@ -2,7 +2,8 @@
 
 200 are for training; the 40 of the split `test` are by other authors. They are a folder as Hugging Face's datasets have
 it, so a folder of your own pictures, prepared with `folder:DIR`, goes the same way. The columns beside `text` are
-`tags`, `kind` (one of 20), and title, author and file in the Open Clip Art Library 0.18 (public domain).
+`tags` (for `--tag-captions`), `kind` (one of 20), and title, author and file in the Open Clip Art Library 0.18 (public
+domain).
 """
 
 from __future__ import annotations
