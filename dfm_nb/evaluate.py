@@ -41,7 +41,7 @@ from dfm_nb.evaluation.comparison import Measured, against, copies
 from dfm_nb.evaluation.reference import PreparedFolder, Real
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
-from dfm_nb.generation.request import Request, Sampling
+from dfm_nb.generation.request import Request, Sampling, check_sampler
 
 
 class EvaluateOptions(Sampling):
@@ -110,9 +110,11 @@ def open_pipeline(asked: EvaluateOptions, path: str | os.PathLike) -> Pipeline:
 
 def generated(pipe: Pipeline, asked: EvaluateOptions, wanted: Iterable[dict[str, Any]]) -> list[Generated]:
     """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
-    given = pipe.recommended | {name: getattr(asked, name) for name in asked.model_fields_set}
+    own = {name: getattr(asked, name) for name in asked.model_fields_set}
+    check_sampler(pipe.recommended, "the checkpoint", own)
+    given = pipe.recommended | own
     common = {name: value for name, value in given.items() if name in (*Sampling.model_fields, "seed")}
-    requests = [Request(index=i, **common, **own) for i, own in enumerate(wanted)]
+    requests = [Request(index=i, **common, **one) for i, one in enumerate(wanted)]
     done = dict(pipe.run(requests, batch_size=32, progress=True))
     return [done[i] for i in range(len(requests))]
 

@@ -22,7 +22,7 @@ from dfm_nb.base.options import Options, option
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.clip_files import check_replay, finished_before, output_path, replay_verdict
 from dfm_nb.generation.pipeline import Pipeline
-from dfm_nb.generation.request import FLAGS, Request, read_prompts
+from dfm_nb.generation.request import FLAGS, Request, check_sampler, read_prompts
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
@@ -70,6 +70,7 @@ def requests_of(
 
     recommended : what the checkpoint recommends, for what neither sets.
     """
+    check_sampler(recommended or {}, "the checkpoint", shared)
     common = {**(recommended or {}), **shared}
     lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in asked.prompt]
     if asked.prompts_file:
@@ -79,6 +80,7 @@ def requests_of(
     requests = []
     for i, (where, line) in enumerate(lines):
         try:
+            check_sampler(line, "the file of prompts", shared)
             requests.append(Request(**{**common, "index": i, **line}))
             requests[-1].check()
         except (ValueError, FileNotFoundError) as error:

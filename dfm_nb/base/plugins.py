@@ -1,4 +1,8 @@
-"""Sources, tokenizers and text encoders are plugins, found by name: those of `BUILT_IN` and those of entry points.
+"""Sources, tokenizers, text encoders, samplers and loggers are plugins: those of `BUILT_IN` and those of entry points.
+
+A name may also be `module:name`, what a module of the path has under that name, where a user gives it: on the command
+line, in the configuration of a run, in Python. Data and checkpoints choose no module: from these a name is only looked
+up (`load_saved`).
 
 To add one, add a module with a function `build`: here, one file in `dfm_nb/data/<kind>/` and its name in `BUILT_IN`;
 in a package of your own, an entry point, for example for a source that is then `dfm prepare --source moths`:
@@ -6,9 +10,12 @@ in a package of your own, an entry point, for example for a source that is then 
     [project.entry-points."dfm_nb.sources"]
     moths = "their_package.moths"
 
-It is called as `build(spec_or_table, **flags)` of a source, `build(path, device=..., **flags)` of a tokenizer, and
-`build(path, device=..., max_tokens=..., **flags)` of a text encoder, whose `identity()` must hold `max_tokens`: prompts
-are cut where captions were. `path` is None without a file.
+Entry points of `dfm_nb.samplers` and `dfm_nb.loggers` are functions: see `diffusion.samplers`, `training.loggers`.
+
+The module of the others (a class, or the function `build` alone, will do) is called as `build(spec_or_table, **flags)`
+of a source, `build(path, device=..., **flags)` of a tokenizer, and `build(path, device=..., max_tokens=..., **flags)`
+of a text encoder, whose `identity()` must hold `max_tokens`: prompts are cut where captions were. `path` is None
+without a file.
 
 The module may also have:
 
@@ -29,10 +36,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from pydantic import create_model
@@ -48,6 +56,7 @@ BUILT_IN = {
 """By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
 """Keywords that `build` gets, besides those of its own flags."""
+MODULE_NAME = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
 
 
@@ -57,8 +66,8 @@ def _found(kind: str) -> dict[str, EntryPoint]:
 
     A name is only ever looked up here, never imported, so that one in a manifest reaches no other module.
     """
-    group = f"dfm_nb.{kind}"
-    own = [EntryPoint(name, ELSEWHERE.get(name, f"dfm_nb.data.{kind}.{name}"), group) for name in BUILT_IN[kind]]
+    group, built_in = f"dfm_nb.{kind}", BUILT_IN.get(kind, ())
+    own = [EntryPoint(name, ELSEWHERE.get(name, f"dfm_nb.data.{kind}.{name}"), group) for name in built_in]
     return {point.name: point for point in (*entry_points(group=group), *own)}  # no package replaces one of ours
 
 
@@ -67,18 +76,60 @@ def names(kind: str) -> list[str]:
     return sorted(_found(kind))
 
 
-def load(kind: str, name: str) -> ModuleType:
-    """Import the plugin of that name; ValueError names the nearest one when there is none, or what `build` lacks."""
-    known = names(kind)
-    if name not in known:
-        fix = meant(name, known, "choose one of those")
-        raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}); {fix}")
-    module = _found(kind)[name].load()
+def is_module_name(name: object) -> bool:
+    """Whether it has the form `module:name`."""
+    return isinstance(name, str) and re.fullmatch(MODULE_NAME, name) is not None
+
+
+def source_and_spec(text: str) -> tuple[str, str]:
+    """A source's name and what follows: folder and DIR of `folder:DIR`, a:b and DIR of `a:b:DIR` with no source `a`."""
+    name, _, spec = text.partition(":")
+    if name not in _found("sources") and (found := re.match(f"({MODULE_NAME})(?::(.*))?$", text)):
+        return found[1], found[2] or ""
+    return name, spec
+
+
+def find(kind: str, name: str, own: Iterable[str] = ()) -> Any:
+    """What an entry point has under that name, or a module as `module:name`: for names that a user gives.
+
+    own : further names there are, for the message. ValueError names the nearest one when there is none.
+    """
+    why, point = "", _found(kind).get(name)
+    try:
+        if point or is_module_name(name):
+            return (point or EntryPoint(name, name, kind)).load()
+    except (ImportError, AttributeError) as error:
+        why = f", and {error}"
+    known = sorted({*own, *names(kind)})
+    fix = meant(name.partition(":")[0], known, "choose one of those, or module:name")
+    raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){why}; {fix}")
+
+
+def load(kind: str, name: str) -> Any:
+    """The plugin of that name, for names that a user gives; ValueError also says what its `build` lacks."""
+    module = find(kind, name)
+    if not hasattr(module, "build") and callable(module):
+        module = SimpleNamespace(build=module)
     try:
         inspect.signature(module.build).bind(None, **dict.fromkeys((*PASSED[kind], *own_flags(module))))
     except (AttributeError, TypeError) as error:
         raise ValueError(f"{kind}: {name} must have a `build` as dfm_nb.base.plugins says; {error}") from None
     return module
+
+
+def load_saved(kind: str, name: str, path: str | Path | None) -> tuple[Any, str | Path | None]:
+    """The plugin that a manifest names and its path, or `module:name` that the user gives as its path.
+
+    Raises
+    ------
+    ValueError : the manifest names a module, whose code would run.
+    """
+    if is_module_name(path):
+        return load(kind, str(path)), None
+    if is_module_name(name):
+        flag = f"--{kind[:-1].replace('_', '-')}-path"
+        raise ValueError(f"{name!r} is named by data, and only you may name a module: pass {flag} {name} to trust it")
+    return load(kind, name), path
 
 
 def carried(name: str, folder: Path) -> Path | None:
@@ -88,7 +139,7 @@ def carried(name: str, folder: Path) -> Path | None:
     """
     if not (folder / "tokenizer.safetensors").is_file():
         return None
-    if not getattr(load("tokenizers", name), "CARRIED", False):
+    if not getattr(load_saved("tokenizers", name, None)[0], "CARRIED", False):
         raise ValueError(
             f"{folder} names the tokenizer {name}, whose files are programs that run, and brings its own file; "
             f"no program is taken from a folder of data or a checkpoint: remove tokenizer.safetensors there to use the "

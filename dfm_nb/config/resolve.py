@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dfm_nb.base import plugins
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field
@@ -31,6 +32,7 @@ __all__ += ["describe_limits", "fields", "flatten", "from_yaml", "print_config",
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
+MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
 DIALLED = f"{DERIVED}: train.minutes,"
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
@@ -343,13 +345,15 @@ def resolve(
     start = next((x["checkpoint.pretrained"] for x in reversed(layers.values()) if "checkpoint.pretrained" in x), None)
     below = {k: layers.pop(k) for k in [f"recipe {recipe}"] if recipe in recipes()}  # a user's own lies above the rest
     if settings_of and isinstance(start, str) and weights_path(start).exists():
-        below[f"{WEIGHTS} {start}"] = settings_of(start)
+        given = set().union(*layers.values())
+        below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)
     now = _settle(below | layers, faults + unreadable, training, world_size)
     begun = _begun(now.config.checkpoint, run_dir)
     if begun is None:
         return now
     stored = from_yaml(begun)
-    own = _kept(now, stored)
+    kept = _kept(now, stored)
+    own = _without_modules(kept, str(begun), {k for k in kept if kept[k] == now.get(k)})
     again = _settle(below | layers | {f"run {begun}": own}, [], training, world_size)
     changed = {k: again.get(k) for k in own if again.get(k) != now.get(k)}
     stays = [
@@ -359,6 +363,16 @@ def resolve(
     ]
     origin = now.provenance | {k: stored.provenance[k] for k in changed}
     return Resolved(again.config, origin, (*now.notices, *stays))
+
+
+def _without_modules(settings: dict[str, Any], origin: str, given: set[str]) -> dict[str, Any]:
+    """Settings that somebody else may have written; ConfigError where they name a module, which the user has not."""
+    for key in MODULES.intersection(settings) - given:
+        value = settings[key]
+        if any(map(plugins.is_module_name, value if isinstance(value, list) else [value])):
+            fix = f"set {key} yourself, if you trust that module"
+            raise ConfigError([Fault(key, "name no module, as its code would run", shown(value), fix, origin=origin)])
+    return settings
 
 
 def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:

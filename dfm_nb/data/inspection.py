@@ -147,12 +147,17 @@ class InspectedShards:
         From beside the shards only one that is made of tensors is taken: TorchScript runs its code, so it comes from
         `path` or the hub's cache.
         """
+        own = plugins.is_module_name(name)
         name = name or (self.manifest["tokenizer"]["name"] if self.manifest else None)
         if name is None:
             if path:
                 raise ValueError(f"shards without a manifest do not say whose file {path} is; name it with --tokenizer")
             return None
-        module, place = plugins.load("tokenizers", name), path or plugins.carried(name, self.folder)
+        place: str | Path | None = path
+        if own:
+            module = plugins.load("tokenizers", name)
+        else:
+            module, place = plugins.load_saved("tokenizers", name, path or plugins.carried(name, self.folder))
         # one that was fitted to the data has no other file
         return None if place is None and hasattr(module, "fit") else module.build(place)
 

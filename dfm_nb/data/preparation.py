@@ -139,11 +139,11 @@ class PrepareConfig(Options):
 
     @property
     def source_module(self) -> ModuleType:
-        return plugins.load("sources", self.source.partition(":")[0])
+        return plugins.load("sources", plugins.source_and_spec(self.source)[0])
 
     def open_source(self) -> Source:
         """The source; ValueError names flags that it has no use for."""
-        name, _, spec = self.source.partition(":")
+        name, spec = plugins.source_and_spec(self.source)
         options = plugins.options_of("sources", name, self.options)
         if plugins.takes(self.source_module, "size_px"):
             options["size_px"] = self.side_px
@@ -292,7 +292,9 @@ class Preparation:
         self.ranks.first(self._complete)
 
     def _identities(self) -> dict[str, dict]:
-        return {"tokenizer": self.tokenizer.identity(), "text_encoder": self.text_encoder.identity()}
+        """By the names that were asked for, with which they are found again."""
+        named = {"tokenizer": self.config.tokenizer, "text_encoder": self.config.text_encoder}
+        return {kind: getattr(self, kind).identity() | {"name": name} for kind, name in named.items()}
 
     # ---- the tokenizer
 

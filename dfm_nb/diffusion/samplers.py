@@ -3,7 +3,8 @@
 Every sampler takes the same arguments. State and coefficients are float64, so a bfloat16 network costs no accuracy in
 the solver. No global random number is used: a sample depends on its own noise only.
 
-To add a sampler or a schedule, write one function with its decorator.
+To add a sampler or a schedule, write one function with its decorator. A package's sampler is an entry point of
+`dfm_nb.samplers`, a function of the same arguments; without the decorator it is taken for one of order 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from dfm_nb.base import plugins
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
 """denoise(x, sigma): float64 x of any shape and a 0-dim float64 sigma -> D_x of the shape of x, any float type."""
@@ -86,9 +89,23 @@ def schedule(name: str, *settings: str) -> Callable[[Function], Function]:
     return _entering(SCHEDULES, name, lambda function: Schedule(function, settings))
 
 
+def names() -> list[str]:
+    """Names of all samplers, those of packages last; these are imported when one of them is asked for."""
+    return list(dict.fromkeys((*SAMPLERS, *plugins.names("samplers"))))
+
+
+def find(name: str) -> Sampler:
+    """The sampler of that name, or `module:name`, for names that a user gives; ValueError when there is none."""
+    if name not in SAMPLERS:
+        given = plugins.find("samplers", name, SAMPLERS)
+        known = (s for s in SAMPLERS.values() if given in (s, s.function))
+        SAMPLERS[name] = next(known, None) or Sampler(given, order=1)
+    return SAMPLERS[name]
+
+
 def evaluations(name: str, num_steps: int) -> int:
     """Calls of `denoise` for a schedule of `num_steps` levels and a final 0."""
-    return SAMPLERS[name].evaluations_per_step * (num_steps - 1) + 1
+    return find(name).evaluations_per_step * (num_steps - 1) + 1
 
 
 # ---- noise levels -------------------------------------------------------------------------------------------------

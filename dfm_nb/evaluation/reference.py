@@ -72,7 +72,7 @@ class RawSource:
     """Samples of a source, brought to `short_side` px."""
 
     def __init__(self, spec: str, short_side: int):
-        name, _, rest = spec.partition(":")
+        name, rest = plugins.source_and_spec(spec)
         self.source, self.short_side = plugins.load("sources", name).build(rest or None), short_side
 
     def __len__(self) -> int:
@@ -109,7 +109,8 @@ def open_reference(
     """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it."""
     if (Path(spec) / ".nv-meta").is_dir():
         return PreparedFolder(spec, split, decode, tokenizer)
-    if spec.partition(":")[0] in plugins.names("sources"):
+    name = plugins.source_and_spec(spec)[0]
+    if name in plugins.names("sources") or plugins.is_module_name(name):
         return RawSource(spec, short_side)
     raise FileNotFoundError(
         f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with "

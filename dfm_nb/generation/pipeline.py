@@ -189,7 +189,8 @@ class Pipeline:
     def _load(self, kind: str, path: str | Path | None, **settings: Any) -> Any:
         """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if another one is there."""
         saved = self.manifest[kind]
-        plugin = plugins.load(f"{kind}s", saved["name"]).build(path, device=str(self.device), **settings)
+        module, path = plugins.load_saved(f"{kind}s", saved["name"], path)
+        plugin = module.build(path, device=str(self.device), **settings)
         wanted, found = saved.get("sha256"), plugin.identity().get("sha256")
         if wanted and found != wanted:
             flag = f"--{kind.replace('_', '-')}-path"
@@ -273,7 +274,9 @@ class Pipeline:
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
         if any(r.tokenizer_window for r in requests):
-            plugins.options_of("tokenizers", self.manifest["tokenizer"]["name"], {"tokenizer_window": ...})
+            own = plugins.is_module_name(self._tokenizer_path)
+            name = str(self._tokenizer_path if own else self.manifest["tokenizer"]["name"])
+            plugins.options_of("tokenizers", name, {"tokenizer_window": ...})
         for batch in batches:
             self.check_memory([requests[i] for i in batch])
         started = time.monotonic()
@@ -338,7 +341,7 @@ class Pipeline:
     def sample_latents(self, requests: Sequence[Request], on_step: samplers.Callback | None = None) -> torch.Tensor:
         """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
         first = requests[0]
-        sampler, sigmas = samplers.SAMPLERS[first.sampler], first.sigmas(self.sigma_data)
+        sampler, sigmas = samplers.find(first.sampler), first.sigmas(self.sigma_data)
         options: dict[str, Any] = {}
         if sampler.stochastic:
             options["noise"] = [_generator("churn", r) for r in requests]

@@ -16,7 +16,7 @@ import torch
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dfm_nb import parallel
-from dfm_nb.base import geometry
+from dfm_nb.base import geometry, plugins
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Options, option
@@ -58,6 +58,20 @@ def _one_of(names: Iterable[str]) -> Callable[[str], str]:
     return check
 
 
+def _sampler(name: str) -> str:
+    if not plugins.is_module_name(name):
+        _one_of(samplers.names())(name)
+    samplers.find(name)
+    return name
+
+
+def check_sampler(settings: Mapping[str, Any], origin: str, given: Mapping[str, Any]) -> None:
+    """ValueError where settings of somebody else name a module as the sampler, which would run, and the user none."""
+    name = settings.get("sampler")
+    if plugins.is_module_name(name) and given.get("sampler") is None:
+        raise ValueError(f"{origin} names the sampler {name}, and only you may name a module: pass --sampler {name}")
+
+
 def _seed(value: Any) -> Any:
     return value.initial_seed() if isinstance(value, torch.Generator) else value
 
@@ -90,8 +104,8 @@ class Sampling(Options):
     autoguidance: float | None = option(
         None, "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance"
     )
-    sampler: Annotated[str, AfterValidator(_one_of(samplers.SAMPLERS))] = recommended(
-        _USUAL.sampler, f"how noise is removed: {', '.join(samplers.SAMPLERS)}"
+    sampler: Annotated[str, AfterValidator(_sampler)] = recommended(
+        _USUAL.sampler, f"how noise is removed: {', '.join(samplers.names())}, or module:name"
     )
     schedule: Annotated[str, AfterValidator(_one_of(samplers.SCHEDULES))] = recommended(
         _USUAL.schedule, f"how steps are spread: {', '.join(samplers.SCHEDULES)}"
@@ -205,6 +219,7 @@ def requests_of_keywords(
     ValueError : with the name that is nearest to an unknown one.
     """
     settings = dict(settings)
+    check_sampler(recommended or {}, "the checkpoint", settings)
     names = {Request.aliases.get(name, name) for name, value in settings.items() if value is not None}
     common = {name: value for name, value in (recommended or {}).items() if name not in names}
     own: list[dict[str, Any]] = [{}] * len(prompts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def build(spec=None, wing_grey=100):
 
 
 @pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module on the path, which nobody installed."""
+    (tmp_path / "my_moths.py").write_text(MOTHS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_moths", None)
+
+
+@pytest.fixture
 def moths(tmp_path, monkeypatch):
     """A package that pip has installed, by what it leaves on the path."""
     (tmp_path / "their_moths.py").write_text(MOTHS)
@@ -64,6 +74,31 @@ def test_no_package_replaces_a_plugin_of_this_one(moths):
 def test_a_module_that_is_no_plugin_is_not_imported(moths, name):
     with pytest.raises(ValueError, match=rf"no '{name}' .*moths"):
         plugins.load("sources", name)
+
+
+def test_a_user_may_name_a_function_of_a_module(mine, tmp_path):
+    assert plugins.source_and_spec("my_moths:build") == ("my_moths:build", "")
+    assert plugins.source_and_spec("my_moths:build:a:b") == ("my_moths:build", "a:b")
+    assert plugins.source_and_spec("folder:build:x") == ("folder", "build:x")
+    argv = ["--source", "my_moths:build", "--short-side", "32", "--output-dir", str(tmp_path / "data")]
+    assert prepare.main(argv) == 0
+    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["source"]["name"] == "moths"
+
+
+@pytest.mark.parametrize("name", ["my_moths:none", "no_module:build", "my_moths:np"])
+def test_a_module_that_lacks_the_name_is_said(mine, name):
+    with pytest.raises(ValueError, match=name):
+        plugins.load("sources", name)
+
+
+def test_data_may_name_no_module(mine, tmp_path):
+    with pytest.raises(ValueError, match="--text-encoder-path my_moths:build"):
+        plugins.load_saved("text_encoders", "my_moths:build", None)
+    (tmp_path / "tokenizer.safetensors").touch()
+    with pytest.raises(ValueError, match="--tokenizer-path my_moths:build"):
+        plugins.carried("my_moths:build", tmp_path)
+    assert "my_moths" not in sys.modules
+    assert plugins.load_saved("sources", "any", "my_moths:build")[0].build() and "my_moths" in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Requests from the command line and from files; refusals name the wrong setting and its line."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from dfm_nb.base.argv import guard
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import main, parse, requests_of
-from dfm_nb.generation.request import Request, read_prompts
+from dfm_nb.generation.request import Request, read_prompts, requests_of_keywords
 
 
 @pytest.mark.parametrize(
@@ -120,3 +121,25 @@ def test_nothing_to_draw_and_no_checkpoint_are_named(tmp_path, capsys):
         assert guard(main, argv + flags) == 2, "bad sizes are refused before the checkpoint is looked for"
         said = capsys.readouterr().err
         assert name in said and len(said.splitlines()) == 1
+
+
+def test_only_the_user_may_name_a_module_as_the_sampler(tmp_path, monkeypatch):
+    (tmp_path / "my_sampler.py").write_text("from dfm_nb.diffusion.samplers import sample_euler as mine\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(samplers, "SAMPLERS", dict(samplers.SAMPLERS))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x", "sampler": "my_sampler:mine"}\n')
+    from_file, name = ["--prompts-file", str(tmp_path / "p.jsonl")], {"sampler": "my_sampler:mine"}
+    for refused in (
+        lambda: requests_of_keywords(["x"], {}, name),
+        lambda: requests_of(*parse(["--prompt", "x"]), name),
+        lambda: requests_of(*parse(from_file)),
+    ):
+        with pytest.raises(ValueError, match="--sampler my_sampler:mine"):
+            refused()
+    assert "my_sampler" not in sys.modules
+    (named,) = requests_of(*parse([*from_file, "--sampler", "my_sampler:mine"]))
+    assert requests_of_keywords(["x"], {"sampler": "euler"}, name)[0].sampler == "euler"
+    assert samplers.find(named.sampler) is samplers.SAMPLERS["euler"] and samplers.evaluations(named.sampler, 3) == 3
+    with pytest.raises(ValueError, match="my_sampler:none"):
+        Request("x", sampler="my_sampler:none")
+    del sys.modules["my_sampler"]
