@@ -239,7 +239,9 @@ class EmaConfig(Group):
 
 class LoggerConfig(Group):
     log_interval: Int = option(10, "iterations between log lines; metrics.jsonl records every iteration", ge=1)
-    tensorboard: bool = option(True, "write TensorBoard events under tensorboard/ in the run folder")
+    report_to: list[Text] | None = option(
+        None, "tensorboard, wandb, a package's logger or module:name; null: tensorboard, and wandb with a project"
+    )
     wandb_project: Text | None = option(None, "Weights & Biases project; null does not log there")
     wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null: the run folder's name")
     wandb_mode: Literal["online", "offline", "disabled"] = option("online", "online, offline (files only) or disabled")

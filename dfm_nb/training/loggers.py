@@ -1,6 +1,7 @@
-"""Where metrics go besides metrics.jsonl: TensorBoard and Weights & Biases, on rank 0 only.
+"""Where metrics go besides metrics.jsonl, on rank 0 only: TensorBoard, Weights & Biases, and loggers of packages.
 
-A run that goes on continues its Weights & Biases run; two run folders of one name never share one.
+To add one, write one function, a `Logger`: here with its name in `LOGGERS`, or in a package by an entry point of
+`dfm_nb.loggers`, or anywhere as `logger.report_to='[module:name]'`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dfm_nb.base import plugins
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import read_image, read_video
@@ -21,82 +23,136 @@ FRAMES, FRAME_PX = 8, 256
 """TensorBoard gets at most so many of a sample's frames, side by side, of this size: its event files are kept."""
 
 
+Values = Mapping[str, "float | Sample"]
+Logger = Callable[[Run, LoggerConfig, Mapping[str, object]], Generator[None, tuple[int, Values], None]]
+"""A logger is one generator function of the run, the settings of loggers, and those that are shown with the run.
+
+    def to_csv(run, config, settings):
+        with open(run.path / "log.csv", "a") as file:
+            while True:
+                iteration, values = yield
+                ...
+
+Each `yield` gives an iteration and its values by name, numbers or a `Sample`; at the end of the run the generator is
+closed. One that returns before its first `yield` is left out, which it says itself.
+"""
+
+
+class Sample(NamedTuple):
+    """A finished sample; `path` is its .mp4 or .png."""
+
+    caption: str
+    path: Path
+
+
+def tensorboard(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Generator[None, Any, None]:
+    """Events under tensorboard/ in the run folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(run.path / "tensorboard"))
+    try:
+        while True:
+            iteration, values = yield
+            with contextlib.suppress(FileNotFoundError):  # the run folder was moved, and training goes on
+                for name, value in values.items():
+                    if not isinstance(value, Sample):
+                        writer.add_scalar(name, value, iteration)
+                        continue
+                    path = value.path
+                    frames = read_image(path) if path.suffix == ".png" else read_video(path)[0]
+                    fewer, smaller = -(-len(frames) // FRAMES), -(-max(frames.shape[1:3]) // FRAME_PX)
+                    shown = frames[::fewer, ::smaller, ::smaller]
+                    writer.add_images(name, shown, iteration, dataformats="NHWC")
+                    writer.add_text(name, value.caption, iteration)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            writer.close()
+
+
+def wandb(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Generator[None, Any, None]:
+    """The Weights & Biases run of this folder, which a resumed run continues.
+
+    It is left out with a warning where it is not installed, knows no key or is out of reach: a run needs none of it.
+    """
+    if config.wandb_mode == "disabled":
+        return
+    if importlib.util.find_spec("wandb") is None:
+        log.warning("no Weights & Biases for this run: it is not installed; pip install 'dfm_nb[wandb]'")
+        return
+    import wandb
+
+    try:
+        service = wandb.init(
+            project=config.wandb_project,
+            name=config.wandb_exp_name or run.name,
+            mode=config.wandb_mode,
+            dir=str(run.path),
+            config=dict(settings),
+            id=run.id,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        why = str(error).splitlines()[0]
+        log.warning("no Weights & Biases for this run: %s; set WANDB_API_KEY, or logger.wandb_mode=offline", why)
+        return
+    try:
+        while True:
+            iteration, values = yield
+            shown = dict[str, Any](values)
+            for name, value in values.items():
+                if isinstance(value, Sample):
+                    kind = wandb.Image if value.path.suffix == ".png" else wandb.Video
+                    shown[name] = kind(str(value.path), caption=value.caption)
+            service.log(shown, step=iteration)
+    finally:
+        service.finish()
+
+
+LOGGERS: dict[str, Logger] = {"tensorboard": tensorboard, "wandb": wandb}
+
+
 class Loggers:
-    """Scalars and samples to the configured services; nothing happens where none is.
+    """Scalars and samples to the loggers of `logger.report_to`; nothing happens where it is empty.
 
     Parameters
     ----------
     settings : shown with the run in Weights & Biases.
-
-    Weights & Biases is left out with a warning where it is not installed, knows no key or is out of reach: a run needs
-    none of it, and `metrics.jsonl` has all numbers.
 
     A resumed run logs what came after its checkpoint again, with the same iterations, which these services bear. A file
     that is appended to must be cut back in `Report.resume`, as `metrics.jsonl` is.
     """
 
     def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):
-        self._tensorboard = self._wandb = None
-        if config.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._tensorboard = SummaryWriter(str(run.path / "tensorboard"))
-        if config.wandb_project and config.wandb_mode != "disabled":
-            self._wandb = _start_wandb(config, run, settings)
+        names = config.report_to
+        if names is None:
+            names = ["tensorboard", *(["wandb"] if config.wandb_project else [])]
+        chosen = {name: LOGGERS.get(name) or plugins.find("loggers", name, LOGGERS) for name in names}
+        self._open = []
+        for name, logger in chosen.items():
+            opened = logger(run, config, settings)
+            if not isinstance(opened, Generator):
+                raise ValueError(
+                    f"logger.report_to: {name} must be a generator function, as dfm_nb.training.loggers says"
+                )
+            with contextlib.suppress(StopIteration):  # it is left out
+                next(opened)
+                self._open.append(opened)
 
     def scalars(self, iteration: int, record: Mapping[str, object]) -> None:
         """Every finite number of a metrics record; validation losses by noise level as one series for each."""
-        numbers = {k: float(v) for k, v in _flat(record).items() if math.isfinite(v)}
-        if self._tensorboard is not None:
-            with contextlib.suppress(FileNotFoundError):  # the run folder was moved, and training goes on
-                for name, value in numbers.items():
-                    self._tensorboard.add_scalar(name, value, iteration)
-        if self._wandb is not None:
-            self._wandb.log(numbers, step=iteration)
+        self._send(iteration, {k: float(v) for k, v in _flat(record).items() if math.isfinite(v)})
 
     def sample(self, iteration: int, index: int, caption: str, path: Path) -> None:
         """A finished sample, the `index`-th of its round; `path` is its .mp4 or .png."""
-        if self._tensorboard is not None:
-            frames = read_image(path) if path.suffix == ".png" else read_video(path)[0]
-            fewer, smaller = -(-len(frames) // FRAMES), -(-max(frames.shape[1:3]) // FRAME_PX)
-            shown = frames[::fewer, ::smaller, ::smaller]
-            self._tensorboard.add_images(f"samples/{index}", shown, iteration, dataformats="NHWC")
-            self._tensorboard.add_text(f"samples/{index}", caption, iteration)
-        if self._wandb is not None:
-            import wandb
+        self._send(iteration, {f"samples/{index}": Sample(caption, path)})
 
-            kind = wandb.Image if path.suffix == ".png" else wandb.Video
-            self._wandb.log({f"samples/{index}": kind(str(path), caption=caption)}, step=iteration)
+    def _send(self, iteration: int, values: Values) -> None:
+        for logger in self._open:
+            logger.send((iteration, values))
 
     def close(self) -> None:
-        if self._tensorboard is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
-
-
-def _start_wandb(config: LoggerConfig, run: Run, settings: Mapping[str, object]) -> Any:
-    """The Weights & Biases run of this folder, or None with a warning."""
-    if importlib.util.find_spec("wandb") is None:
-        log.warning("no Weights & Biases for this run: it is not installed; pip install 'dfm_nb[wandb]'")
-        return None
-    import wandb
-
-    try:
-        return wandb.init(
-            project=config.wandb_project,
-            name=config.wandb_exp_name or run.name,
-            mode=config.wandb_mode,
-            dir=str(run.path),
-            config=dict(settings),
-            id=run.id,  # a resumed run continues its own
-            resume="allow",
-        )
-    except wandb.Error as error:
-        why = str(error).splitlines()[0]
-        log.warning("no Weights & Biases for this run: %s; set WANDB_API_KEY, or logger.wandb_mode=offline", why)
-        return None
+        for logger in self._open:
+            logger.close()
 
 
 def _flat(record: Mapping[str, object]) -> dict[str, float]:

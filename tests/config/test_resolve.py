@@ -1,6 +1,7 @@
 """The three layers, and every fault a user can make in them."""
 
 import dataclasses
+import json
 import pickle
 import re
 import sys
@@ -428,3 +429,18 @@ def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
     assert C.resolve("demo", run_dir=own).config.model.attention_backend == "auto"
     given = ["mixed_precision=fp32"]
     assert C.resolve("demo", overrides=given, run_dir=tmp_path).config.mixed_precision == "fp32"
+
+
+@pytest.mark.parametrize("key, value", [("logger.report_to", ["a:b"]), ("generation.sampler", "a:b")])
+def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path):
+    stored = tmp_path / "config.yaml"
+    asked = [f"{key}={json.dumps(value)}"]
+    assert C.resolve("demo", overrides=asked).get(key) == value
+    stored.write_text(C.to_yaml(C.resolve("demo", overrides=asked)).replace(f"  {key}: command line\n", ""))
+    with pytest.raises(C.ConfigError, match=key):
+        C.resolve("demo", run_dir=tmp_path)
+    assert C.resolve("demo", overrides=asked, run_dir=tmp_path).get(key) == value
+    start = [f"checkpoint.pretrained={tmp_path}"]
+    with pytest.raises(C.ConfigError, match=key):
+        C.resolve("demo", overrides=start, settings_of=lambda path: {key: value})
+    assert C.resolve("demo", overrides=[*start, *asked], settings_of=lambda path: {key: value}).get(key) == value

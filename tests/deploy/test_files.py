@@ -193,7 +193,7 @@ def test_text_jobs_in_parts_and_merged_give_the_bytes_of_the_single_job(tmp_path
 
 TINY = """(--mock --run-dir {run} model.num_layers=2 model.hidden_size=48 model.num_attention_heads=4
     model.in_channels=4 model.text_dim=24 mixed_precision=fp32 dataset.task_encoder_seq_length=96 dataset.num_workers=0
-    train.global_batch_size=4 train.train_iters=40 train.eval_interval=0 logger.tensorboard=false logger.log_interval=1
+    train.global_batch_size=4 train.train_iters=40 train.eval_interval=0 logger.report_to=[] logger.log_interval=1
     checkpoint.save_interval=0 scheduler.lr_decay_style=constant scheduler.lr_warmup_iters=0)"""
 
 

@@ -72,7 +72,8 @@ def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
     raise AssertionError(f"no parser was asked; exit code {code}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+# extending.md has flags of a package that test_extending.py installs
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "docs/extending.md"])
 def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, capsys):
     refused = []
     for words, fragment in commands(Page(name)):

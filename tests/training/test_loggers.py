@@ -91,7 +91,7 @@ def wandb(monkeypatch):
 
 
 def test_wandb_has_scalars_settings_and_media(run, wandb):
-    log_everything(run, tensorboard=False, wandb_project="butterflies", wandb_mode="offline")
+    log_everything(run, report_to=["wandb"], wandb_project="butterflies", wandb_mode="offline")
     media = {f"samples/{i}": wandb.logged.pop(f"samples/{i}") for i in (0, 1)}
     assert wandb.logged == WANTED and wandb.steps == {3}
     assert media["samples/0"] == ("video", str(run.samples / "clip.mp4"), "a blue morpho")
@@ -106,17 +106,36 @@ def test_wandb_run_of_a_folder_goes_on_and_is_not_shared(tmp_path, wandb):
     for parent in ("a", "a", "b"):
         run = Run.create(tmp_path / parent / "run")
         run.claim()
-        Loggers(LoggerConfig(tensorboard=False, wandb_project="p"), run, {}).close()
+        Loggers(LoggerConfig(report_to=["wandb"], wandb_project="p"), run, {}).close()
         run.release()
     ids = [begun["id"] for begun in wandb.begun]
     assert ids[0] == ids[1] != ids[2] and None not in ids
 
 
 def test_wandb_that_is_missing_or_refuses_is_said_and_left_out(run, monkeypatch, caplog, wandb):
-    assert Loggers(LoggerConfig(tensorboard=False), run, {})._wandb is None and not caplog.text
+    assert Loggers(LoggerConfig(report_to=[]), run, {})._open == [] and not caplog.text
     wandb.refusal = "no key"
-    assert Loggers(LoggerConfig(tensorboard=False, wandb_project="p"), run, {})._wandb is None
+    assert Loggers(LoggerConfig(report_to=["wandb"], wandb_project="p"), run, {})._open == []
     assert "WANDB_API_KEY" in caplog.text
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert Loggers(LoggerConfig(tensorboard=False, wandb_project="p"), run, {})._wandb is None
+    assert Loggers(LoggerConfig(report_to=["wandb"], wandb_project="p"), run, {})._open == []
     assert "dfm_nb[wandb]" in caplog.text
+
+
+def test_a_logger_of_a_module_gets_everything_and_one_that_is_none_is_named(run, monkeypatch):
+    told = []
+
+    def mine(run, config, settings):
+        try:
+            while True:
+                told.append((yield))
+        finally:
+            told.append("closed")
+
+    monkeypatch.setitem(sys.modules, "my_logger", types.SimpleNamespace(mine=mine, other=lambda *args: None))
+    log_everything(run, report_to=["my_logger:mine"])
+    assert told[0] == (3, {"loss": 0.5, "lr": 1e-3}) and told[-1] == "closed"
+    assert told[2] == (3, {"samples/0": ("a blue morpho", run.samples / "clip.mp4")})
+    for name in ("my_logger:other", "my_logger:none", "tensorbord"):
+        with pytest.raises(ValueError, match=name):
+            Loggers(LoggerConfig(report_to=[name]), run, {})

@@ -87,7 +87,7 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
     from dfm_nb.base.run import Run
     from dfm_nb.training.loop import Training
 
-    overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.tensorboard=false"]
+    overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.report_to=[]"]
     resolved = cfg.resolve(None, overrides=overrides)
     run = Run.create(tmp_path / "run")
     training = Training(resolved, run, open_store(resolved.config))
