@@ -43,6 +43,8 @@ def reported(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if "could not be fetched" in str(error):  # it is one already
+            raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(f"{what} could not be fetched: {said}") from None
 

@@ -36,6 +36,10 @@ class Place:
     """A folder and how it is read.
 
     spec : a path, a URL or chain that fsspec opens, or a .zip. limits : of each file that is fetched.
+
+    Attributes
+    ----------
+    server : fsspec's driver; None for a folder of this machine. http : a web server, which may not give parts of files.
     """
 
     spec: str
@@ -49,12 +53,7 @@ class Place:
             self.server, self.root = filesystem(self.spec)
             if isinstance(self.server, LocalFileSystem):  # where links are, too
                 self.server, self.folder = None, Path(self.root)
-        self._http = self.server is not None and self.spec.startswith(HTTP) and not self.spec.lower().endswith(".zip")
-
-    @property
-    def ranges(self) -> bool:
-        """Whether `opened` gives parts of a file."""
-        return self.server is not None and not self._http
+        self.http = self.server is not None and self.spec.startswith(HTTP) and not self.spec.lower().endswith(".zip")
 
     @property
     def name(self) -> str:
@@ -69,7 +68,7 @@ class Place:
             listed = self.server.find(self.root, detail=True)
         for path, info in listed.items():
             name = path.removeprefix(self.root).lstrip("/")
-            if self._http:  # links of a page, of which some only sort the page
+            if self.http:  # links of a page, of which some only sort the page
                 name = "" if "?" in name else unquote(name)
             if name and not lies_inside(name):
                 log.warning("%s has a file named %r, which could be elsewhere, and is left out", self.spec, name)
@@ -106,7 +105,7 @@ class Place:
         url = f"{self.spec}/{name}"
         if not lies_inside(name):
             raise SampleError("outside", f"{url} must be the name of a file in {self.spec}; correct it or remove it")
-        if self._http:
+        if self.http:
             return _fetch.download(f"{self.spec.rstrip('/')}/{quote(name)}", path, self.limits)
         try:
             with self.opened(name) as file:
@@ -122,8 +121,7 @@ class Place:
 
     def opened(self, name: str) -> BinaryIO:
         """A file at a URL, of which only what is asked for is fetched."""
-        file: BinaryIO = self.server.open("/".join(filter(None, (self.root.rstrip("/"), name))))
-        return file
+        return self.server.open("/".join(filter(None, (self.root.rstrip("/"), name))))
 
 
 def _visible(root: Path) -> Iterator[str]:

@@ -331,9 +331,7 @@ def _open(spec: str, place: Place, name: str) -> Rows:
             path = Path(folder, "table").with_suffix(Path(name).suffix)
             _fetch.download(spec, path, place.limits)
             return read_rows(path)
-    if place.server is None:
-        return read_rows(place.folder / name)
-    if name.endswith(".parquet"):
+    if place.server and name.endswith(".parquet"):
         return read_rows(Path(name), [_parquet(place, name)])
     with place.local(name) as path:
         return read_rows(path)
@@ -342,7 +340,7 @@ def _open(spec: str, place: Place, name: str) -> Rows:
 def _parquet(place: Place, name: str) -> pq.ParquetFile:
     """A file that stays open; of one that a driver reads, row groups are fetched when they are asked for."""
     with reported(f"{place.spec}/{name}"):
-        if place.ranges:
+        if place.server and not place.http:
             return pq.ParquetFile(place.opened(name))
         with place.local(name) as path:
             return pq.ParquetFile(path)
@@ -386,18 +384,18 @@ def build(
     if spec is None:
         raise ValueError(f"name the table: --source table:FILE ({', '.join(SUFFIXES)})")
     reading, splits = MediaOptions(**options), list[str | None]()
+    own = replace(reading, allow_outside=True)
     if not isinstance(spec, str):
-        rows, label, place = frame_rows(spec), "dataframe", Place(".", replace(reading, allow_outside=True), limits)
+        rows, label, place = frame_rows(spec), "dataframe", Place(".", own, limits)
     else:
-        fetched = is_place(spec)
-        reading = reading if fetched else replace(reading, allow_outside=True)
+        fetched, path = is_place(spec), Path(spec).expanduser()
         head = spec.partition("?")[0] if spec.startswith(HTTP) else spec  # the rest signs it
-        folder, label = parent(head) if fetched else (str(Path(head).expanduser().parent), Path(head).name)
-        if Path(spec).expanduser().is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
-            place = Place(spec, reading, limits)
+        folder, label = parent(head) if fetched else (str(path.parent), path.name)
+        if path.is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
+            place = Place(spec, reading, limits)  # of a folder here, too, somebody else may have written the tables
             (rows, splits), label = _open_all(place), place.name
         else:
-            place = Place(folder, reading, limits)
+            place = Place(folder, reading if fetched else own, limits)
             rows = _open(spec, place, label)
     media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
     usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _fetch, _place, folder, table
+from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import counting_clip, picture
 from tests.data.sources.test_table import png
 
@@ -63,7 +63,6 @@ class Handler(SimpleHTTPRequestHandler):
 @pytest.fixture
 def http(photos, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(_place._fetch, "DEFAULT_LIMITS", _fetch.Limits(timeout_s=5, retries=0))
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(photos.parent)))
     threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     yield f"http://127.0.0.1:{httpd.server_port}"
@@ -192,6 +191,22 @@ def test_a_hub_data_set_of_pictures_has_its_captions_and_splits(hub, photos):
     """No hub is reached: `Hub` stands in for it."""
     shutil.copytree(photos, hub)
     assert same(folder.build(str(photos)), folder.build("hf://datasets/OWNER/NAME"))
+
+
+def test_a_folder_of_tables_names_files_inside_it_alone(tmp_path):
+    for name in ("in/a.png", "secret.png"):
+        picture(tmp_path / name)
+    image = [{"bytes": None, "path": path} for path in ("a.png", "../secret.png", "http://127.0.0.1:9/a.png")]
+    (tmp_path / "in/a.png").rename(tmp_path / "in/.a.png")
+    image[0]["path"] = ".a.png"
+    pq.write_table(pa.table({"image": image, "text": ["a"] * 3}), tmp_path / "in/t.parquet")
+    for build in (folder.build, table.build):
+        source = build(str(tmp_path / "in"))
+        assert [clips if isinstance(clips, str) else "read" for _, _, clips in everything(source)] == [
+            "read",
+            "outside",
+            "refused",
+        ]
 
 
 def test_tables_of_other_columns_are_not_joined(tmp_path):

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dfm_nb.base import video
+from dfm_nb.base import places, video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _fetch, table
+from dfm_nb.data.sources import _fetch, folder, table
 
 
 def png(colour="red", size=(24, 20)) -> bytes:
@@ -166,6 +166,20 @@ def test_a_public_server_cannot_redirect_to_this_machine(name, tmp_path, server,
     monkeypatch.setattr(_fetch, "is_public", lambda url: "//localhost" in url or is_public(url))
     error = fault(served(tmp_path, server, name))
     assert error.reason == "refused" and "127.0.0.1" in error.detail and "good.png" not in server.seen
+
+
+def test_a_driver_follows_no_redirect_to_this_machine(server, monkeypatch):
+    assert folder_fault(f"{server.url}/inside.zip") and "good.png" in server.seen  # no zip, but asked for
+    server.seen.clear()
+    monkeypatch.setattr(places, "is_public", lambda url: "//localhost" in url)
+    assert folder_fault(f"{server.url.replace('127.0.0.1', 'localhost')}/inside.zip")
+    assert "inside.zip" in server.seen and "good.png" not in server.seen
+
+
+def folder_fault(spec):
+    with pytest.raises(ValueError, match="inside") as caught:
+        folder.build(spec)
+    return caught.value
 
 
 def test_addresses_of_this_machine_and_its_network_are_not_public():
