@@ -359,12 +359,7 @@ class Studio(Live):
             "negative_prompt": text("negative_prompt", "negative", "what to move away from"),
             "guidance": Slider(label="guidance", max=max(10.0, start.guidance), step=0.05),
             "num_steps": Slider(label="steps", min=1, max=max(60, start.num_steps), step=1),
-            "sampler": w.Dropdown(
-                options=[*dict.fromkeys((*samplers.names(), start.sampler))],
-                description="sampler",
-                layout=wide,
-                style=label,
-            ),
+            "sampler": w.Dropdown(options=samplers.names(), description="sampler", layout=wide, style=label),
             **{name: text(name, shown) for name, shown in WHOLE.items()},
         }
         self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}

@@ -153,11 +153,8 @@ class InspectedShards:
             if path:
                 raise ValueError(f"shards without a manifest do not say whose file {path} is; name it with --tokenizer")
             return None
-        place: str | Path | None = path
-        if own:
-            module = plugins.load("tokenizers", name)
-        else:
-            module, place = plugins.load_saved("tokenizers", name, path or plugins.carried(name, self.folder))
+        saved = None if own else plugins.load_saved("tokenizers", name, path or plugins.carried(name, self.folder))
+        module, place = saved or (plugins.load("tokenizers", name), path)
         # one that was fitted to the data has no other file
         return None if place is None and hasattr(module, "fit") else module.build(place)
 

@@ -80,11 +80,7 @@ class PrepareConfig(Options):
     upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
     limit: int | None = option(None, "only the first N items", ge=1, plan=True)
     val_fraction: float | None = option(
-        None,
-        "of the items, by a hash of their keys; default 0.05, and 0.125 for 20 to 999 items that come without splits",
-        ge=0,
-        lt=1,
-        plan=True,
+        None, "of the items, by a hash of their keys; default 0.05, of few 0.125", ge=0, lt=1, plan=True
     )
     test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
     shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)

@@ -20,6 +20,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
@@ -74,11 +75,9 @@ def expand_inputs(patterns: list[str]) -> list[str]:
     """
     paths: list[str] = []
     for pattern in patterns:
-        if is_place(pattern):
-            found = _expand_url(pattern)
-        else:
-            exists = pattern == STDIN or os.path.exists(pattern)
-            found = [pattern] if exists else sorted(glob.glob(pattern, recursive=True))
+        exists = pattern == STDIN or (os.path.exists(pattern) and not is_place(pattern))
+        find = _expand_url if is_place(pattern) else partial(glob.glob, recursive=True)
+        found = [pattern] if exists else sorted(find(pattern))
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; nothing is at {pattern}")
         paths += found
@@ -97,7 +96,7 @@ def _expand_url(pattern: str) -> list[str]:
         found = [name for name, info in server.glob(path, detail=True).items() if info["type"] == "file"]
     if odd := [name for name in found if "::" in name]:
         raise ValueError(f"{pattern} has a file named {odd[0]!r}, which would lead elsewhere; rename it")
-    return sorted("::".join((server.unstrip_protocol(name), *chain)) for name in found)
+    return ["::".join((server.unstrip_protocol(name), *chain)) for name in found]
 
 
 def _driver(path: str) -> tuple[Any, str]:

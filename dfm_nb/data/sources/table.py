@@ -309,17 +309,13 @@ def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[
     return found
 
 
-SPLIT_WORDS = {
-    "train": {"train", "training"},
-    "val": {"validation", "valid", "val", "dev"},
-    "test": {"test", "testing", "eval", "evaluation"},
-}
+SPLIT_WORDS = {"train": "train training", "val": "validation valid val dev", "test": "test testing eval evaluation"}
 """Words in a file's name that Hugging Face's datasets take for its split."""
 
 
 def _split_of(name: str) -> str | None:
     words = set(re.split(r"[^a-z]+", name.lower()))
-    return next((split for split, known in SPLIT_WORDS.items() if words & known), None)
+    return next((split for split, known in SPLIT_WORDS.items() if words & set(known.split())), None)
 
 
 def _open(spec: str, place: Place, name: str) -> Rows:
@@ -349,7 +345,7 @@ def _parquet(place: Place, name: str) -> pq.ParquetFile:
 def _open_all(place: Place) -> tuple[Rows, list[str | None]]:
     """The rows of all parquet files of a place, training's first, and the split of each."""
     names = [name for name in place.names() if name.lower().endswith(".parquet")]
-    given = {name: split if (split := _split_of(name)) in ("val", "test") else None for name in names}
+    given = {name: None if (split := _split_of(name)) == "train" else split for name in names}
     rest = "train" if "val" in given.values() else None  # None: --val-fraction and --test-fraction decide
     names.sort(key=lambda name: (bool(given[name]), name))  # --limit takes from training first
     if not names:
