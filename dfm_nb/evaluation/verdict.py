@@ -7,7 +7,7 @@ Every checkpoint samples the same captions with the same seeds, some of training
    out, the chance that a new one is below the least of n. It and later ones are out.
 2. Of the others, that with the least kernel distance to held-out pictures is best. Those whose distance is not surely
    greater (the interval of the difference, over the same captions and seeds, reaches zero) cannot be told from it.
-3. Of these the one with the lowest validation loss is taken; the best itself where the run has no validation.
+3. Of these the one with the lowest validation loss is taken; the best itself where none has one.
 
 A copy is much nearer to one training picture than to the next one. Both distances are of pixels at 32 x 32, which
 see a smudged copy that features miss. Their ratio is near 1 for a new picture, also for a plain or blurred one, which
@@ -130,17 +130,16 @@ class Judge:
         best = min(clean, key=lambda r: r["kernel_distance"]["value"])
         mine = self.influences[best["iteration"]]
         alike = [r for r in clean if r is best or difference(self.influences[r["iteration"]], mine).low <= 0]
-        known = len(alike) > 1 and all(r["val_loss"] is not None for r in alike)
-        take = min(alike, key=lambda r: r["val_loss"])["iteration"] if known else best["iteration"]
+        known = [r for r in alike if r["val_loss"] is not None] if len(alike) > 1 else []
+        take = min(known, key=lambda r: r["val_loss"], default=best)["iteration"]
         said = f"take {take:,}"
         if len(alike) > 1:
             why = "it has the lowest validation loss" if known else "it is nearest to held-out pictures"
             others = ", ".join(f"{r['iteration']:,}" for r in alike if r["iteration"] != take)
             said += f" (the figures do not tell it from {others}; {why})"
         copies = rows[begin]["iteration"] if begin < len(rows) else None
-        said += (
-            f"; copies begin at {copies:,}" if copies is not None else f"; no copies up to {rows[-1]['iteration']:,}"
-        )
+        said += f"; no copies up to {rows[-1]['iteration']:,}" if copies is None else f"; copies begin at {copies:,}"
+        said += "" if begin else ", the first checkpoint"
         return {
             "take": take,
             "copies_begin": copies,

@@ -59,8 +59,10 @@ def test_the_verdict_is_by_copies_then_distance_then_loss(judge):
     assert told["sentence"].startswith("take 300 (") and told["sentence"].endswith("copies begin at 400")
     assert decided(0.1, 0.5, 0.6, 0.4)["take"] == 200, "a loss decides among those alike alone"
     best = min(found[:3], key=lambda r: r["kernel_distance"]["value"])["iteration"]
-    assert decided(None, None, 0.5, 0.4)["take"] == best, "without losses the nearest is taken"
-    assert judge.verdict([found[3] | {"val_loss": 1.0}])["copies_begin"] == 400
+    assert decided(None, None, None, None)["take"] == best, "without losses the nearest is taken"
+    assert {decided(None, *some, 0.4)["take"] for some in ((0.5, None), (None, 0.5))} == {200, 300}
+    early = judge.verdict([found[3] | {"val_loss": 1.0}])
+    assert early["take"] == early["copies_begin"] == 400 and early["sentence"].endswith("the first checkpoint")
     assert judge.verdict([r | {"val_loss": None} for r in found[:2]])["copies_begin"] is None
 
 
