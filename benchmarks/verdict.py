@@ -150,10 +150,11 @@ def text(result: dict) -> str:
         [s["seed"], s["verdict"]["sentence"], *(f"{a} of {b}" for a, b in (s["found"], s["alarms"])), *s["apart"]]
         for s in seeds
     ]
-    for key in ("found", "alarms"):
-        hits, of = (sum(s[key][i] for s in seeds) for i in (0, 1))
+    shares = []
+    for hits, of in (np.sum([s[key] for s in seeds], 0) for key in ("found", "alarms")):
         low, high = wilson(hits, of)
-        parts.append(f"{key}: {hits} of {of}, {hits / of:.1%} ({low:.1%} - {high:.1%})\n")
+        shares.append(f"{hits} of {of}: {hits / of:.1%} ({low:.1%} - {high:.1%})")
+    cells.append(["all", "", *shares, *(f"at most {worst}" for worst in np.max([s["apart"] for s in seeds], 0))])
     head = ["seed", "verdict", "planted copies found", "false alarms", "places from the best", "by distance alone"]
     parts += [report.table(head, cells), ""]
     names = ["instead of samples", "kernel distance x 1000", "% own held-out", "% own of training", "% copies"]
