@@ -1,8 +1,8 @@
 """The loader over a blend of text corpora: megatron-core's GPTDataset, packed, blended, split over ranks, resumable.
 
 The order of samples is megatron-core's own: a function of the seed and the blend, not of ranks or workers. A loader
-begun with `consumed_samples` gives what the uninterrupted one would have given. The caches of megatron's indices are
-keyed by the corpora's sizes and times of change.
+started with `consumed_samples` yields the samples that the uninterrupted one would have. The caches of megatron's
+indices are keyed by the corpora's sizes and modification times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, toke
 
 @dataclass(frozen=True)
 class TokenizerIds:
-    """What GPTDataset asks of a tokenizer. `pad` None: megatron takes -1, which no token has."""
+    """The tokenizer attributes that GPTDataset needs. `pad` None: megatron uses -1, which no token has."""
 
     vocab_size: int
     eod: int
@@ -39,16 +39,16 @@ class TokenizerIds:
 
     @classmethod
     def of_blend(cls, blend: Blend) -> TokenizerIds:
-        """From what `preprocess` recorded beside the corpora.
+        """From the `.meta.json` files that `preprocess` wrote next to the corpora.
 
         Raises
         ------
-        ValueError : nothing is recorded, the tokenizers differ, or there is no EOD token
+        ValueError : there is no `.meta.json`, the tokenizers differ, or there is no EOD token
         """
         require_same_tokenizer(blend.prefixes())
         meta = next((m for m in map(read_meta, blend.prefixes()) if m), None)
         if meta is None:
-            raise ValueError("no .meta.json lies beside the corpora; give tokenizer=TokenizerIds(vocab_size, eod)")
+            raise ValueError("the corpora have no .meta.json; pass tokenizer=TokenizerIds(vocab_size, eod)")
         if meta["eod_id"] is None:
             raise ValueError(f"packing needs an end-of-document token; {meta['tokenizer']} has none")
         return cls(max(meta["vocab_size"], meta["max_id"] + 1), meta["eod_id"], None, meta["tokenizer_sha256"])
@@ -66,13 +66,13 @@ def build_datasets(
 ) -> dict[str, Dataset | None]:
     """Data sets of `train`, `validation` and `test` (None where there is none).
 
-    All ranks must call it, within a process group (`parallel.init()` makes one of a single rank).
+    All ranks must call it, within a process group (`parallel.init()` creates one for a single rank).
 
     Parameters
     ----------
     seq_length : tokens of a sample
     num_samples : of train, validation and test
-    tokenizer : by default what `preprocess` recorded
+    tokenizer : by default the one that `preprocess` recorded
     split : "969,30,1" cuts each training corpus as Megatron's --split does, where validation and test have no corpora
     settings : of megatron's GPTDatasetConfig. `reset_position_ids` starts positions from 0 after an EOD,
         `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss
@@ -95,7 +95,7 @@ def build_datasets(
         chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}
     else:
         chosen = {"blend_per_split": [_pair(blend.corpora(s)) for s in SPLITS]}
-    # named by the corpora's sizes and times of change: a replaced .bin never meets an old cache
+    # keyed by the corpora's sizes and modification times: a replaced .bin never uses an old cache
     base = cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
     cache = Path(base, corpora_sha256(blend.prefixes())[:16])
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -112,7 +112,7 @@ def build_datasets(
 
 
 def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None] | None:
-    """Prefixes and weights as megatron takes them: no corpus of weight 0, and no weights for a single corpus."""
+    """Prefixes and weights in megatron's form: no corpus of weight 0, and no weights for a single corpus."""
     kept = [c for c in corpora if c.weight]
     return ([c.prefix for c in kept], [c.weight for c in kept] if len(kept) > 1 else None) if kept else None
 
@@ -120,8 +120,8 @@ def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | Non
 class BatchSampler:
     """Sample numbers of this rank's micro-batches, in order.
 
-    Sample k of the run goes to global batch k // (micro_batch_size * dp_size); each rank takes its own stretch of it.
-    A last global batch that is not full is left out. With micro-batches of 2 and 2 ranks:
+    Sample k of the run goes to global batch k // (micro_batch_size * dp_size); each rank gets its share of it.
+    An incomplete last global batch is left out. With micro-batches of 2 and 2 ranks:
 
         rank 0: [0, 1], [4, 5], ...
         rank 1: [2, 3], [6, 7], ...
@@ -154,9 +154,9 @@ def batches(
     dp_size: int | None = None,
     num_workers: int = 0,
 ) -> DataLoader:
-    """Batches of this data-parallel rank from `consumed_samples` (of all ranks together) on.
+    """Batches of this data-parallel rank, starting at `consumed_samples` (the sum over all ranks).
 
-    The ranks come from megatron's parallel state when they are not given.
+    By default the ranks come from megatron's parallel state.
     """
     dp_rank = mpu.get_data_parallel_rank() if dp_rank is None else dp_rank
     dp_size = mpu.get_data_parallel_world_size() if dp_size is None else dp_size

@@ -1,7 +1,7 @@
-"""What a `.bin/.idx` corpus holds (`inspect`) and whether it is sound (`verify`).
+"""The contents of a `.bin/.idx` corpus (`inspect`), and whether it is valid (`verify`).
 
-`inspect` reads the index, a sample of tokens and a few documents; `verify` reads every token. A check that could not be
-made says so and does not count as passed.
+`inspect` reads the index, a sample of tokens and a few documents; `verify` reads every token. A check that could not
+run is reported as such and does not count as passed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PERCENTILES = [0, 1, 5, 25, 50, 75, 95, 99, 100]
 
 
 def _tokenizer(prefix: str | Path, model: str | None) -> TokenizerSpec | None:
-    """The tokenizer that was asked for, or the one that made the corpus when it can still be found."""
+    """The requested tokenizer, or the one that the corpus was written with if it can still be found."""
     if model is not None:
         return text_tokenizer.load(model)
     name = read_meta(prefix).get("tokenizer")
@@ -35,8 +35,8 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
 
     Returns
     -------
-    dict, ready for JSON. `length_percentiles` are of documents, in tokens; `frequent_tokens` are rows of id, text,
-    count and share, from the first 20 million tokens. A `text` is None where the tokenizer is not known.
+    dict, ready for JSON. `length_percentiles` are document lengths in tokens; `frequent_tokens` are rows of id, text,
+    count and share, from the first 20 million tokens. A `text` is None if the tokenizer is unknown.
     """
     index, meta = Index.open(prefix), read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
@@ -75,13 +75,13 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
 
 
 def report_text(report: dict) -> str:
-    """`inspect`'s result as lines to read."""
+    """`inspect`'s result as text."""
     percentiles = ", ".join(f"{k} % {v:g}" for k, v in report["length_percentiles"].items())
     lines = [
         "{prefix}: {documents:,} documents ({empty_documents:,} empty), {sequences:,} sequences, {tokens:,} tokens "
         "({dtype}, version {version}, {bin_bytes:,} bytes)",
         "tokenizer {tokenizer}; EOD {eod_id}; append_eod {append_eod}",
-        "tokens a document: mean {mean_length:.1f}; " + percentiles,
+        "tokens per document: mean {mean_length:.1f}; " + percentiles,
         "{distinct_tokens:,} different tokens; the most frequent:",
     ]
     lines = [line.format(**report) for line in lines]
@@ -94,7 +94,7 @@ def report_text(report: dict) -> str:
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the checklist. `passed` None: it could not be made, `detail` says why."""
+    """One line of the checklist. `passed` None: it could not run, and `detail` has the reason."""
 
     name: str
     passed: bool | None
@@ -112,9 +112,9 @@ def verify(
 
     Parameters
     ----------
-    tokenizer_model : to check token ids and the EOD against; the recorded one when None
-    append_eod : whether each document must end with the EOD; what was recorded when None
-    inputs : JSONL files or globs to count the documents of
+    tokenizer_model : to check token ids and the EOD against; None: the recorded one
+    append_eod : whether each document must end with the EOD; None: as recorded
+    inputs : JSONL files or globs whose documents are counted
     """
     sizes = {p.name: p.stat().st_size if p.is_file() else 0 for p in (bin_path(prefix), idx_path(prefix))}
     detail = ", ".join(f"{name} {size:,} bytes" for name, size in sizes.items())
@@ -147,7 +147,7 @@ def _structure(index: Index) -> list[Check]:
     ends = [int(bounds[i]) for i in (0, -1)] if len(bounds) else []
     return [
         Check("the sizes agree", size == want, f".bin has {size:,} bytes, the index says {want:,}"),
-        Check("every sequence holds tokens", bool((lengths > 0).all()), f"{int((lengths <= 0).sum())} hold none"),
+        Check("every sequence has tokens", bool((lengths > 0).all()), f"{int((lengths <= 0).sum())} have none"),
         Check("the pointers follow the lengths", not len(wrong), f"wrong of sequences {wrong[:3].tolist()}"),
         Check("the document bounds rise", rising and ends == [0, len(lengths)], f"{ends} of {len(lengths)} sequences"),
     ]
@@ -159,21 +159,21 @@ def _ids(index: Index, max_id: int | None, progress: bool) -> Check:
         block = tokens[start : start + _BLOCK_TOKENS]
         top, low = max(top, int(block.max())), min(low, int(block.min()))
     passed = None if max_id is None else 0 <= low and top <= max_id
-    return Check("token ids lie in the vocabulary", passed, f"ids up to {top}; the vocabulary's largest is {max_id}")
+    return Check("token ids are in the vocabulary", passed, f"ids up to {top}; the vocabulary's largest is {max_id}")
 
 
 def _ends(index: Index, eod: int | None, asked: bool | None) -> Check:
     name = "documents end with EOD"
     if not asked:
-        return Check(name, None, "not asked for (--append-eod)")
+        return Check(name, None, "not requested (--append-eod)")
     sizes = index.document_tokens()
-    last = np.cumsum(sizes)[sizes > 0] - 1  # of each document that is not empty: they lie one behind the other
+    last = np.cumsum(sizes)[sizes > 0] - 1  # of each document that is not empty: they are contiguous
     wrong = len(last) if eod is None else int((index.tokens()[last] != eod).sum())
     return Check(name, not wrong, f"{wrong:,} of {len(last):,} do not; the tokenizer's EOD is {eod}")
 
 
 def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
-    name = "the documents of the JSONL are all there"
+    name = "all documents of the JSONL are there"
     if inputs:
         want = -meta.get("skipped", 0)
         for path in expand_inputs(inputs):
@@ -183,7 +183,7 @@ def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
         want = meta["documents"]
     else:
         return Check(name, None, f"{index.num_documents:,} documents; give --input to count")
-    source = "in --input, without lines that were skipped" if inputs else "recorded"
+    source = "in --input, without skipped lines" if inputs else "recorded"
     return Check(name, want == index.num_documents, f"{index.num_documents:,} documents; {want:,} {source}")
 
 
@@ -196,12 +196,12 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
     if len(known) > 1 or len(dtypes) > 1:
         return Check(name, False, f"tokenizers differ in {' and '.join(known.values())}; dtypes: {', '.join(dtypes)}")
     if unknown := [p for p, h in hashes.items() if not h]:
-        return Check(name, None, f"no .meta.json beside {', '.join(unknown)}; only dtypes ({dtypes[0]}) were compared")
+        return Check(name, None, f"no .meta.json for {', '.join(unknown)}; only dtypes ({dtypes[0]}) were compared")
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")
 
 
 def require_same_tokenizer(prefixes: list[str]) -> Check:
-    """The same; ValueError where it fails."""
+    """The same check; raises ValueError if it fails."""
     same = verify_same_tokenizer(prefixes)
     if same.passed is False:
         raise ValueError(f"the corpora need one tokenizer and one dtype; {same.detail}; preprocess them alike")

@@ -1,8 +1,7 @@
-"""One chunk of JSONL lines to token bytes: the work of a worker process, and the flags that it follows.
+"""One chunk of JSONL lines to token bytes: the work of a worker process, and its flags.
 
-Nothing is dropped in silence: a line that gives no document is reported with its reason. As in Megatron-LM's tool, an
-empty text writes no token (no EOD alone) and keeps its place among the documents, and a list of strings is a document
-of several sequences.
+A line without a document is reported with its reason. As in Megatron-LM's tool, an empty text is an empty document (not
+an EOD alone), and a list of strings is a document of several sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dfm_nb.text.input import CHUNK_BYTES, LineChunk
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 COUNTS = ("documents", "blank_lines", "skipped")
-"""What becomes of a line."""
+"""What happens to a line."""
 
 
 class PreprocessConfig(Options):
@@ -31,25 +30,25 @@ class PreprocessConfig(Options):
 
     input: tuple[str, ...] = option(help="JSONL files, globs or URLs, also .gz, .zst and .zip; - is stdin")
     output_prefix: str = option(help="path of the output without _KEY_document.bin", output=True)
-    tokenizer_type: Literal["HuggingFaceTokenizer"] = option("HuggingFaceTokenizer", "docs/text.md: how to have others")
+    tokenizer_type: Literal["HuggingFaceTokenizer"] = option("HuggingFaceTokenizer", "for others see docs/text.md")
     tokenizer_model: str = option(help="hub id, folder, or tokenizer.json")
     json_keys: tuple[str, ...] = option(("text",), "keys to tokenize, one corpus each", min_length=1)
     workers: int = option(1, "processes that tokenize; 1: this process", ge=1)
-    chunk_size: int = option(8192, "documents a chunk (1 MiB at most), the unit of work and of a restart", ge=1)
+    chunk_size: int = option(8192, "documents per chunk (1 MiB at most), the unit of work and of resuming", ge=1)
     append_eod: bool = option(False, "end each document with the end-of-document token")
-    dtype: Literal["uint16", "int32"] | None = option(None, "of the tokens; by default as Megatron chooses")
-    on_error: Literal["stop", "skip"] = option("stop", "at a bad line: stop, or skip it and list it")
+    dtype: Literal["uint16", "int32"] | None = option(None, "of the tokens; by default Megatron's choice")
+    on_error: Literal["stop", "skip"] = option("stop", "at a bad line: stop, or skip and report it")
     partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
-    fast: bool = option(True, "words from memory, as in encode.py", python_only=True)
+    fast: bool = option(True, "cache words, as in encode.py", python_only=True)
     progress: bool = option(True, "show a bar", python_only=True)
     chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
 
 
 @dataclass
 class Encoded:
-    """`files` holds what to append to each part file: KEY.bin tokens, KEY.lengths int32 tokens of each sequence,
+    """`files` holds the bytes to append to each part file: KEY.bin tokens, KEY.lengths int32 tokens of each sequence,
     KEY.counts int32 sequences of each document. `bad` has line (counted from the span's first), reason and excerpt of
-    each line that gave no document.
+    each line without a document.
 
     Documents ["a b c"], [""] and ["a", "b c"] have lengths 3, 1, 2 and counts 1, 0, 2.
     """
@@ -60,7 +59,7 @@ class Encoded:
 
 
 class ChunkEncoder:
-    """Encodes chunks: the work of a worker process. One a process, so that the words seen so far stay known."""
+    """Encodes chunks in a worker process. One per process, so that its cache of words is kept."""
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
         self.config, self._dtype = config, np.dtype(config.dtype)
@@ -68,7 +67,7 @@ class ChunkEncoder:
         self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
 
     def __call__(self, chunk: LineChunk) -> Encoded:
-        """Encode a chunk; with on_error "stop" nothing is read after the first bad line."""
+        """Encode a chunk; with on_error "stop" it ends at the first bad line."""
         out = Encoded()
         rows: list[dict[str, list[str]]] = []
         for number, line in enumerate(chunk.lines, chunk.end.line - len(chunk.lines) + 1):
@@ -88,18 +87,18 @@ class ChunkEncoder:
         return out
 
     def _row(self, line: bytes) -> dict[str, list[str]]:
-        """The texts of a line under each key that was asked for; a string is a list of one."""
+        """The texts of a line under each requested key; a string becomes a list of one."""
         row = _loads(line, self.config.json_keys)
         found = {}
         for key in self.config.json_keys:
             if key not in row:
                 has = ", ".join(map(repr, row)) or "no keys"
-                raise ValueError(f"the key {key!r} is missing; the line has {has} (--json-keys names those to read)")
+                raise ValueError(f"the key {key!r} is missing; the line has {has} (--json-keys selects the keys)")
             texts = [row[key]] if isinstance(row[key], str) else row[key]
             if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(texts).__name__}")
             found[key] = texts
-            if len(line) > text_encode.MAX_PLAIN_CHARS:  # it may be DocumentTooLong, which alone fails its own line
+            if len(line) > text_encode.MAX_PLAIN_CHARS:  # it may raise DocumentTooLong, which fails this line only
                 self._text.encode_batch(texts)
         return found
 
@@ -120,12 +119,12 @@ class ChunkEncoder:
 
 
 def _loads(line: bytes, keys: Sequence[str]) -> dict:
-    """The JSON object of a line, as Python reads it. Of what is not under `keys`, only the form must be right."""
+    """The JSON object of a line, as Python reads it. Values outside of `keys` must only be well-formed."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
-        # What Python's json reads and orjson refuses: a byte order mark, NaN, integers of any length, and half of a
-        # surrogate pair, which is no character (so `encode` refuses it in a text).
+        # Python's json reads what orjson refuses: a byte order mark, NaN, integers of any length, and half of a
+        # surrogate pair, which is not a character (so `encode` refuses it in a text).
         try:
             row = json.loads(line.decode("utf-8-sig"), parse_int=float)
             if isinstance(row, dict):

@@ -1,7 +1,7 @@
 """`dfm text ...`: preprocess, merge, inspect, verify, blend.
 
 The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py. Each command is its options, then one
-function that does it. The imports are inside, so that a command waits for its own alone.
+function. Imports are inside the functions, so that each command loads only its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _preprocess(argv: list[str]) -> int:
 
     p = PreprocessConfig.parser()
     p.add_argument("--json", action="store_true", help="print the result as JSON")
-    # Flags of Megatron's tool that change nothing here: the order is always kept, and no sentences are split.
+    # Flags of Megatron's tool without effect here: the order is always kept, and sentences are not split.
     for flag in ("--log-interval", "--lang"):
         p.add_argument(flag, help=argparse.SUPPRESS)
     for flag in ("--keep-sequential-samples", "--keep-newlines"):
@@ -48,7 +48,7 @@ class MergeOptions(Options):
 
     prog = "dfm text merge"
     prefixes: list[str] = option([], "corpora to join, in order; none: all parts of --output-prefix", positional=True)
-    output_prefix: str = option(help="as given to preprocess; _KEY_document is added for parts", output=True)
+    output_prefix: str = option(help="as for preprocess; _KEY_document is added for parts", output=True)
     json_keys: list[str] = option(["text"], "which corpora of the parts")
 
 
@@ -71,7 +71,7 @@ class InspectOptions(Options):
 
     prog = "dfm text inspect"
     prefix: str = option(help="path without .bin", positional=True, metavar="PREFIX")
-    tokenizer_model: str | None = option(None, "to decode with; by default the recorded one")
+    tokenizer_model: str | None = option(None, "for decoding; default: the recorded one")
     documents: int = option(3, "documents to show")
     as_json: bool = option(False, "print JSON", flag="--json")
 
@@ -86,11 +86,11 @@ def _inspect(argv: list[str]) -> int:
 
 
 class VerifyOptions(Options):
-    """The checklist, as checks that can fail (then it exits with 1)."""
+    """The checklist; exits with 1 if a check fails."""
 
     prog = "dfm text verify"
-    prefixes: list[str] = option(help="one corpus, or those of a blend", positional=True, metavar="PREFIX")
-    tokenizer_model: str | None = option(None, "that the corpus must be made with; by default the recorded one")
+    prefixes: list[str] = option(help="one corpus, or the corpora of a blend", positional=True, metavar="PREFIX")
+    tokenizer_model: str | None = option(None, "that the corpus must be written with; default: the recorded one")
     append_eod: bool | None = option(None, "each document must end with EOD")
     input: list[str] | None = option(None, "the JSONL of the one PREFIX, to count its documents")
     as_json: bool = option(False, "print JSON", flag="--json")
@@ -122,11 +122,11 @@ class BlendOptions(Options):
     blend: list[str] = option(
         [], "0.5 A 0.5 B; prefixes alone: weights by tokens", positional=True, metavar="WEIGHT PREFIX"
     )
-    data_path: list[str] = option([], "the same, as Megatron-LM's training takes it")
+    data_path: list[str] = option([], "the same, in the form of Megatron-LM's training")
     config: str | None = option(None, "rows of dataset_prefix, dataset_weight, dataset_split", metavar="YAML")
     strategy: str | None = option(None, "proportional, equal, upweight:NAME=0.6 or token-balanced")
     normalize: bool = option(False, "divide the weights by their sum")
-    token_budget: float | None = option(None, "training tokens; by default one epoch's worth of them all")
+    token_budget: float | None = option(None, "training tokens; default: the sum of all corpora")
     max_epochs: float = option(4.0, "warn when a corpus is seen more often")
     output: str | None = option(None, "write the blend here", metavar="YAML", output=True)
     as_json: bool = option(False, "print JSON", flag="--json")
@@ -137,7 +137,7 @@ def _blend(argv: list[str]) -> int:
     from dfm_nb.text import check, mixture
 
     if sum(map(bool, (args.blend, args.data_path, args.config))) != 1:
-        raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... and --config YAML")
+        raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML")
     if args.config:
         blend = mixture.read_yaml(args.config, args.normalize)
     else:
@@ -173,7 +173,7 @@ COMMANDS = {
     "preprocess": (_preprocess, "JSONL -> .bin/.idx"),
     "merge": (_merge, "join the parts of a partitioned run, or any corpora"),
     "inspect": (_inspect, "counts, lengths, first documents, frequent tokens"),
-    "verify": (_verify, "the checklist, as checks that can fail (then it exits with 1)"),
+    "verify": (_verify, "the checklist; exits with 1 if a check fails"),
     "blend": (_blend, "weights, strategies and epochs of a blend"),
 }
 

@@ -2,8 +2,9 @@
 
 For each key `<prefix>_<key>_document.bin`, `.idx` and `.meta.json` (tokenizer, EOD id, counts, inputs) are written.
 `.bin` and `.idx` are byte for byte what Megatron-LM's tools/preprocess_data.py writes, whatever the number of workers.
-The final names appear only when whole. A run that was killed goes on from its last chunk when it is started again with
-the same flags, and ends with the same bytes. Memory is a few chunks (1 MiB each) a worker, whatever the corpus's size.
+The final names appear only when the files are complete. A killed run resumes from its last chunk when it is started
+again with the same flags, and the output has the same bytes. Memory is a few chunks (1 MiB each) per worker, whatever
+the size of the corpus.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MERGE_BYTES = 8 << 20  # copied at a time
 
 @dataclass
 class PreprocessResult:
-    """What was written, by key, and what became of the lines."""
+    """What was written, by key, and what happened to the lines."""
 
     prefixes: dict[str, str]
     tokens: dict[str, int]
@@ -58,7 +59,7 @@ def part_of(text: str | None) -> tuple[int, int]:
         text = found[0] if found else "auto"
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
-        raise ValueError(f"--partition must be i/n, as 0/4, or auto, which needs one of {PARTITION_ENV}; got {text}")
+        raise ValueError(f"--partition must be i/n, such as 0/4, or auto, which needs {PARTITION_ENV}; got {text}")
     return int(match[1]), int(match[2])
 
 
@@ -91,9 +92,9 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         source = text_input.chunks(spans, config.chunk_size, done.at, config.chunk_bytes)
         with contextlib.closing(ordered_map(ChunkEncoder, (spec, config), source, config.workers)) as results:
             _write(config, spans, results, parts)
-        # An input without one document is a mistake; a part that got none is not.
+        # An input without a document is an error; an empty part is not.
         if done.counts["documents"] == 0 and num_parts == 1:
-            raise ValueError(f"--input must hold a document; {', '.join(paths)} holds none ({done.counts})")
+            raise ValueError(f"--input must contain a document; {', '.join(paths)} has none ({done.counts})")
         made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
         made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
         parts.finish(dtype, {**made, **done.counts, "inputs": [asdict(s) for s in spans]})
@@ -122,7 +123,7 @@ def _write(
             bad = [{"file": span.path, **row, "line": before + row["line"]} for row in encoded.bad]
             if bad and config.on_error == "stop":
                 raise ValueError(
-                    "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or leave such lines out with "
+                    "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or skip such lines with "
                     "--on-error skip".format(**bad[0])
                 )
             for name, data in encoded.files.items():
@@ -130,7 +131,7 @@ def _write(
             parts.write(SKIPPED, b"".join(json.dumps(record).encode() + b"\n" for record in bad))
             done.at = chunk.end
             done.counts = {name: n + encoded.counts[name] for name, n in done.counts.items()}
-            if done.counts["documents"]:  # else there is nothing to keep
+            if done.counts["documents"]:  # otherwise there is nothing to keep
                 parts.save()
             bar.update(sum(map(len, chunk.lines)))
 
@@ -154,7 +155,7 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     count = int(min(found)[len(f"{prefix}_part00000-of-") :][:5])
     wanted = [f"{_part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
     if odd := found.symmetric_difference(wanted):
-        raise FileNotFoundError(f"the {count} parts of one run must be there; {min(odd)} is missing or of another run")
+        raise FileNotFoundError(f"all {count} parts of one run are needed; {min(odd)} is missing or of another run")
     return wanted
 
 
@@ -163,22 +164,22 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
     Parameters
     ----------
-    prefixes : of the corpora, without `.bin`; all of one dtype and, where it is known, one tokenizer
+    prefixes : of the corpora, without `.bin`; all must have one dtype and, if it is known, one tokenizer
     output : prefix of the joined corpus; must differ from all of them
 
-    A killed merge continues when it is called again with the same corpora, with the first that was not yet joined.
-    One corpus is mapped at a time, so memory does not grow with their number.
+    A killed merge resumes when it is called again with the same corpora, at the first that was not yet joined. One
+    corpus is mapped at a time, so memory does not grow with their number.
     """
     if not prefixes:
         raise ValueError("merge needs one corpus or more; got none")
     if Path(output).absolute() in {Path(p).absolute() for p in prefixes}:
-        raise ValueError(f"the output must have a name of its own; {output} is one of the inputs")
+        raise ValueError(f"the output must have a new name; {output} is one of the inputs")
     for prefix in prefixes:
         Index.open(prefix).require_whole_bin()
     require_same_tokenizer(prefixes)
     metas = [read_meta(p) for p in prefixes]
     key = metas[0].get("key", "text")
-    # A hash, since the state is written often and there may be thousands of parts.
+    # A hash, because the state is written often and there may be thousands of parts.
     signature = {"merge": 2, "inputs": [text_input.corpora_sha256(prefixes)]}
     with Parts.open(output, {key: output}, signature) as parts:
         _join(prefixes, key, parts, progress)
@@ -191,7 +192,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
 
 def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
-    """Append the corpora from where `parts` stands. One is open at a time: memory does not grow with their number."""
+    """Append the corpora that `parts` lacks. Memory does not grow with their number: one is open at a time."""
     done, block = parts.progress, 1 << 18  # documents or sequences at a time
     rest = prefixes[done.at.span :]
     for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress):

@@ -1,12 +1,12 @@
-"""Text to token bytes, word by word from memory: at least twice as fast as `encode_batch_fast` on all cores.
+"""Text to token bytes, word by word with a cache: at least twice as fast as `encode_batch_fast` on all cores.
 
 The measurement is benchmarks/results/text_fast_path.md. Most of the Rust path's time goes into normalised strings with
 alignments and `Encoding` objects that nobody reads; here a known word costs one regex step and one lookup.
 
-The ids are those of `Tokenizer.encode(text, add_special_tokens=False)`. The fast path runs where that can be shown, for
-byte-level BPE with the pre-tokenizers of GPT-2, Llama 3, GPT-4 and Qwen: they cut a text into words that are tokenized
-one by one. Everything else goes through `encode_batch_fast`: other tokenizers, texts that hold an added token such as
-<|endoftext|>, and stretches with characters beyond ASCII.
+The ids are those of `Tokenizer.encode(text, add_special_tokens=False)`. The fast path runs only where that is certain:
+for byte-level BPE with the pre-tokenizers of GPT-2, Llama 3, GPT-4 and Qwen, which split a text into words that are
+tokenized one by one. Everything else goes through `encode_batch_fast`: other tokenizers, texts with an added token such
+as <|endoftext|>, and spans with characters beyond ASCII.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Callable
 import numpy as np
 from tokenizers import Tokenizer
 
-MAX_WORDS = 400_000  # about 60 MB of memory a process
+MAX_WORDS = 400_000  # about 60 MB of memory per process
 BLOCK_CHARS = 1 << 20
 MAX_PLAIN_CHARS = 16 << 20
 
@@ -34,14 +34,14 @@ _CL100K = (
 )
 _SPLITS = {_CL100K % "{1,3}", _CL100K % "", _GPT2}  # Llama 3 and GPT-4; Qwen 2 to 3; GPT-2 written out
 
-# Most words match this, so it is tried first. It changes nothing: a text that begins with a letter, or with a space and
-# a letter, can only match the letters' alternative, because contractions begin with an apostrophe.
+# Most words match this, so it is tried first. The result is the same: a text that begins with a letter, or with a space
+# and a letter, can only match the letters' alternative, because contractions begin with an apostrophe.
 _FIRST = r" ?[A-Za-z]+|"
 _SPACE = "\u0120"  # how byte-level pre-tokenizers write a space
 
 
 class DocumentTooLong(ValueError):
-    """A stretch that has to be tokenized as a whole is over `MAX_PLAIN_CHARS`."""
+    """A span that must be tokenized in one piece is longer than `MAX_PLAIN_CHARS`."""
 
 
 def _ascii(pattern: str) -> re.Pattern[str]:
@@ -51,7 +51,7 @@ def _ascii(pattern: str) -> re.Pattern[str]:
 
 
 def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
-    """How the tokenizer cuts ASCII text into words that it tokenizes one by one; None if that is not known.
+    """How the tokenizer splits ASCII text into words that it tokenizes one by one; None if that is unknown.
 
     The rule is read from the tokenizer's own description: model, normaliser, pre-tokenizer, added tokens.
     """
@@ -60,7 +60,7 @@ def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
     steps = pre["pretokenizers"] if pre and pre["type"] == "Sequence" else [pre]
     if model["type"] != "BPE" or model.get("dropout") or not steps or not steps[-1]:
         return None
-    # NFC and NFKC leave ASCII as it is; other normalisers do not.
+    # NFC and NFKC do not change ASCII; other normalisers do.
     if normalizer is not None and normalizer["type"] not in ("NFC", "NFKC"):
         return None
     if any(t["normalized"] and normalizer is not None for t in spec["added_tokens"]):
@@ -75,7 +75,7 @@ def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
 
 
 class _Memo(dict[str, bytes]):
-    """text -> token bytes, filled when a text is first asked for; long texts are not kept."""
+    """text -> token bytes, filled on first use; long texts are not kept."""
 
     def __init__(self, encode: Callable[[str], bytes]):
         super().__init__()
@@ -105,7 +105,7 @@ class WordEncoder:
         description = tokenizer.to_str()
         self._rule = split_rule(description) if fast else None
         self._added = [t["content"] for t in json.loads(description)["added_tokens"]]
-        # Two characters of "<|...|>" and one of the rest: a cheap first look, since few texts hold any.
+        # Two characters of "<|...|>" and one of the rest: a cheap first test, because few texts contain any.
         self._heads = sorted({t[:2] if t[:1] == "<" else t[:1] for t in self._added})
         self._code = {2: "H", 4: "i"}[self.dtype.itemsize]
         self._words = _Memo(self._word)
@@ -120,7 +120,7 @@ class WordEncoder:
 
         Raises
         ------
-        DocumentTooLong : over 16 M characters would have to be tokenized as a whole
+        DocumentTooLong : more than 16 M characters would have to be tokenized in one piece
         """
         slow = [i for i, text in enumerate(texts) if not self.fast or self._holds_added_token(text)]
         found = dict(zip(slow, self._plain([texts[i] for i in slow])))
@@ -138,7 +138,7 @@ class WordEncoder:
 
     def _word(self, word: str) -> bytes:
         """Token bytes of one word of ASCII text."""
-        if word.isalpha():  # letters stand for themselves in the byte-level alphabet
+        if word.isalpha():  # the byte-level alphabet maps letters to themselves
             piece = word
         elif word[:1] == " " and word[1:].isalpha():
             piece = _SPACE + word[1:]
@@ -147,7 +147,7 @@ class WordEncoder:
         return array(self._code, [t.id for t in self._tokenizer.model.tokenize(piece)]).tobytes()
 
     def _ascii_text(self, text: str, start: int, end: int) -> bytes:
-        """Token bytes of text[start:end], which is ASCII, block by block so that few words are held at a time."""
+        """Token bytes of text[start:end], which is ASCII, in blocks so that few words are in memory at a time."""
         assert self._rule is not None
         parts, word_bytes = [], self._words.__getitem__
         while start < end:
@@ -160,7 +160,7 @@ class WordEncoder:
         return b"".join(parts)
 
     def _document(self, text: str) -> bytes:
-        """ASCII by words; stretches with other characters as a whole, cut where no rule joins words."""
+        """ASCII by words; spans with other characters in one piece, split where no rule joins words."""
         parts, start, size = [], 0, len(text)
         while start < size:
             foreign = None if text.isascii() else _FOREIGN.search(text, start)

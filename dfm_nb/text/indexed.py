@@ -1,6 +1,6 @@
-"""Megatron's indexed token format: `.bin` holds the tokens, `.idx` says where each sequence and document lies.
+"""Megatron's indexed token format: `.bin` holds the tokens, `.idx` the positions of sequences and documents.
 
-The bytes are those of megatron.core 0.16.1's IndexedDatasetBuilder. `Index` reads a pair without megatron or torch.
+The bytes equal those of megatron.core 0.16.1's IndexedDatasetBuilder. `Index` reads a pair without megatron or torch.
 
 Layout of `.idx` (little endian): magic 9 bytes, version u64 = 1, dtype code u8, sequence count S u64,
 document index length D u64 (documents + 1), sequence lengths int32 [S], byte pointers int64 [S], documents int64 [D].
@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1 << 19
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype:
-    """uint16 for vocabularies below 65,500, else int32: the rule of megatron.core's DType.optimal_dtype."""
+    """uint16 for vocabularies below 65,500, otherwise int32: the rule of megatron.core's DType.optimal_dtype."""
     return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)
 
 
@@ -39,18 +39,18 @@ def idx_path(prefix: str | Path) -> Path:
 
 
 def meta_path(prefix: str | Path) -> Path:
-    """The provenance file beside a pair: tokenizer, EOD id, counts, inputs. Megatron does not read it."""
+    """The provenance file of a pair: tokenizer, EOD id, counts, inputs. Megatron does not read it."""
     return Path(f"{prefix}.meta.json")
 
 
 def read_meta(prefix: str | Path) -> dict:
-    """The provenance that `preprocess` left beside a pair; {} when there is none."""
+    """The provenance that `preprocess` wrote for a pair; {} if there is none."""
     path = meta_path(prefix)
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def read_blocks(path: Path) -> Iterator[np.ndarray]:
-    """The int32 numbers in a file, some at a time."""
+    """The int32 numbers in a file, block by block."""
     with open(path, "rb") as f:
         while data := f.read(_BLOCK_BYTES):
             yield np.frombuffer(data, np.int32)
@@ -63,8 +63,8 @@ def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file:
     ----------
     out : a binary file open for writing
     dtype : the tokens' dtype
-    lengths_file : int32, the tokens of each sequence
-    counts_file : int32, the sequences of each document (0 for an empty one)
+    lengths_file : int32, number of tokens of each sequence
+    counts_file : int32, number of sequences of each document (0 for an empty one)
     """
     sequences, documents = lengths_file.stat().st_size // 4, counts_file.stat().st_size // 4
     out.write(HEADER.pack(MAGIC, VERSION, CODES[dtype], sequences, documents + 1))
@@ -73,13 +73,13 @@ def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file:
     _write_starts(out, lengths_file, dtype.itemsize)
     end = _write_starts(out, counts_file, 1)
     assert end == sequences
-    out.write(struct.pack("<Q", end))  # the bounds have one more: where the last document ends
+    out.write(struct.pack("<Q", end))  # one more bound: the end of the last document
 
 
 def _write_starts(out: BinaryIO, sizes_file: Path, scale: int) -> int:
-    """Write where each item begins when they lie one behind the other, int64; the end of the last.
+    """Write the starts of contiguous items, int64; returns the end of the last.
 
-    Sizes 3, 0, 2 and scale 2 (bytes a token) write 0, 6, 6 and give 10.
+    Sizes 3, 0, 2 and scale 2 (bytes per token) write 0, 6, 6 and return 10.
     """
     start = 0
     for block in read_blocks(sizes_file):
@@ -106,7 +106,7 @@ class Index:
         Raises
         ------
         FileNotFoundError : one file of the pair is missing
-        ValueError : the file is no index, or its size does not agree with its counts
+        ValueError : the file is not an index, or its size does not match its counts
         """
         path = idx_path(prefix)
         if missing := [str(p) for p in (path, bin_path(prefix)) if not p.is_file()]:
@@ -119,7 +119,7 @@ class Index:
             raise ValueError(f"{path} must be an index of Megatron's version {VERSION}; it begins with {header!r}")
         want = HEADER.size + 12 * sequences + 8 * bounds
         if size != want:
-            raise ValueError(f"{path} must have {want} bytes, as its header says; it has {size}; copy it again")
+            raise ValueError(f"{path} must have {want} bytes by its header; it has {size}; copy it again")
         data = np.memmap(path, mode="r")[HEADER.size :]
         lengths, pointers, documents = np.split(data, (4 * sequences, 12 * sequences))
         arrays = lengths.view(np.int32), pointers.view(np.int64), documents.view(np.int64)
@@ -134,12 +134,10 @@ class Index:
         return int(self.lengths.sum(dtype=np.int64))
 
     def require_whole_bin(self) -> None:
-        """Raise ValueError unless `.bin` has the size that the index says."""
+        """Raise ValueError unless `.bin` has the size that the index gives."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
-            raise ValueError(
-                f"{self.prefix}.bin must have {want} bytes, as its index says; it has {have}; copy it again"
-            )
+            raise ValueError(f"{self.prefix}.bin must have {want} bytes by its index; it has {have}; copy it again")
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""

@@ -1,7 +1,7 @@
-"""Where JSONL comes from: files, globs, `.gz`, `.zst`, `-`, URLs; cut into chunks of whole lines.
+"""JSONL input: files, globs, `.gz`, `.zst`, `-`, URLs; split into chunks of complete lines.
 
 A URL, a chain (`zip://*.jsonl::s3://b/all.zip`) or one with `*` is read by fsspec's driver, of a .zip every file. A
-file of a web server is copied first (`simplecache`), as a run that resumes begins inside it.
+file of a web server is copied first (`simplecache`), because a run that resumes starts inside it.
 
 The parts of `partition` i of n, joined in order, are the lines of one run. Memory is one chunk (1 MiB) plus the longest
 line.
@@ -48,7 +48,7 @@ class Span:
 
 
 class Position(NamedTuple):
-    """How far the input was read: `line` lines of span `span`, up to byte `offset` of its uncompressed file."""
+    """The position in the input: `line` lines of span `span`, up to byte `offset` of its uncompressed file."""
 
     span: int = 0
     offset: int = 0
@@ -60,7 +60,7 @@ START = Position()
 
 @dataclass
 class LineChunk:
-    """Whole lines with their newlines. The next chunk begins at `end`."""
+    """Complete lines with their newlines. The next chunk begins at `end`."""
 
     lines: list[bytes]
     end: Position
@@ -79,7 +79,7 @@ def expand_inputs(patterns: list[str]) -> list[str]:
         find = _expand_url if is_place(pattern) else partial(glob.glob, recursive=True)
         found = [pattern] if exists else sorted(find(pattern))
         if not found:
-            raise FileNotFoundError(f"--input must name JSONL files; nothing is at {pattern}")
+            raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
         paths += found
     return paths
 
@@ -130,7 +130,7 @@ def partition(paths: list[str], index: int, count: int) -> list[Span]:
     if count == 1:
         return [Span(p) for p in paths]
     if STDIN in paths:
-        raise ValueError("--partition needs files; standard input cannot be split; write it to a file first")
+        raise ValueError("--partition needs files, because standard input cannot be split; write it to a file first")
     sizes = list(map(size, paths))
     total = sum(sizes)
     low, high = total * index // count, total * (index + 1) // count  # this part's bytes of all files laid end to end
@@ -152,7 +152,7 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
 
     Raises
     ------
-    ValueError : while it is read, when a compressed file is not whole
+    ValueError : while reading, if a compressed file is truncated or damaged
     """
     if path == STDIN:
         yield sys.stdin.buffer
@@ -170,11 +170,11 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
                 text.seek(start)
             yield io.BufferedReader(text, CHUNK_BYTES)
     except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise ValueError(f"{path} must be a whole compressed file; {error}; copy it again") from error
+        raise ValueError(f"{path} must be a complete compressed file; {error}; copy it again") from error
 
 
 def _lines(span: Span, offset: int) -> Iterator[tuple[bytes, int]]:
-    """The span's lines that begin at byte `offset` or after it, and where the next one begins."""
+    """The span's lines that begin at byte `offset` or later, each with the start of the next."""
     # From one byte before: a newline there means that a line begins at `offset`.
     before = max(0, offset - 1)
     with open_input(span.path, before) as f:
@@ -185,16 +185,16 @@ def _lines(span: Span, offset: int) -> Iterator[tuple[bytes, int]]:
 
 
 def lines_before(span: Span) -> int:
-    """Lines of the file that lie before the span's first; reads the file up to there, so only for messages."""
+    """Number of lines in the file before the span's first; reads the file up to there, so only for messages."""
     return sum(1 for _ in _lines(Span(span.path, 0, span.start), 0))
 
 
 def chunks(
     spans: list[Span], chunk_documents: int, start: Position = START, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[LineChunk]:
-    """Cut the spans into chunks, from `start` on.
+    """Split the spans into chunks, beginning at `start`.
 
-    Lines are numbered from the span's first; `lines_before` gives what to add for a span inside a file.
+    Lines are numbered from the span's first; `lines_before` returns the offset for a span inside a file.
     """
     for number, span in enumerate(spans[start.span :], start.span):
         at, lines, size = start, [], 0
@@ -211,7 +211,7 @@ def chunks(
 
 
 def fingerprint(spans: list[Span]) -> list[list[object]]:
-    """What a resumed run must find unchanged: names, ranges, sizes and times of change. Standard input never is."""
+    """Identity of the input for resuming: names, ranges, sizes and modification times. Standard input never matches."""
 
     def row(span: Span) -> list[object]:
         if is_place(span.path):
@@ -225,6 +225,6 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
 
 
 def corpora_sha256(prefixes: list[str]) -> str:
-    """What a resumed merge, or a cache, must find unchanged: the fingerprint of the corpora's files, as a hash."""
+    """Identity of the corpora for a resumed merge or a cache: a hash of the fingerprint of their files."""
     files = [Span(str(path)) for p in prefixes for path in (bin_path(p), idx_path(p))]
     return hashlib.sha256(json.dumps(fingerprint(files)).encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Blends of text corpora: which corpora, with what weights, in which splits, and how often each is seen.
 
 A blend comes from `0.5 PREFIX 0.3 PREFIX ...` or from YAML rows of dataset_prefix, dataset_weight, dataset_split. The
-weights of a split sum to 1, or the blend is refused (or normalised, when that is asked). Only index headers and lengths
-are read; neither torch nor megatron is imported.
+weights of a split must sum to 1, unless normalising is requested. Only index headers and lengths are read; neither
+torch nor megatron is imported.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from dfm_nb.text.indexed import Index
 
 SPLITS = ("train", "validation", "test")
-TOLERANCE = 1e-3  # of a sum of weights that people round, as 0.333 three times
+TOLERANCE = 1e-3  # of the sum of rounded weights, such as 0.333 three times
 
 
 @dataclass(frozen=True)
 class BlendCorpus:
-    """One corpus of a split. `name` is how strategies call it: the file's name without `_text_document`."""
+    """One corpus of a split. `name` identifies it in strategies: the file's name without `_text_document`."""
 
     prefix: str
     weight: float | None = None
@@ -35,7 +35,7 @@ class BlendCorpus:
 
 @dataclass(frozen=True)
 class Blend:
-    """Corpora by split. The weights of each sum to 1; of training, there may be none yet (a strategy gives them)."""
+    """Corpora by split. The weights of a split sum to 1; training may have none yet (a strategy sets them)."""
 
     train: tuple[BlendCorpus, ...]
     validation: tuple[BlendCorpus, ...] = ()
@@ -50,18 +50,18 @@ class Blend:
 
     @property
     def warnings(self) -> list[str]:
-        """What is lawful but seldom meant."""
+        """Warnings about what is allowed but rarely intended."""
         trained = {c.prefix for c in self.train}
         twice = dict.fromkeys(c.prefix for c in (*self.validation, *self.test) if c.prefix in trained)
         return [f"{p} is both trained on and evaluated on: its loss will be too good" for p in twice]
 
 
 def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
-    """A blend from `WEIGHT PREFIX WEIGHT PREFIX ...`, or from prefixes alone (weights by a strategy, later).
+    """A blend from `WEIGHT PREFIX WEIGHT PREFIX ...`, or from prefixes alone (a strategy sets the weights later).
 
     Raises
     ------
-    ValueError : weights that are no numbers, or do not sum to 1; a corpus named twice
+    ValueError : weights that are not numbers or do not sum to 1; a duplicate corpus
     """
     weights = [_number(word) for word in words]
     pairs = list(zip(weights[::2], words[1::2]))
@@ -94,7 +94,7 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     except yaml.YAMLError as error:
         raise ValueError(f"{path} must be YAML; {' '.join(str(error).split())}") from None
     except ValidationError as error:
-        fault = error.errors()[0]  # its place is the row, from 0, and the key
+        fault = error.errors()[0]  # located by the row, from 0, and the key
         place = ".".join(map(str, fault["loc"])) or "the rows"
         raise ValueError(
             f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; docs/text.md has a sample"
@@ -113,17 +113,17 @@ def write_yaml(blend: Blend, path: str | Path) -> None:
 
 
 def _sound_blend(rows: list[tuple[str, BlendCorpus]], normalize: bool) -> Blend:
-    """The blend of these rows (split, corpus), its weights divided by their sum."""
+    """The blend of these rows (split, corpus), with its weights divided by their sum."""
     splits = {split: _sound(split, [c for s, c in rows if s == split], normalize) for split in SPLITS}
     if not splits["train"]:
-        raise ValueError("a blend needs one corpus or more with dataset_split train: 0.5 PREFIX 0.5 PREFIX; got none")
+        raise ValueError("a blend needs a corpus with dataset_split train: 0.5 PREFIX 0.5 PREFIX; got none")
     return Blend(**splits)
 
 
 def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[BlendCorpus, ...]:
     prefixes, weights = [c.prefix for c in corpora], [c.weight for c in corpora if c.weight is not None]
     if twice := [p for p in prefixes if prefixes.count(p) > 1]:
-        raise ValueError(f"a corpus may stand once in a split; {twice[0]} stands {len(twice)} times in {split}")
+        raise ValueError(f"a corpus may appear once in a split; {twice[0]} appears {len(twice)} times in {split}")
     if not weights:
         return tuple(corpora)
     total = math.fsum(weights)
@@ -132,7 +132,7 @@ def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[Ble
         listed = " + ".join(f"{w:g}" for w in weights)
         raise ValueError(
             f"the weights of {split} must be 0 or more and sum to 1; got {listed} = {total:g}; --normalize divides "
-            "them by their sum"
+            "by their sum"
         )
     return _weighted(corpora, weights)
 
@@ -144,7 +144,7 @@ def _weighted(corpora: Sequence[BlendCorpus], raw: Sequence[float]) -> tuple[Ble
 
 
 def token_counts(blend: Blend) -> dict[str, int]:
-    """Tokens of each corpus, by prefix. Raises FileNotFoundError for one that is missing."""
+    """Number of tokens by prefix. Raises FileNotFoundError for a missing corpus."""
     return {p: Index.open(p).num_tokens for p in blend.prefixes()}
 
 
@@ -155,14 +155,14 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
     """The blend with the weights of its training corpora set.
 
     `proportional`: by tokens, so every corpus is seen equally often. `equal`: the same share each. `upweight:NAME=0.6`:
-    that share for NAME, the rest in proportion to tokens. `token-balanced`: inverse to tokens.
+    this share for NAME, the rest in proportion to tokens. `token-balanced`: inversely proportional to tokens.
 
     Corpora A, B of 300 and 100 tokens: 0.75, 0.25; 0.5, 0.5; upweight:B=0.6 gives 0.4, 0.6; 0.25, 0.75.
     """
     kind, _, argument = strategy.partition(":")
     tokens = [counts[c.prefix] for c in blend.train]
     if 0 in tokens:
-        raise ValueError(f"a corpus of a blend must hold tokens; {blend.train[tokens.index(0)].prefix} is empty")
+        raise ValueError(f"a corpus of a blend must have tokens; {blend.train[tokens.index(0)].prefix} is empty")
     shares: dict[str, Sequence[float]] = {
         "proportional": tokens,
         "equal": [1.0] * len(tokens),
@@ -183,7 +183,7 @@ def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) 
     if sum(chosen) != 1 or not 0 < share < 1 or not rest:
         names = ", ".join(c.name for c in corpora)
         raise ValueError(
-            f"--strategy upweight:NAME=0.6 needs a share between 0 and 1, NAME one of {names}, and a corpus left; "
+            f"--strategy upweight:NAME=0.6 needs a share between 0 and 1, NAME one of {names}, and another corpus; "
             f"got {argument!r}"
         )
     return [share if mine else (1 - share) * t / rest for t, mine in zip(tokens, chosen)]

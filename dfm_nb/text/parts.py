@@ -1,12 +1,12 @@
-"""The files of a run that is under way: what makes it resumable and its output whole or absent.
+"""The files of an unfinished run, which make it resumable and its output whole or absent.
 
-Beside the final names lie `.bin.part`, `.lengths.part`, `.counts.part` for each key, `<prefix>.skipped.jsonl`, and
-`<prefix>.progress.json`, which says how many bytes of each file, and of the input, are done. It is replaced in one
-step after the data that it speaks of: after SIGKILL the files are cut back to it, and nothing is lost or doubled.
+Next to the final names are `.bin.part`, `.lengths.part`, `.counts.part` for each key, `<prefix>.skipped.jsonl`, and
+`<prefix>.progress.json`, which records how many bytes of each file, and of the input, are done. It is replaced
+atomically after the data are written: after SIGKILL the files are truncated to it, and nothing is lost or doubled.
 
-    progress says    out.bin.part 4,000 bytes, input at byte 9,000 of file 0
+    progress has     out.bin.part 4,000 bytes, input at byte 9,000 of file 0
     killed with      out.bin.part 4,700 bytes (a chunk that was not finished)
-    the next run     cuts it to 4,000 and reads on at byte 9,000
+    the next run     truncates it to 4,000 and resumes at byte 9,000
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SKIPPED = "skipped"
 
 @dataclass
 class Progress:
-    """What is done: the input up to `at`, so many bytes of each part file. A merge counts corpora in `at.span`."""
+    """Progress: the input up to `at`, and the bytes of each part file. A merge counts corpora in `at.span`."""
 
     at: Position = START
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
@@ -43,7 +43,7 @@ class Parts:
 
     Parameters
     ----------
-    prefix : of the run; prefixes : of each key's corpus
+    prefix : the run's; prefixes : each key's corpus
     signature : inputs, tokenizer and flags; a run with another signature starts from scratch
     """
 
@@ -58,13 +58,13 @@ class Parts:
 
     @property
     def skipped_path(self) -> str | None:
-        """Where the skipped lines are listed; None when there are none."""
+        """The file with the skipped lines; None if there are none."""
         return str(self._paths[SKIPPED]) if self.progress.counts["skipped"] else None
 
     @classmethod
     @contextlib.contextmanager
     def open(cls, prefix: str, prefixes: dict[str, str], signature: dict) -> Iterator[Parts]:
-        """Start, or continue a run of the same signature. Makes the prefix's folder."""
+        """Start, or resume a run of the same signature. Creates the prefix's folder."""
         Path(prefix).absolute().parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{prefix}.lock", timeout=0)
         try:
@@ -80,40 +80,40 @@ class Parts:
                     parts._files[name].truncate(parts.progress.sizes[name])
                 yield parts
         finally:
-            if not parts._state.exists():  # nothing was done, or all is
+            if not parts._state.exists():  # nothing was done, or everything
                 parts._remove()
-            # before the release: FileLock takes no lock whose file is gone
+            # before the release, because FileLock cannot lock a file that is gone
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
 
     def _resume(self) -> None:
-        """Take up the progress of a run with the same signature, if there is one."""
+        """Load the progress of a run with the same signature, if there is one."""
         saved = read_json(self._state) or {}
         if saved.get("signature") == self._signature:
             progress = Progress(**saved["progress"])
             progress.at = Position(*progress.at)
-            # Fewer bytes than were done: lost with the machine's power, and the work is done again.
+            # Fewer bytes than recorded: lost in a power cut, so the work is done again.
             if all(p.exists() and p.stat().st_size >= progress.sizes[name] for name, p in self._paths.items()):
                 self.progress = progress
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """Add to the part file `name` (`<key>.bin`, `.lengths`, `.counts`); it counts once `save` was called."""
+        """Append to the part file `name` (`<key>.bin`, `.lengths`, `.counts`); it counts only after `save`."""
         self._files[name].write(data)
         self._files[name].flush()
         self.progress.sizes[name] += len(data)
 
     def save(self) -> None:
-        """Say that all of `progress` is done."""
-        # Not synced, unlike base.files.write_atomically: it comes with every chunk, and what a power cut takes is only
+        """Record `progress` as done."""
+        # Not synced, unlike base.files.write_atomically: it is called for every chunk, and a power cut loses only
         # work, which `_resume` notices.
         temporary = Path(f"{self._state}.tmp")
         temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
         os.replace(temporary, self._state)
 
     def finish(self, dtype: np.dtype, meta: dict | None) -> None:
-        """Write the indices, bring all to disk, then rename to the final names, `.idx` last.
+        """Write the indices, sync all files to disk, then rename them to the final names, `.idx` last.
 
-        `meta` None: where the tokens come from is not known, and no `.meta.json` is written.
+        `meta` None: the source of the tokens is unknown, and no `.meta.json` is written.
         """
         for key, prefix in self._prefixes.items():
             with open(f"{prefix}.idx.part", "wb") as f:
@@ -121,7 +121,7 @@ class Parts:
             sync(self._paths[f"{key}.bin"])
             sync(Path(f"{prefix}.idx.part"))
         for key, prefix in self._prefixes.items():
-            for older in (idx_path(prefix), meta_path(prefix)):  # must not meet the new tokens
+            for older in (idx_path(prefix), meta_path(prefix)):  # must not be used with the new tokens
                 older.unlink(missing_ok=True)
             os.replace(self._paths[f"{key}.bin"], bin_path(prefix))
             if meta is not None:

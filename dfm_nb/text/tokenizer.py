@@ -1,7 +1,7 @@
 """Hugging Face tokenizers for text corpora: loaded as Megatron loads them, sent to worker processes as text.
 
-The ids are those of megatron.core's HuggingFaceTokenizer: no special tokens are added, so no BOS either; sep stands in
-for a missing eos.
+The ids are those of megatron.core's HuggingFaceTokenizer: no special tokens are added, so no BOS either; sep replaces a
+missing eos.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dfm_nb.base.hub import hub_is_known
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer as data. `vocab_size` counts added tokens; `max_id` is the largest id it can give."""
+    """A tokenizer as data. `vocab_size` includes added tokens; `max_id` is its largest id."""
 
     name: str
     description: str  # the whole tokenizer.json
@@ -34,10 +34,10 @@ class TokenizerSpec:
         return hashlib.sha256(self.description.encode()).hexdigest()
 
     def check(self, dtype: np.dtype, append_eod: bool) -> None:
-        """Raise ValueError unless every id fits in `dtype`, and there is an EOD token where one is asked for."""
+        """Raise ValueError unless every id fits in `dtype`, and there is an EOD token if one is needed."""
         top = np.iinfo(dtype).max
         if self.max_id > top:
-            raise ValueError(f"{dtype} holds ids up to {top}; {self.name} gives {self.max_id}; use --dtype int32")
+            raise ValueError(f"{dtype} holds ids up to {top}; {self.name} has id {self.max_id}; use --dtype int32")
         if append_eod and self.eod_id is None:
             raise ValueError(f"--append-eod needs an eos_token in {self.name}/tokenizer_config.json, which has none")
 
@@ -54,7 +54,7 @@ def load(model: str | Path) -> TokenizerSpec:
 
     Raises
     ------
-    ValueError : it is not found (the text says how to get it), or it has no Rust ("fast") form
+    ValueError : it is not found (the message explains how to get it), or it has no Rust ("fast") form
     """
     tokenizer = _from_transformers(str(model))
     if getattr(tokenizer, "backend_tokenizer", None) is None:
@@ -79,21 +79,21 @@ def _from_transformers(model: str) -> Any:
             return PreTrainedTokenizerFast(tokenizer_file=model, eos_token=_likely_eos(path))
         path = path.parent
     try:
-        # of a folder with a config.json alone transformers makes a tokenizer without words
+        # from a folder with only a config.json, transformers creates a tokenizer without words
         if path.is_dir() and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
-            raise FileNotFoundError("the folder holds no tokenizer")
+            raise FileNotFoundError("the folder has no tokenizer")
         return AutoTokenizer.from_pretrained(str(path), local_files_only=not (path.is_dir() or hub_is_known()))
     except Exception as error:
         why = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"--tokenizer-model must be a hub id, a tokenizer.json, or a folder that holds one; {model} could not be "
+            f"--tokenizer-model must be a hub id, a tokenizer.json, or a folder with one; {model} could not be "
             f"read ({why}); get one with: hf download HUB_ID --include 'tokenizer*' --include "
             "'special_tokens_map.json' --local-dir DIR (some need hf auth login first)"
         ) from error
 
 
 def _likely_eos(path: Path) -> str | None:
-    """A bare tokenizer.json does not say which token ends a text: take a well-known one among its added tokens."""
+    """A bare tokenizer.json does not define the token that ends a text: use a well-known one of its added tokens."""
     added = {t["content"] for t in json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])}
     known = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
     return next((token for token in known if token in added), None)

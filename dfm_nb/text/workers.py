@@ -1,8 +1,8 @@
 """Worker processes with one connection each.
 
 `concurrent.futures.ProcessPoolExecutor` has one pipe for the results of all its workers. When a worker is killed
-halfway through a result, its reader waits for ever for the rest, as the others keep the pipe open. (loky hangs
-likewise.) Here the end of a worker is the end of its connection.
+halfway through a result, the reader waits forever for the rest, because the others keep the pipe open. (loky hangs,
+too.) Here a connection closes when its worker ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 
 class LostWorker(ValueError):
-    """A worker process has ended before its work was done."""
+    """A worker process ended before its work was done."""
 
 
 def _work(connection: Connection, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the one that started this ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes; the parent ends this one
     end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     function = make(*arguments)
@@ -42,10 +42,10 @@ def _work(connection: Connection, make: Callable[..., Callable[[Any], Any]], arg
 def ordered_map(
     make: Callable[..., Callable[[Item], Result]], arguments: tuple[Any, ...], items: Iterable[Item], workers: int
 ) -> Generator[tuple[Item, Result], None, None]:
-    """Each item with `make(*arguments)(item)`, in order, computed by `workers` processes; with 1 by this one.
+    """Each item with `make(*arguments)(item)`, in order, computed by `workers` processes (1: in this process).
 
     At most `workers + 2` items are in flight, and one more is read ahead. `make`, its arguments, items and results must
-    be picklable. What the function raises is raised here; LostWorker when a process ends.
+    be picklable. Exceptions of the function are raised here; LostWorker if a process ends.
     """
     if workers == 1:
         function = make(*arguments)
@@ -56,7 +56,7 @@ def ordered_map(
         connection, its_end = context.Pipe()
         processes.append(context.Process(target=_work, args=(its_end, make, arguments), daemon=True))
         processes[-1].start()
-        its_end.close()  # else its death would not end the connection
+        its_end.close()  # otherwise its death would not close the connection
         idle.append(connection)
     busy: dict[Connection, tuple[int, Item]] = {}  # the item's number, from 0, and the item
     done: dict[int, tuple[Item, Any]] = {}
@@ -67,7 +67,7 @@ def ordered_map(
             while idle and upcoming and upcoming[0] < given + workers + 2:
                 connection = idle.popleft()
                 busy[connection] = upcoming
-                with contextlib.suppress(OSError):  # it has died, which `recv` will say
+                with contextlib.suppress(OSError):  # it has died, which `recv` will raise
                     connection.send(upcoming[1])
                 upcoming = next(numbered, None)
             while given in done:

@@ -64,10 +64,10 @@ FAULTS = {
     "both files are there and not empty": lambda p: Path(f"{p}.bin").write_bytes(b""),
     "the index can be read": lambda p: edit(f"{p}.idx", 0, b"NOTANIDX"),
     "the sizes agree": _truncate,
-    "every sequence holds tokens": lambda p: edit(f"{p}.idx", 34, struct.pack("<i", 0)),
+    "every sequence has tokens": lambda p: edit(f"{p}.idx", 34, struct.pack("<i", 0)),
     "the pointers follow the lengths": lambda p: edit(f"{p}.idx", 34 + 4 * 40 + 8, struct.pack("<q", 2)),
     "the document bounds rise": lambda p: edit(f"{p}.idx", 34 + 12 * 40 + 8, struct.pack("<q", 30)),
-    "token ids lie in the vocabulary": lambda p: edit(f"{p}.bin", 0, struct.pack("<H", 60_000)),
+    "token ids are in the vocabulary": lambda p: edit(f"{p}.bin", 0, struct.pack("<H", 60_000)),
     "documents end with EOD": lambda p: _last_token(p, 7),
 }
 
@@ -86,7 +86,7 @@ def test_verify_finds_each_fault_and_none_in_a_sound_corpus(corpus, tmp_path, ca
     assert failed(unasked) == [] and any(c.passed is None for c in unasked)
     source.write_text(source.read_text() + '{"text": "one more"}\n')
     checks = text_check.verify(prefix, inputs=[str(source)], progress=False)
-    assert failed(checks) == ["the documents of the JSONL are all there"]
+    assert failed(checks) == ["all documents of the JSONL are there"]
     capsys.readouterr()
     assert text_cli.main(["verify", prefix]) == 0 and text_cli.main(["verify", prefix, "--append-eod", "--json"]) == 1
 
