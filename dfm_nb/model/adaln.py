@@ -1,9 +1,9 @@
 """Shift, scale and gate of a packed sequence by conditioning row (adaLN; Peebles & Xie 2023, section 3.2).
 
-Tables [R, h] have a row for each noise level of a pack; a `RowMap` says which row a token has. Expanding the tables to
-[S, h] would give the same, but nine such tensors a layer would be kept for backward. On CPU, neighbouring rows with
-equally many tokens are one broadcast operation; on CUDA, tables are gathered on the fly. Sums in the backward have a
-fixed order, so training is reproducible on CUDA too.
+Tables [R, h] have a row for each noise level of a pack; a `RowMap` maps tokens to rows. Expanding the tables to [S, h]
+would give the same result, but backward would keep nine such tensors per layer. On CPU, neighbouring rows with equally
+many tokens are one broadcast operation; on CUDA, tables are gathered on the fly. Sums in the backward have a fixed
+order, so training is reproducible on CUDA too.
 
 Shapes, in the names of tensors: S tokens of this rank, R conditioning rows of the pack, h hidden; 1 is megatron-core's
 batch. In a run of rows: r rows, t tokens of each.
@@ -32,7 +32,7 @@ class RowMap:
     def runs(self) -> list[tuple[int, int, int, int]]:
         """(first row, rows, first token, tokens a row) of consecutive rows with equally many tokens.
 
-        For CPU: it reads `index`, and a GPU would be waited for.
+        For CPU only: it reads `index`, which would synchronise with a GPU.
         """
         rows, counts = torch.unique_consecutive(self.index, return_counts=True)
         out: list[tuple[int, int, int, int]] = []
@@ -83,7 +83,7 @@ class _Modulate(torch.autograd.Function):
         dx_S1h, dshift_Rh, dscale_Rh = torch.empty_like(x_S1h), torch.zeros_like(scale_Rh), torch.zeros_like(scale_Rh)
         for at, (x_rth, g_rth, dx_rth) in rows.spans(x_S1h, g_S1h, dx_S1h):
             dshift_Rh[at] += g_rth.sum(1)
-            dscale_Rh[at] += torch.mul(g_rth, x_rth, out=dx_rth).sum(1)  # dx only lends its memory here
+            dscale_Rh[at] += torch.mul(g_rth, x_rth, out=dx_rth).sum(1)  # dx is only a buffer here
             torch.mul(g_rth, 1 + scale_Rh[at, None], out=dx_rth)
         return dx_S1h, dshift_Rh, dscale_Rh, None
 
@@ -123,5 +123,5 @@ def add_gated(x: torch.Tensor, gate: torch.Tensor, y: torch.Tensor, rows: RowMap
 
 
 def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap, eps: float) -> torch.Tensor:
-    """`modulate` of the layer norm of x, which has no weights of its own: shift and scale are its."""
+    """`modulate` of the layer norm of x without weights: shift and scale replace them."""
     return modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift, scale, rows)

@@ -1,12 +1,12 @@
-"""Attention over packed ("thd") sequences: the one place for back ends and for context parallelism.
+"""Attention over packed ("thd") sequences, with all back ends and context parallelism.
 
 A `SegmentLayout` has the bounds of segments: segment i of q attends to all of segment i of k and v (no causal mask) and
-to nothing else. Padding is a segment of its own. The bounds are on the host as well, so no back end waits for the
-device. On CPU, consecutive segments of equal length go through one batched SDPA call.
+to nothing else. Padding is a separate segment. The bounds are also on the host, so no back end waits for the device. On
+CPU, consecutive segments of equal length are one batched SDPA call.
 
-Context parallelism: the queries are dealt like cards, token t to rank t modulo the group's size. So every rank has the
-same share of each segment, and the same work (there is no causal mask, so any share does). Self attention all-gathers
-K and V (backward: reduce-scatter). Cross attention needs no communication: the text is on every rank.
+Context parallelism: the queries are assigned round-robin, token t to rank t modulo the group's size. So every rank has
+the same share of each segment, and the same work (without a causal mask, any share costs the same). Self attention
+all-gathers K and V (backward: reduce-scatter). Cross attention needs no communication: the text is on every rank.
 
 Shapes, in the names of tensors: Q queries of this rank, K keys, H heads of this tp rank, D channels of a head.
 """
@@ -26,12 +26,12 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 
 FLOAT32_BELOW = 512
-"""Below so many queries a segment on average, attention is float32 on CPUs.
+"""Below this average number of queries per segment, attention is float32 on CPUs.
 
-torch's bfloat16 kernel takes ten times as long at 16 queries, and is even at 512.
+torch's bfloat16 kernel is ten times slower at 16 queries, and equal at 512.
 """
 KEY_MULTIPLE = 16
-"""Keys of segments of unequal length are padded to a multiple of this."""
+"""Keys of segments with unequal lengths are padded to a multiple of this."""
 
 
 def cumulative(lengths: Sequence[int]) -> list[int]:
@@ -46,12 +46,12 @@ class _Run:
     count: int
     q_len: int
     kv_len: int  # of the longest
-    kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend; None: all are as long as the longest
+    kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend; None: all have the longest length
 
 
 @dataclass(slots=True)
 class _Calls:
-    """All runs in the order of the queries, and their K/V rows in that order: `kv_index`, or from `kv_start` on."""
+    """All runs in the order of the queries, and their K/V rows in that order: `kv_index`, or starting at `kv_start`."""
 
     runs: list[_Run]
     kv_start: int
@@ -71,7 +71,7 @@ class SegmentLayout:
 
     @functools.cached_property
     def varlen(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-        """cu_seqlens of queries and keys, then the longest of each: what CUDA's kernels take after q, k and v."""
+        """cu_seqlens of queries and keys, then the longest of each: what CUDA kernels need after q, k, v."""
         q, kv = (torch.tensor(cu, dtype=torch.int32) for cu in (self.cu_q, self.cu_kv))
         longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
         return q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest
@@ -87,21 +87,21 @@ class SegmentLayout:
 
     @functools.cached_property
     def calls(self) -> _Calls:
-        """Neighbouring segments with equally many queries are one batch; their keys are padded to the longest of them.
+        """Neighbouring segments with equally many queries are one batch, with keys padded to the batch's longest.
 
-        `pack_draws` sorts samples by length, so that there are few runs. For example, segments of 4, 4 and 9 queries
-        and of 3, 5 and 6 keys, whose rows of K and V are 0-2, 3-7 and 8-13:
+        `pack_draws` sorts samples by length, so that there are few runs. For example, segments with 4, 4 and 9 queries
+        and with 3, 5 and 6 keys (rows 0-2, 3-7 and 8-13 of K and V):
 
             run 1: 2 segments of 4 queries and 16 keys: rows 0 1 2 0 0 ... | 3 4 5 6 7 3 3 ..., the repeated ones masked
             run 2: 1 segment of 9 queries and 6 keys:   rows 8 9 ... 13, no mask
-            kv_index = both, one after the other. With 5 and 5 keys it would be 0, 1, 2, ...: then kv_start says it all.
+            kv_index = both, concatenated. With 5 and 5 keys it would be 0, 1, 2, ...: then kv_start is enough.
         """
         runs, indices = [], []
         for q_len, group in groupby(self.bounds(), key=lambda s: s[1] - s[0]):
             starts, stops = torch.tensor([s[2:] for s in group]).T
             lengths = stops - starts
             longest = int(lengths.max())
-            # masked anyway, and torch's CPU kernels are a third slower at other lengths
+            # these are masked, and torch's CPU kernels are a third slower at other lengths
             if longest > int(lengths.min()):
                 longest = -(-longest // KEY_MULTIPLE) * KEY_MULTIPLE
             offset = torch.arange(longest)
@@ -116,13 +116,13 @@ class SegmentLayout:
 
 
 def pick_backend(name: str, device: torch.device) -> str:
-    """Resolve "auto", and refuse what is not installed or cannot run on `device` with the reason."""
+    """Resolve "auto"; ValueError for a back end that is not installed or cannot run on `device`."""
     there = {"a CUDA device": device.type == "cuda", "the flash-attn package": importlib.util.find_spec("flash_attn")}
     lacking = {b: [need for need in NEEDS.get(b, ()) if not there[need]] for b in BACKENDS}
     if name == "auto":  # the fastest
         return next(b for b in ("flash_attn", "varlen", "sdpa") if not lacking[b])
     if lacking[name]:
-        raise ValueError(f"model.attention_backend={name} needs {lacking[name][0]}, which is not here; use auto")
+        raise ValueError(f"model.attention_backend={name} needs {lacking[name][0]}, which is not available; use auto")
     return name
 
 
@@ -139,7 +139,7 @@ def packed_attention(
 
 
 def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
-    """torch's own, batched by `SegmentLayout.calls`."""
+    """torch's SDPA, batched by `SegmentLayout.calls`."""
     runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
     dtype = q_QHD.dtype
     if dtype == torch.bfloat16 and not q_QHD.is_cuda and len(q_QHD) < FLOAT32_BELOW * sum(r.count for r in runs):
@@ -149,7 +149,7 @@ def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
         k_KHD, v_KHD = k_KHD.index_select(0, index), v_KHD.index_select(0, index)
     elif sum(kv_rows) < len(k_KHD):
         k_KHD, v_KHD = k_KHD.narrow(0, start, sum(kv_rows)), v_KHD.narrow(0, start, sum(kv_rows))
-    # `split`, because its backward writes each gradient once; that of a slice fills a whole tensor with zeros
+    # `split`, because its backward writes each gradient once; a slice's backward fills a complete tensor with zeros
     q_parts = q_QHD.split([r.count * r.q_len for r in runs])
     outs = []
     for r, *qkv in zip(runs, q_parts, k_KHD.split(kv_rows), v_KHD.split(kv_rows), strict=True):
@@ -167,16 +167,16 @@ def varlen(q_QHD, k_KHD, v_KHD, layout, scale):
 
 
 def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
-    """Of the package flash-attn."""
+    """FlashAttention of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func
 
     return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *layout.varlen, softmax_scale=scale)
 
 
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
-"""By their names, which `model.attention_backend` takes beside "auto"; without a `scale` each takes 1 / sqrt(D)."""
+"""Values of `model.attention_backend` in addition to "auto"; the default `scale` of each is 1 / sqrt(D)."""
 NEEDS = {"varlen": ["a CUDA device"], "flash_attn": ["a CUDA device", "the flash-attn package"]}
-"""What a back end does not run without."""
+"""Requirements of a back end."""
 
 
 def deal(rank: int, size: int) -> slice:
@@ -185,7 +185,7 @@ def deal(rank: int, size: int) -> slice:
 
 
 def collect(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What was dealt along dim 0 over a group, whole again on every rank."""
+    """Inverse of `deal` along dim 0: the complete tensor on every rank of the group."""
     out = share.new_empty(group.size(), *share.shape)
     dist.all_gather_into_tensor(out.flatten(0, 1), share.contiguous(), group=group)
     return out.transpose(0, 1).flatten(0, 1)
@@ -210,10 +210,10 @@ class _Collect(torch.autograd.Function):
 class PackedAttention(MegatronModule):
     """megatron-core's "core attention" for packs.
 
-    Its own `DotProductAttention` takes neither packs nor context parallelism on CPU (0.16 to 0.19: both need
+    megatron-core's `DotProductAttention` supports neither packs nor context parallelism on CPU (0.16 to 0.19: both need
     Transformer Engine).
 
-    `packed_seq_params` is a `PackedLayout`; the result is [Q, H * D], and megatron-core puts the 1 back in.
+    `packed_seq_params` is a `PackedLayout`; the result is [Q, H * D], and megatron-core inserts the 1 again.
     """
 
     def __init__(self, config, layer_number, attn_mask_type, attention_type, softmax_scale, pg_collection, **_kwargs):

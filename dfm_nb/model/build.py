@@ -29,7 +29,7 @@ ALONE = {
 
 
 def on_meta(model: ModelConfig) -> DiT:
-    """The whole network in one piece, without memory for its float32 weights: names, shapes and places."""
+    """The complete network without memory for its float32 weights: names, shapes and places."""
     with torch.device("meta"):
         return NETWORKS[model.variant](transformer_config(model.model_copy(update=ALONE)))
 
@@ -41,7 +41,7 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
     config = transformer_config(model, mixed_precision, backend, **overrides)
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
     chunks = []
-    for v in stages:  # several with VPP: of 4 layers in PP 2 and VPP 2, rank 0 has layers 0 and 2
+    for v in stages:  # several with VPP: with 4 layers, PP 2 and VPP 2, rank 0 has layers 0 and 2
         vp_stage = v if config.virtual_pipeline_model_parallel_size else None
         chunk = NETWORKS[model.variant](
             config,

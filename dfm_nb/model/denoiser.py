@@ -1,7 +1,7 @@
-"""The DiT as a denoiser: where network, preconditioning and packs meet, in training, validation and generation.
+"""The DiT as a denoiser: network, preconditioning and packs together, for training, validation and generation.
 
-Preconditioning is float32 (when sampling: float64) whatever the network's dtype. A context-parallel rank computes its
-slice of the tokens, while noise levels and noise are those of the whole pack.
+Preconditioning is float32 (in sampling: float64) whatever the network's dtype. A context-parallel rank computes its
+slice of the tokens; noise levels and noise are drawn for the complete pack.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dfm_nb.parallel.groups import broadcast_from_last_stage
 
 @dataclass
 class TokenLosses:
-    """Losses of this rank's tokens, and which of them count."""
+    """Losses of this rank's tokens, and the mask of those that count."""
 
-    loss: torch.Tensor  # float32 [S_local], the objective's, averaged over the patch
+    loss: torch.Tensor  # float32 [S_local], the objective's loss, averaged over the patch
     mask: torch.Tensor  # bool [S_local]
     row: torch.Tensor
 
@@ -32,9 +32,9 @@ class TokenLosses:
 def forward(
     model: torch.nn.Module, pack: Pack, objective: Objective, device: torch.device, sigma: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], TokenLosses]]:
-    """Run the network on a noised pack. sigma : noise levels of the rows [R]; None: the pack's own.
+    """Run the network on a noised pack. sigma : noise levels of the rows [R]; None: the pack's.
 
-    Returns (output, loss_of): on the last pipeline stage `loss_of(output)` gives `TokenLosses`.
+    Returns (output, loss_of): on the last pipeline stage `loss_of(output)` returns `TokenLosses`.
     """
     part = PackSlice.of(pack, device)
     sigma = (pack.sigma if sigma is None else sigma).to(device, non_blocking=True)
@@ -51,10 +51,10 @@ def forward(
 
 
 class PackDenoiser:
-    """D(x; sigma) for the segments of one fixed pack, over many noise levels: what samplers call.
+    """D(x; sigma) for the segments of one fixed pack, at many noise levels: the function that samplers call.
 
-    The text's keys and values are computed at the first call and kept. Works in every layout: context-parallel shares
-    and pipeline stages are put together again on every rank.
+    The text's keys and values are computed at the first call and kept. It works in every layout: the results of
+    context-parallel ranks and pipeline stages are combined on every rank.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class PackDenoiser:
         self.part.text_cache = {}
         rows = torch.zeros(len(pack.sigma), dtype=torch.bool)
         rows[pack.row[pack.loss_mask]] = True
-        self.noisy_row = rows.to(device)  # rows that follow the sampler; the others keep their own noise level
+        self.noisy_row = rows.to(device)  # rows at the sampler's noise level; the others keep the pack's
         self.row_sigma, self.row = pack.sigma.to(device), pack.row.to(device)
 
     @torch.no_grad()
@@ -76,12 +76,12 @@ class PackDenoiser:
         sigmas = torch.where(self.noisy_row, torch.full_like(self.row_sigma, sigma), self.row_sigma)
         token_sigma = sigmas[self.part.row][:, None]
         scaled = self.objective.scaled(x[self.part.tokens], token_sigma).float()
-        # the network is float32 or less; what it multiplies is float64, so that small steps do not vanish in rounding
+        # the network is float32 or less; the preconditioning is float64, so that rounding does not lose small steps
         F_x = self._run(scaled, edm.c_noise(sigmas), x.shape)
         return self.objective.denoised(F_x, x, sigmas[self.row][:, None].double())
 
     def _run(self, scaled: torch.Tensor, c_noise: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The network's output for the whole pack, float32 of `shape`, from this rank's tokens `scaled`."""
+        """The network's output for the complete pack, float32 of `shape`, from this rank's tokens `scaled`."""
         if mpu.get_pipeline_model_parallel_world_size() > 1:
             local = self._run_pipeline(scaled, c_noise, shape)
         else:
@@ -105,7 +105,7 @@ class PackDenoiser:
             seq_length=shape[0],
             micro_batch_size=1,
             forward_only=True,
-            collect_non_loss_data=True,  # else megatron-core wants a loss, and keeps the output to itself
+            collect_non_loss_data=True,  # otherwise megatron-core needs a loss, and does not return the output
         )
         local = shape[0] // mpu.get_context_parallel_world_size()
         result = outputs[0].float() if outputs else torch.empty(local, shape[1], device=self.device)

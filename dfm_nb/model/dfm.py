@@ -1,7 +1,7 @@
 """The DiT of NeMo DFM (`model.variant=dfm`), for weights that were trained there (`dfm import`).
 
-After its source at 7cb7634, dfm/src/megatron/model/dit. What differs from `DiT`: attention, MLP and adaLN have no
-biases; the text goes straight into the keys and values, padded with zero rows that are attended to (`packs`); cross
+It follows its source at 7cb7634, dfm/src/megatron/model/dit. Differences from `DiT`: attention, MLP and adaLN have no
+biases; the text goes directly into the keys and values, padded with zero rows that are attended to (`packs`); cross
 attention normalises queries and keys; sinusoids, widths of the embedders and positions; the output layer has no norm.
 """
 
@@ -32,8 +32,8 @@ def sinusoids(value: torch.Tensor, dim: int, shift: int = 0, dtype: torch.dtype 
 def position_embedding(positions: torch.Tensor, dim: int) -> torch.Tensor:
     """float [N, 3], frame, row and column from the corner -> float64 [N, dim].
 
-    It looks rows up in a table of `POSITIONS`, by an index in which column 40 of a row is column 0 of the next. So it
-    is for wider pictures here, because its weights were trained so.
+    Rows are looked up in a table of `POSITIONS`, with an index in which column 40 of a row is column 0 of the next. We
+    reproduce this for wider pictures, because the weights were trained with it.
     """
     _, h, w = POSITIONS
     frame, row, column = positions.long().unbind(-1)
@@ -44,7 +44,7 @@ def position_embedding(positions: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class Embedder(TwoLayers):
-    """Sinusoids of a scalar, then two layers, all of one width."""
+    """Sinusoids of a scalar, then two layers of the same width."""
 
     def __init__(self, dim: int, shift: int, dtype: torch.dtype):
         super().__init__(dim, dim, dtype)
@@ -55,7 +55,7 @@ class Embedder(TwoLayers):
 
 
 class NormedCrossAttention(TextCrossAttention):
-    """With a norm of queries and keys, those of each head."""
+    """Cross attention with a norm of the queries and keys of each head."""
 
     norm: type = RMSNorm
 
@@ -71,11 +71,11 @@ class NormedCrossAttention(TextCrossAttention):
 
 
 class PlainTextCrossAttention(NormedCrossAttention):
-    """Keys and values from the text itself."""
+    """Keys and values directly from the text."""
 
     def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
         super().__init__(config, submodules, *args, **kwargs)
-        self.linear_kv = submodules.linear_kv(  # megatron-core's takes text of the hidden size
+        self.linear_kv = submodules.linear_kv(  # megatron-core's expects text of the hidden size
             config.text_dim,
             2 * self.kv_projection_size,
             config=config,

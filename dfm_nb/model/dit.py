@@ -2,7 +2,7 @@
 
 Every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text. A new model
 outputs zero. Its weights depend on (seed, parameter name), not on the layout.
-`config.counts` has the table of its linear layers; tests hold the two equal. `dfm` and `wan` are variants of it.
+`config.counts` has the table of its linear layers; tests keep the two equal. `dfm` and `wan` are variants of it.
 
 Shapes, also in the names of tensors: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden,
 p = channels * patch volume, H heads of this tp rank, d channels of a head; 1 is megatron-core's batch.
@@ -53,7 +53,7 @@ from dfm_nb.parallel.groups import global_name, own_part, shard_dim
 
 @dataclass
 class DiTConfig(TransformerConfig):
-    """megatron-core's TransformerConfig and what it does not know of."""
+    """megatron-core's TransformerConfig with our additional fields."""
 
     patch_dim: int = 64  # channels * patch_temporal * patch_spatial^2
     text_dim: int = 384
@@ -63,11 +63,11 @@ class DiTConfig(TransformerConfig):
     packed_attention_backend: str = "sdpa"
     lora_rank: int | None = None
     lora_alpha: float | None = None
-    has_cond_embedder: bool = True  # finalize_model_grads then sums gradients of `replicated` over the stages
+    has_cond_embedder: bool = True  # finalize_model_grads then sums the gradients of `replicated` over the stages
 
 
 class _RMSNormOnCPU(torch.autograd.Function):
-    """x * w / sqrt(mean(x^2) + eps) over the last dim, in half of the elementwise operations of torch's own on CPU."""
+    """x * w / sqrt(mean(x^2) + eps) over the last dim, with half of the elementwise operations of torch's on CPU."""
 
     @staticmethod
     def forward(ctx, x, weight, eps):
@@ -85,7 +85,7 @@ class _RMSNormOnCPU(torch.autograd.Function):
 
 
 class RMSNorm(nn.Module):
-    """Root mean square norm in float32; megatron-core 0.16's torch norm refuses sequence parallelism."""
+    """RMS norm in float32; megatron-core 0.16's torch norm does not support sequence parallelism."""
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         super().__init__()
@@ -118,7 +118,7 @@ class AdaLN(nn.Module):
 
 
 class TwoLayers(nn.Module):
-    """fc2(activation(fc1(x))), in the type of the weights."""
+    """fc2(activation(fc1(x))), in the dtype of the weights."""
 
     activation = staticmethod(F.silu)
 
@@ -137,7 +137,7 @@ class ScalarEmbedder(TwoLayers):
         super().__init__(SINUSOID_DIM, config.hidden_size, config.params_dtype)
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        # 0.1 to 100 radians a unit: 1 % more sigma (0.0025 of c_noise) turns the fastest by a quarter radian
+        # 0.1 to 100 radians per unit: 1 % more sigma (0.0025 of c_noise) rotates the fastest by a quarter radian
         omega = torch.logspace(-1, 2, SINUSOID_DIM // 2, device=value.device)
         angle = value.float()[:, None] * omega
         return super().forward(torch.cat((angle.cos(), angle.sin()), -1))
@@ -163,7 +163,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: in
 
 
 def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines, and sines with the signs of the two halves, that turn the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
+    """Cosines, and sines signed by half, that rotate the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
 
     angles : [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads
     is half as fast.
@@ -176,7 +176,7 @@ def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.
 
 
 class RotarySelfAttention(SelfAttention):
-    """Self attention with rotary embeddings, if `LayerContext` lends a `rotary_table`."""
+    """Self attention with rotary embeddings, if `LayerContext` sets a `rotary_table`."""
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -188,7 +188,7 @@ class RotarySelfAttention(SelfAttention):
 
 
 class TextCrossAttention(CrossAttention):
-    """Cross attention that keeps the text's keys and values in `text_cache`, if `LayerContext` lends one (sampling)."""
+    """Cross attention that keeps the text's keys and values in `text_cache`, if `LayerContext` sets one (sampling)."""
 
     text_cache: dict | None = None
 
@@ -207,13 +207,13 @@ class TextCrossAttention(CrossAttention):
 
 @dataclass
 class LayerContext:
-    """What each `DiTLayer` needs beside hidden states and text, on its way through megatron-core's `TransformerBlock`.
+    """The inputs of each `DiTLayer` in addition to hidden states and text, passed through megatron-core's block.
 
-    The block was made for language models and gives its layers a fixed set of arguments. Two of them it hands on
-    unread: `attention_mask` and `packed_seq_params`. The conditioning travels as the first, because with recomputed
-    layers gradients reach only tensors that are arguments; everything else travels as the second, in this object.
-    Inside a layer, megatron-core's attention has no argument for rotary tables or a text cache either, so both are
-    attributes of its modules for the length of one call. No other place knows of this.
+    `TransformerBlock` was written for language models and calls its layers with a fixed set of arguments. It passes two
+    of them on unread: `attention_mask` and `packed_seq_params`. The conditioning is passed as the first, because with
+    recomputed layers gradients reach only tensors that are arguments; everything else is passed as the second, in this
+    object. Inside a layer, megatron-core's attention has no argument for rotary tables or a text cache either, so both
+    are attributes of its modules during one call. This detail is local to this class and `DiTLayer`.
     """
 
     rows: RowMap
@@ -224,7 +224,7 @@ class LayerContext:
     qkv_format: str = "thd"  # as in `PackedSeqParams`
 
     def arguments(self, cond: torch.Tensor) -> dict:
-        """Arguments of the block that carry this object and the conditioning tables' input [R, h]."""
+        """The block's arguments with this object and the conditioning tables' input [R, h]."""
         return {"attention_mask": cond, "packed_seq_params": self}
 
     @contextmanager
@@ -248,7 +248,7 @@ class DiTLayer(TransformerLayer):
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
         """Called by the block: the two arguments in the middle are `LayerContext.arguments`.
 
-        `attention_mask` is no mask: it is cond_Rh, and packed_seq_params is the `LayerContext`.
+        `attention_mask` is not a mask but cond_Rh, and packed_seq_params is the `LayerContext`.
 
             x_S1h -> 9 tables [R, h] from cond_Rh -> x + gate1[row] * self_attention(norm(x) * (1 + scale1) + shift1)
                   -> the same with cross attention to context_K1h (2) and with the MLP (3)
@@ -264,22 +264,22 @@ class DiTLayer(TransformerLayer):
             )
             x_S1h = add_gated(x_S1h, gate2, with_bias(inner), rows)
         x_S1h = add_gated(x_S1h, gate3, with_bias(self.mlp(norm(x_S1h, shift3, scale3))), rows)
-        # a pipeline stage frees its output's memory once it is sent, and a view would keep it
+        # a pipeline stage frees its output's memory after sending it, and a view would keep it
         return make_viewless_tensor(inp=x_S1h, requires_grad=x_S1h.requires_grad, keep_graph=True), context
 
 
 def with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
-    """What attention and MLP give, added up."""
-    output, bias = output_and_bias  # megatron-core returns them apart, for fusion
+    """The output of attention or MLP with its bias."""
+    output, bias = output_and_bias  # megatron-core returns them separately, for fusion
     return output if bias is None else output + bias
 
 
 def layer_spec(
     norm: type, cross_attention: type[TextCrossAttention] = TextCrossAttention, layer: type[TransformerLayer] = DiTLayer
 ) -> ModuleSpec:
-    """megatron-core's own attention and MLP modules, with packed attention as their core.
+    """megatron-core's attention and MLP modules, with packed attention as their core.
 
-    norm : of queries and keys in self attention.
+    norm : norm of queries and keys in self attention.
     """
     return ModuleSpec(
         module=layer,
@@ -310,7 +310,7 @@ def layer_spec(
 class DiT(MegatronModule):
     """One pipeline stage (or all) of the network F of EDM."""
 
-    # what megatron-core asks of a model: how many tensors a stage hands on, and whether two stages share a weight
+    # attributes that megatron-core needs: how many tensors a stage passes on, and whether two stages share a weight
     model_type = ModelType.encoder_or_decoder
     share_embeddings_and_output_weights = False
     sigma_embedder: nn.Module
@@ -342,13 +342,13 @@ class DiT(MegatronModule):
         if post_process:
             self.add_output()
 
-    # ---- what `model.variant` may differ in (`dfm`, `wan`): layers, conditioning, positions, output ----------------
+    # ---- overridden by variants (`dfm`, `wan`): layers, conditioning, positions, output ----------------------------
 
     def spec(self) -> ModuleSpec:
         return layer_spec(RMSNorm if self.config.qk_layernorm else IdentityOp)
 
     def add_embedders(self) -> None:
-        """What conditioning and text go through: every pipeline stage has a copy of it, kept equal."""
+        """The embedders of conditioning and text: every pipeline stage has an identical copy."""
         c = self.config
         self.sigma_embedder = ScalarEmbedder(c)
         self.fps_embedder = ScalarEmbedder(c)
@@ -371,7 +371,7 @@ class DiT(MegatronModule):
         return cond, context
 
     def position_embedding(self, positions: torch.Tensor) -> torch.Tensor:
-        """float [S, 3] -> float [S, h], or what broadcasts to it."""
+        """float [S, 3] -> float [S, h], or a shape that broadcasts to it."""
         return factorised_sincos(positions, self.config.hidden_size)
 
     def rotary_angles(self, positions: torch.Tensor) -> torch.Tensor:
@@ -384,7 +384,7 @@ class DiT(MegatronModule):
         normed = modulated_norm(hidden, shift, scale, RowMap(part.row), self.config.layernorm_epsilon)
         return self.final(normed)[:, 0]
 
-    # ---- what they share --------------------------------------------------------------------------------------
+    # ---- shared by all variants -------------------------------------------------------------------------------
 
     def set_input_tensor(self, tensor) -> None:
         self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
@@ -394,7 +394,7 @@ class DiT(MegatronModule):
 
         Parameters
         ----------
-        x : float [S, p], noisy tokens scaled by c_in; c_noise : float32 [R]; part : the rest of the pack.
+        x : float [S, p], noisy tokens scaled by c_in. c_noise : float32 [R]. part : the rest of the pack.
 
         Returns
         -------
@@ -412,7 +412,7 @@ class DiT(MegatronModule):
                 hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
             context = tensor_parallel.scatter_to_sequence_parallel_region(context)
             row = row.chunk(c.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
-            # each tp rank's layers see their own tokens only: backward sums the conditioning's gradient over tp
+            # each tp rank's layers see only their own tokens: backward sums the conditioning's gradient over tp
             layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
         rotary = None
         if c.rope:
@@ -427,9 +427,9 @@ class DiT(MegatronModule):
         return self.output(hidden, cond, part)
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
-        """As megatron-core's; copies of the conditioning parameters on later stages are marked as replicas."""
+        """As in megatron-core; copies of the conditioning parameters on later stages are marked as replicas."""
         state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        # megatron-core writes what has replica 0 everywhere: of a copy on each stage that of the first chunk
+        # megatron-core writes the copy with replica 0 everywhere, which is the first chunk's
         copy = mpu.get_pipeline_model_parallel_rank()
         copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
         for key, value in state.items():
@@ -440,9 +440,9 @@ class DiT(MegatronModule):
 
 @torch.no_grad()
 def init_weights(model: DiT, seed: int) -> None:
-    """Xavier-uniform projections, N(0, 0.02) embedders, zero adaLN and output layers, as the DiT paper's code does.
+    """Xavier-uniform projections, N(0, 0.02) embedders, zero adaLN and output layers, as in the DiT paper's code.
 
-    Each parameter is drawn at its full shape from (seed, its name in the whole model), then sliced for this tp rank.
+    Each parameter is drawn at its full shape from (seed, its name in the complete model), then sliced for this tp rank.
     """
     for local_name, p in model.named_parameters():
         name, dim = global_name(local_name, model), shard_dim(p)
@@ -470,10 +470,10 @@ def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> t
 
 
 def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdpa", **overrides) -> DiTConfig:
-    """megatron-core's configuration of a resolved `config.model` group (`in_channels` and `text_dim` set)."""
+    """megatron-core's configuration for a resolved `config.model` group (with `in_channels` and `text_dim` set)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
     vpp = model.virtual_pipeline_model_parallel_size
-    # what both name alike: sizes, degrees of parallelism, ...
+    # fields with the same name: sizes, degrees of parallelism, ...
     own = {f.name for f in fields(DiTConfig)} - {"attention_backend"}
     settings = {name: value for name, value in dict(model).items() if name in own} | dict(
         patch_dim=patch_dim(model),
@@ -485,7 +485,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         batch_p2p_comm=vpp is None,
         normalization="RMSNorm",
         add_bias_linear=model.variant != "dfm",
-        # Where it is true, gradients of the norms are summed over tp; but tp splits Wan's.
+        # If true, gradients of the norms are summed over tp; but tp splits Wan's norms.
         qk_layernorm=model.qk_layernorm and model.variant != "wan",
         activation_func=functools.partial(F.gelu, approximate="tanh") if model.variant == "wan" else F.gelu,
         hidden_dropout=0.0,
@@ -493,11 +493,11 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=mixed_precision == "bf16",
-        calculate_per_token_loss=True,  # sums over tokens, divided once by those of all ranks: packs are of any length
+        calculate_per_token_loss=True,  # sums over tokens, divided once by all ranks' count: packs differ in length
         use_cpu_initialization=not torch.cuda.is_available(),
         init_method=_leave,  # the values come from `init_weights`
         output_layer_init_method=_leave,
-        # of each layer its input is kept, and all else is computed again
+        # only the input of each layer is kept, and everything else is recomputed
         recompute_method="uniform" if model.recompute_granularity == "full" else None,
         recompute_num_layers=1 if model.recompute_granularity == "full" else None,
         recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,

@@ -2,7 +2,7 @@
 Models").
 
 After t steps the average has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the
-run. Several lengths are kept at once, each a float32 copy of this rank's parameters. `combine_weights` rebuilds other
+run. Several lengths are kept, each as a float32 copy of this rank's parameters. `combine_weights` reconstructs other
 lengths from stored ones (post-hoc EMA).
 """
 
@@ -36,7 +36,7 @@ def power_beta(step: int, sigma_rel: float) -> float:
 class PowerEMA:
     """Averages of several lengths of the parameters of this rank's model chunks.
 
-    select : of a parameter's name and itself, whether it is averaged; None averages those that are trained.
+    select : (name, parameter) -> whether to average it; None averages the trained parameters.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PowerEMA:
             return
         weights = [p.detach().float() for p in self.parameters]
         for sigma_rel, average in self.averages.items():
-            # one kernel for all parameters instead of one for each
+            # one kernel for all parameters instead of one each
             torch._foreach_lerp_(average, weights, 1 - power_beta(step, sigma_rel))
 
     @contextmanager
@@ -73,7 +73,7 @@ class PowerEMA:
 
     @torch.no_grad()
     def set_parameters(self, values: Sequence[torch.Tensor]) -> None:
-        """Give the parameters these values, rounded to their type."""
+        """Set the parameters to these values, rounded to their dtype."""
         for p, value in zip(self.parameters, values):
             p.copy_(value)
 
@@ -90,7 +90,7 @@ def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float
 
 
 def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, float]) -> tuple[np.ndarray, float]:
-    """Least-squares weights, summing to 1, that rebuild the profile (t, sigma_rel) from stored ones (appendix C).
+    """Least-squares weights, summing to 1, that reconstruct the profile (t, sigma_rel) from stored ones (appendix C).
 
     Returns
     -------
@@ -103,13 +103,13 @@ def combine_weights(stored: Sequence[tuple[float, float]], target: tuple[float, 
     matrix = np.array([[profile_dot(*a, *b) for b in pairs] for a in pairs])
     right = np.array([profile_dot(*a, *goal) for a in pairs])
     weights = np.linalg.solve(matrix, right)
-    weights /= weights.sum()  # they nearly do; exactly, so that weights that never moved stay what they are
+    weights /= weights.sum()  # they nearly sum to 1; exactly, so that frozen weights do not change
     square = profile_dot(*goal, *goal)
     return weights, math.sqrt(max(0.0, weights @ matrix @ weights - 2 * weights @ right + square) / square)
 
 
 def rebuildable(stored: Sequence[tuple[float, float]], t: float, max_error: float) -> list[tuple[float, float]]:
-    """Ranges of sigma_rel, to the nearest 0.001, that stored profiles rebuild at step t with at most this error."""
+    """Ranges of sigma_rel, in steps of 0.001, that stored profiles reconstruct at step t with at most this error."""
     ranges: list[tuple[float, float]] = []
     for i in range(1, 289):  # 0.288 is the last below `MAX_SIGMA_REL`
         if combine_weights(stored, (t, i / 1000))[1] <= max_error:

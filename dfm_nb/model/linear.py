@@ -1,4 +1,4 @@
-"""The tensor-parallel linear layers of attention and MLP, with an optional low-rank update (LoRA; Hu et al. 2021).
+"""The tensor-parallel linear layers of attention and MLP, with optional LoRA (Hu et al. 2021).
 
 W x + b + (alpha / rank) B A x. Without a rank these are megatron-core's layers. With one, B starts at zero, so a new
 model equals its base. A is `lora_A` [rank, in], B is `lora_B` [out, rank]. A column-parallel layer splits B over tp, a
@@ -26,12 +26,12 @@ A, B = "lora_A", "lora_B"
 
 
 def is_lora(name: str) -> bool:
-    """Whether a parameter's name is that of a low-rank update."""
+    """Whether a parameter belongs to LoRA, by its name."""
     return name.endswith((A, B))
 
 
 class Sharded:
-    """A module with a `tp_group` that says which dims of its parameters tensor parallelism splits."""
+    """A module with a `tp_group` that records which dims of its parameters tensor parallelism splits."""
 
     sharded_axes: dict[str, int]
 
@@ -50,14 +50,14 @@ class Sharded:
 
 
 class _LowRank(Sharded):
-    """What both kinds of layer share; `config` has `lora_rank` and `lora_alpha`."""
+    """The common part of both layers; `config` has `lora_rank` and `lora_alpha`."""
 
     exchange: Callable
     exchange_sp: Callable
-    """What the `rank` channels between A and B go through over tp, and in its place with sequence parallelism."""
+    """Communication of the `rank` channels between A and B over tp, and its replacement with sequence parallelism."""
 
     def _add_low_rank(self: Any, split: str) -> None:
-        """Make A and B if the configuration has a rank; `split` is the one that tp splits, along its long dim."""
+        """Create A and B if the configuration has a rank; `split` is the one that tp splits, along its long dim."""
         rank = self.config.lora_rank
         self.lora_scale = 0.0
         if not rank:
@@ -70,11 +70,11 @@ class _LowRank(Sharded):
         for name, p, dim in ((A, self.lora_A, 1), (B, self.lora_B, 0)):
             if name == split:
                 set_tensor_model_parallel_attributes(p, True, dim, 1)
-            else:  # under SP each tp rank sees its own tokens only: sum the gradients over tp
+            else:  # with SP each tp rank sees only its own tokens: sum the gradients over tp
                 p.sequence_parallel = self.config.sequence_parallel
 
     def _updated(self: Any, output: torch.Tensor, input_: torch.Tensor) -> torch.Tensor:
-        """`output` and scale * B A of the input, if there is an update."""
+        """`output` plus scale * B A of the input, if there is LoRA."""
         if not self.lora_scale:
             return output
         inner = F.linear(input_, self.lora_A)
@@ -85,7 +85,7 @@ class _LowRank(Sharded):
 
 
 class ColumnLinear(_LowRank, ColumnParallelLinear):
-    """megatron-core's, but bias and product are one operation where there is nothing to communicate."""
+    """megatron-core's layer, but bias and product are one operation if there is nothing to communicate."""
 
     sharded_axes = {"weight": 0, "bias": 0, B: 0}
     exchange = staticmethod(copy_to_tensor_model_parallel_region)
@@ -121,16 +121,16 @@ class RowLinear(_LowRank, RowParallelLinear):
 
 
 def freeze_base(chunk: torch.nn.Module) -> None:
-    """Leave only the low-rank updates of a chunk to be trained."""
+    """Freeze a chunk except for its LoRA parameters."""
     for name, p in chunk.named_parameters():
         p.requires_grad_(is_lora(name))
     embedder = getattr(chunk, "x_embedder", None)
-    if embedder is not None:  # recomputed layers pass gradients on only if their input asks for one
+    if embedder is not None:  # recomputed layers pass gradients on only if their input requires them
         embedder.register_forward_hook(lambda _module, _inputs, output: output.requires_grad_(torch.is_grad_enabled()))
 
 
 def merged(tensors: Mapping[str, torch.Tensor], name: str, scale: float) -> torch.Tensor:
-    """The tensor of that name, with its low-rank update added if it has one: W + scale * B A, added up in float64.
+    """The tensor of that name, with LoRA merged if it has any: W + scale * B A, computed in float64.
 
     scale : alpha / rank.
     """

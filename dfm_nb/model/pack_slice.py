@@ -1,4 +1,4 @@
-"""What of a pack one context-parallel rank holds, and how its layers attend."""
+"""One context-parallel rank's part of a pack, and how its layers attend."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dfm_nb.packs.packs import PackLayout
 
 @dataclass
 class PackSlice:
-    """All that the network sees of a pack beside its noisy tokens and their noise levels, on this rank's device.
+    """The network's inputs from a pack except noisy tokens and noise levels, on this rank's device.
 
-    tokens : which of the pack's tokens this rank has (`attention.deal`); S of them.
+    tokens : indices of this rank's S tokens in the pack (`attention.deal`).
     row, positions : int64 [S], token -> conditioning row, and float32 [S, 3].
-    text, fps, pool : [K, D], float32 [R] and [R, K], whole on every rank; each row of `pool` averages its own text.
-    self_layout, cross_layout : the segments that the S tokens attend by.
-    text_cache : each layer's keys and values of the text, kept from the first call on; None: computed in every call.
+    text, fps, pool : [K, D], float32 [R] and [R, K], complete on every rank; each row of `pool` averages its own text.
+    self_layout, cross_layout : the segments within which the S tokens attend.
+    text_cache : each layer's keys and values of the text, kept from the first call; None: computed in every call.
     """
 
     tokens: slice
@@ -56,5 +56,5 @@ class PackSlice:
         )
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's tokens of a [S, ...] CPU tensor of the whole pack, on the device."""
+        """This rank's tokens of a [S, ...] CPU tensor of the complete pack, on the device."""
         return tensor[self.tokens].to(self.device, non_blocking=True)

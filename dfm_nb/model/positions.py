@@ -1,4 +1,4 @@
-"""Where a token is: factorised sin-cos embeddings and rotary angles."""
+"""Position embeddings: factorised sin-cos and rotary angles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def factorised_sincos(positions: torch.Tensor, dim: int, max_period: float = 1e4
     positions : float [N, 3]; returns float32 [N, dim]. Computed from the coordinates, so any size and any length has
     distinct values; channels left over after the division by 6 are zero.
 
-        dim 14: 2 sines and 2 cosines an axis, of periods 2 pi and 2 pi * 100 (max_period ** (1 / 2)) patches
+        dim 14: 2 sines and 2 cosines per axis, with periods 2 pi and 2 pi * 100 (max_period ** (1 / 2)) patches
         (frame, row, column) = (1, 0, 2) -> [sin 1, sin .01, cos 1, cos .01 | 0, 0, 1, 1 | sin 2, sin .02, ... | 0, 0]
     """
     per_axis = dim // 6
@@ -26,11 +26,11 @@ def factorised_sincos(positions: torch.Tensor, dim: int, max_period: float = 1e4
 def rotary_angles(positions: torch.Tensor, head_dim: int, theta: float = 100.0) -> torch.Tensor:
     """Angles of an axial rotary embedding (Su et al. 2021; theta as in Heo et al. 2024 for pictures).
 
-    positions : float [N, 3]; returns float32 [N, head_dim // 2] in radians: three eighths of the pairs turn with the
+    positions : float [N, 3]; returns float32 [N, head_dim // 2] in radians: three eighths of the pairs rotate with the
     row, as many with the column, the rest with the frame; the fastest by a quarter turn per patch, so that neighbours
-    differ also on a grid of 4 x 4. Differences of angles depend on differences of positions only.
+    differ also on a grid of 4 x 4. Differences of angles depend only on differences of positions.
 
-        head_dim 32: 16 pairs, 4 turn with the frame, 6 with the row, 6 with the column
+        head_dim 32: 16 pairs, 4 rotate with the frame, 6 with the row, 6 with the column
         (0, 1, 0) -> [0 x 4 | pi/2 * (1, .46, .22, .1, .046, .022) | 0 x 6]
     """
     pairs = head_dim // 2

@@ -1,12 +1,12 @@
 """The transformer of Wan 2.1 (`model.variant=wan`; arXiv 2503.20314), text to video, for its published weights.
 
-After its source and diffusers' `WanTransformer3DModel`, with which it is equal. What differs from `DiT`: positions are
-rotary alone; queries and keys are normed over all heads together; cross attention is neither shifted, scaled nor gated;
-a layer's six modulations are a table of its own plus one projection of the time that all layers share; the text is
-padded with zero rows that are attended to (`model.text_padding`); no frame rate, no pooled text. Noise is told as
-1000 t with t = sigma / (1 + sigma), whatever the objective.
+It follows its source and diffusers' `WanTransformer3DModel`, with equal outputs. Differences from `DiT`: positions are
+rotary only; queries and keys are normed over all heads together; cross attention is neither shifted, scaled nor gated;
+a layer's six modulations are its own table plus a projection of the time that all layers share; the text is padded with
+zero rows that are attended to (`model.text_padding`); no frame rate, no pooled text. The noise input is 1000 t with
+t = sigma / (1 + sigma), whatever the objective.
 
-Rotations here turn the pairs (i, i + d/2) of a head, and there (2i, 2i + 1); `wan_names` reorders the weights.
+Rotations act on the pairs (i, i + d/2) of a head here, and on (2i, 2i + 1) there; `wan_names` reorders the weights.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HeadsRMSNorm(Sharded, RMSNorm):
         if self.tp == 1:
             return super().forward(x.flatten(-2)).view_as(x)
         wide = x.float()
-        # Every rank's result depends on the sum over all heads: summed forward and backward.
+        # Every rank's result depends on the sum over all heads: all-reduce in forward and backward.
         total = reduce_from_tensor_model_parallel_region(wide.square().sum((-2, -1), keepdim=True))
         scale = torch.rsqrt(copy_to_tensor_model_parallel_region(total) / self.width + self.eps)
         return (wide * scale * self.weight.float().view(x.shape[-2:])).type_as(x)
@@ -76,12 +76,12 @@ class HeadsNormedCrossAttention(NormedCrossAttention):
 
 
 class WanLayer(TransformerLayer):
-    """Self attention and MLP, each normed, shifted, scaled and gated, and between them cross attention, normed only."""
+    """Self attention and MLP, each normed, shifted, scaled and gated, and between them cross attention, only normed."""
 
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
         attention, eps = self.self_attention, config.layernorm_epsilon
-        # Not in the spec, as megatron-core 0.19 wants `qk_layernorm` with it, and sums such gradients over tp.
+        # Not in the spec, because megatron-core 0.19 then needs `qk_layernorm`, and sums such gradients over tp.
         attention.q_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
         attention.k_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
         h, dtype = config.hidden_size, config.params_dtype
@@ -91,8 +91,8 @@ class WanLayer(TransformerLayer):
             p.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
-        """As `DiTLayer`'s, where `attention_mask` is cond [R, 7 h]: the time's embedding, which layers leave, and the
-        six projections of it that all layers share. This layer's table is added to those.
+        """As `DiTLayer`'s, but `attention_mask` is cond [R, 7 h]: the time embedding, which layers do not use, and its
+        six projections that all layers share. This layer's table is added to those.
         """
         x_S1h, cond, step = hidden_states, attention_mask, packed_seq_params
         rows, norm = step.rows, partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
@@ -110,7 +110,7 @@ class WanLayer(TransformerLayer):
 
 
 class TimeEmbedder(TwoLayers):
-    """1000 t [R] -> [R, 7 h]: its embedding, and the projection of that to the layers' six modulations."""
+    """1000 t [R] -> [R, 7 h]: its embedding, and the embedding's projection to the layers' six modulations."""
 
     def __init__(self, config: DiTConfig):
         super().__init__(SINUSOID_DIM, config.hidden_size, config.params_dtype)
@@ -122,7 +122,7 @@ class TimeEmbedder(TwoLayers):
 
 
 class TextEmbedder(TwoLayers):
-    """Two layers over the text's states."""
+    """Two layers over the text encoder's states."""
 
     activation = staticmethod(partial(F.gelu, approximate="tanh"))
 
@@ -145,7 +145,7 @@ class Wan(DiT):
 
     def conditioning(self, c_noise: torch.Tensor, part: PackSlice) -> tuple[torch.Tensor, torch.Tensor]:
         # t = sigma / (1 + sigma) = sigmoid(ln sigma), and c_noise is ln(sigma) / 4
-        # float64, because the fastest sinusoid turns a radian per unit of 1000 t
+        # float64, because the fastest sinusoid rotates by a radian per unit of 1000 t
         time = 1000 * torch.sigmoid(4 * c_noise.double())
         return self.sigma_embedder(time.float()), self.text_embedder(part.text)
 

@@ -1,8 +1,8 @@
 """Weights of `model.wan` by diffusers' names (`WanTransformer3DModel`), both ways and one at a time.
 
-A `Place` is one of our tensors, and those of theirs that it is made of. Queries, keys and values are one matrix here,
-head by head; our rotations turn other pairs of channels; the numbers of an output patch have another order. All of it
-is reordering: there and back gives the same bits.
+A `Place` is one of our tensors, with the diffusers tensors that it consists of. Queries, keys and values are one matrix
+here, head by head; our rotations act on other pairs of channels; the numbers of an output patch have another order. All
+of this only reorders: a round trip gives the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LAYER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("mlp.linear_fc1", ("ffn.net.0.proj",), LINEAR),
     ("mlp.linear_fc2", ("ffn.net.2",), LINEAR),
 )
-"""Modules of a layer: by our name, by theirs, and what they hold."""
+"""Modules of a layer: our name, theirs, and their parameters."""
 
 OUTER = (
     ("x_embedder", "patch_embedding"),
@@ -43,20 +43,20 @@ OUTER = (
     ("text_embedder.fc2", "condition_embedder.text_embedder.linear_2"),
     ("final", "proj_out"),
 )
-"""Modules that are there once."""
+"""Modules outside of layers."""
 
 TURNED = ("attn1.to_q", "attn1.to_k", "attn1.norm_q", "attn1.norm_k")
-"""Theirs whose rows are channels that a rotation turns."""
+"""Their tensors whose rows are rotated channels."""
 
 Change = Callable[[Tensor], Tensor]
 UNCHANGED: tuple[Change, Change] = (lambda x: x), (lambda x: x)
 TABLE: tuple[Change, Change] = itemgetter(0), (lambda x: x[None])
-"""Ours of theirs, and theirs of ours. Their tables of modulations have an axis of size 1 before."""
+"""Conversions from theirs to ours, and back. Their tables of modulations have a leading axis of size 1."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """One tensor here: `ours(of their tensors)`, and `theirs(of it)`."""
+    """One tensor of ours: `ours(their tensors)`, and `theirs(our tensor)`."""
 
     name: str
     sources: tuple[str, ...]
@@ -67,7 +67,7 @@ class Place:
 def halves(rows: Tensor, heads: int) -> Tensor:
     """Rows [heads * d, ...] whose rotated pairs are (2i, 2i + 1) -> pairs (i, i + d/2).
 
-    Of 2 heads of 4: 0 1 2 3 | 4 5 6 7 -> 0 2 1 3 | 4 6 5 7.
+    With 2 heads of 4: 0 1 2 3 | 4 5 6 7 -> 0 2 1 3 | 4 6 5 7.
     """
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
@@ -78,9 +78,9 @@ def neighbours(rows: Tensor, heads: int) -> Tensor:
 
 
 def joined(parts: Sequence[Tensor], modules: Sequence[str], heads: int) -> Tensor:
-    """Rows of products [heads * d, ...], as `modules` name them, as the rows of one, head by head.
+    """Join the rows of several products [heads * d, ...] into one, head by head, in the order of `modules`.
 
-    q0 q1, k0 k1, v0 v1 -> q0 k0 v0 q1 k1 v1, as megatron-core has them: tp then cuts between heads.
+    q0 q1, k0 k1, v0 v1 -> q0 k0 v0 q1 k1 v1, megatron-core's order: tp then splits between heads.
     """
     parts = [halves(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules, strict=True)]
     return torch.stack([x.unflatten(0, (heads, -1)) for x in parts], 1).flatten(0, 2) if len(parts) > 1 else parts[0]
@@ -107,7 +107,7 @@ def places(model: ModelConfig) -> Iterator[Place]:
             theirs = partial(parted, modules=modules, heads=heads)
             for kind in kinds:
                 yield Place(f"{prefix}{name}.{kind}", tuple(f"{block}{m}.{kind}" for m in modules), ours, theirs)
-    # rows of an output patch: there by place and channel, here by channel and place
+    # rows of an output patch: theirs by place and channel, ours by channel and place
     output: tuple[Change, Change] = partial(_swapped, sizes=(-1, channels)), partial(_swapped, sizes=(channels, -1))
     convolution: tuple[Change, Change] = partial(torch.flatten, start_dim=1), lambda weight: weight.unflatten(1, patch)
     changes = {"x_embedder.weight": convolution, "final.weight": output, "final.bias": output}
@@ -122,5 +122,5 @@ def _single(name: str, source: str, ours: Change, theirs: Change) -> Place:
 
 
 def _swapped(rows: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Rows that are counted by (a, b), of `sizes`, counted by (b, a)."""
+    """Rows ordered by (a, b), of `sizes`, reordered by (b, a)."""
     return rows.unflatten(0, sizes).transpose(0, 1).flatten(0, 1)
