@@ -1,7 +1,7 @@
 """EDM: preconditioning, the noise levels of training and validation, and the loss (Karras et al. 2022, "EDM").
 
-Pure elementwise functions: noise levels broadcast against latents, so every sample of a pack can have its own. Nothing
-is computed below float32, and no random number is drawn here: the caller decides about seeds and ranks.
+Pure elementwise functions: noise levels broadcast against latents, so every sample of a pack can have its own. All
+arithmetic is float32 or float64, and no random numbers are drawn here: the caller handles seeds and ranks.
 
 Symbols as in the paper: y clean latent, n = sigma * eps noise, x = y + n, D_x denoised, F_x network output.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:
-    """The tensors in float64 if one of them is, else in float32."""
+    """The tensors in float64 if one of them is float64, otherwise in float32."""
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     return [t.to(dtype) for t in tensors]
 
@@ -40,7 +40,7 @@ def c_in(sigma: Tensor, sigma_data: float) -> Tensor:
 
 
 def c_noise(sigma: Tensor) -> Tensor:
-    """ln(sigma) / 4: what the network is told of the noise level. `sigma` must be positive."""
+    """ln(sigma) / 4: the network's input for the noise level. `sigma` must be positive."""
     (sigma,) = wide(sigma)
     return torch.log(sigma) / 4
 
@@ -50,7 +50,7 @@ def denoised(F_x: Tensor, x: Tensor, sigma: Tensor, sigma_data: float) -> Tensor
 
     Parameters
     ----------
-    F_x : the network's output; it may be bfloat16, and is widened first.
+    F_x : the network's output; bfloat16 is converted first.
     x : noisy latents. sigma : noise levels, broadcastable to `x`. sigma_data : standard deviation of the clean latents.
 
     Returns
@@ -80,7 +80,7 @@ def sigma_from_normal(normal: Tensor, P_mean: float, P_std: float, times: str = 
 def sigma_from_uniform(uniform: Tensor, P_mean: float, P_std: float, times: str = "logit-normal") -> Tensor:
     """The quantile function of the training noise, for u in (0, 1).
 
-    A u of 0 or 1 is moved to the nearest float inside, so that no level is 0 or infinite.
+    A u of 0 or 1 is moved to the nearest float inside the interval, so that no level is 0 or infinite.
     """
     (uniform,) = wide(uniform)
     tiny = torch.finfo(uniform.dtype).eps / 2
@@ -92,7 +92,7 @@ def validation_sigmas(num_sigmas: int, P_mean: float, P_std: float, times: str =
 
     Returns
     -------
-    float64 [num_sigmas]; the plain mean of the losses at these levels estimates the training loss.
+    float64 [num_sigmas]; the unweighted mean of the losses at these levels estimates the training loss.
     """
     middle = (torch.arange(num_sigmas, dtype=torch.float64) + 0.5) / num_sigmas
     return sigma_from_uniform(middle, P_mean, P_std, times)
@@ -102,20 +102,20 @@ def validation_sigmas(num_sigmas: int, P_mean: float, P_std: float, times: str =
 
 
 def effective_target(y: Tensor, eps: Tensor, sigma: Tensor, sigma_data: float) -> Tensor:
-    """What F should give: (y - c_skip (y + sigma eps)) / c_out, Eq. 8; unit variance at every noise level.
+    """The target of F: (y - c_skip (y + sigma eps)) / c_out, Eq. 8; unit variance at every noise level.
 
-    Written as (sigma / sigma_data * y - sigma_data * eps) / sqrt(sigma^2 + sigma_data^2), which is the same number
-    without the cancellation of y against c_skip y at small sigma.
+    Computed as (sigma / sigma_data * y - sigma_data * eps) / sqrt(sigma^2 + sigma_data^2), which is equal but avoids
+    the cancellation of y against c_skip y at small sigma.
     """
     y, eps, sigma = wide(y, eps, sigma)
     return (sigma / sigma_data * y - sigma_data * eps) * torch.rsqrt(sigma**2 + sigma_data**2)
 
 
 def loss(F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor, sigma_data: float) -> Tensor:
-    """lambda(sigma) |D_x - y|^2 elementwise, Eq. 8: the caller masks, averages and reduces over ranks.
+    """lambda(sigma) |D_x - y|^2 elementwise, Eq. 8; the caller masks, averages and reduces over ranks.
 
     lambda(sigma) = (sigma^2 + sigma_data^2) / (sigma sigma_data)^2 = 1 / c_out^2, Table 1. Hence the loss equals (F_x -
-    effective_target)^2, which is how it is computed; a network that gives zeros has expectation 1.
+    effective_target)^2, which is how it is computed; for a network with output 0 its expectation is 1.
 
     Parameters
     ----------

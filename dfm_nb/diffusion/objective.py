@@ -1,9 +1,9 @@
-"""What a network is given and what it should give: EDM's preconditioning, or flow matching.
+"""A network's input and target: EDM's preconditioning, or flow matching.
 
-Both are linear in the noisy latent and the network's output, so a sampler that knows D(x; sigma) needs no more. Flow
-matching (Lipman et al. 2023; Liu et al. 2023) moves along x_t = (1 - t) y + t eps and has the network give the velocity
-v = eps - y. With sigma = t / (1 - t) its state is x_t = x / (1 + sigma), where x = y + sigma eps is EDM's: the same
-paths at other scales. Noise levels are drawn by `edm.sigma_from_normal`.
+Both are linear in the noisy latent and the network's output, so D(x; sigma) is all that a sampler needs. Flow matching
+(Lipman et al. 2023; Liu et al. 2023) moves along x_t = (1 - t) y + t eps, and the network predicts the velocity
+v = eps - y. With sigma = t / (1 - t) its state is x_t = x / (1 + sigma), where x = y + sigma eps is EDM's state: the
+same paths at another scale. Noise levels are drawn by `edm.sigma_from_normal`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dfm_nb.diffusion import edm
 
 
 class Objective(Protocol):
-    """F is the network, x = y + sigma eps its noisy latent; sigma broadcasts to x, and nothing is below float32."""
+    """F is the network, x = y + sigma eps its noisy latent; sigma broadcasts to x, and all is float32 or float64."""
 
     def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
         """The network's input."""
@@ -28,7 +28,7 @@ class Objective(Protocol):
         ...
 
     def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
-        """Elementwise, of a network's output; the caller masks and averages."""
+        """The elementwise loss of a network's output; the caller masks and averages."""
         ...
 
 
@@ -50,7 +50,7 @@ class EDM:
 
 @dataclass(frozen=True)
 class Flow:
-    """Rectified flow: F gives eps - y."""
+    """Rectified flow: F predicts eps - y."""
 
     def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
         x, sigma = edm.wide(x, sigma)
@@ -68,5 +68,5 @@ class Flow:
 
 
 def get_objective(name: str, sigma_data: float) -> Objective:
-    """By the name in `model.objective`."""
+    """The objective of the name in `model.objective`."""
     return Flow() if name == "flow" else EDM(sigma_data)

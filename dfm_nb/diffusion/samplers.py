@@ -1,7 +1,7 @@
 """Samplers and guidance: pure functions on EDM's parametrisation, x = y + sigma * eps.
 
-Every sampler takes the same arguments. State and coefficients are float64, so a bfloat16 network costs no accuracy in
-the solver. No global random number is used: a sample depends on its own noise only.
+All samplers have the same arguments. State and coefficients are float64, so a bfloat16 network does not reduce the
+solver's accuracy. No global random number is used: a sample depends only on its own noise.
 
 To add a sampler or a schedule, write one function with its decorator. A package's sampler is an entry point of
 `dfm_nb.samplers`, a function of the same arguments; without the decorator it is taken for one of order 1.
@@ -26,7 +26,7 @@ Callback = Callable[[int, int, Tensor, Tensor], None]
 """callback(step, num_steps, x, D_x) after step 1 ... num_steps, with the new state and the newest denoised estimate."""
 
 Noise = Sequence[torch.Generator] | None
-"""One generator per sample of the batch, so that a sample's noise depends on no other."""
+"""One generator per sample of the batch, so that a sample's noise does not depend on the others."""
 
 
 # ---- registry -----------------------------------------------------------------------------------------------------
@@ -34,10 +34,10 @@ Noise = Sequence[torch.Generator] | None
 
 @dataclass(frozen=True)
 class Sampler:
-    """A sampler's function and what callers must know of it.
+    """A sampler's function and its properties.
 
-    order : of convergence, without noise. evaluations_per_step : calls of `denoise`; the step to 0 takes one.
-    stochastic : it takes `noise=`.
+    order : of convergence, without noise. evaluations_per_step : calls of `denoise`; the step to 0 has one.
+    stochastic : it needs `noise=`.
     """
 
     function: Callable[..., Tensor]
@@ -51,9 +51,9 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule's function and the names of its settings beside num_steps, sigma_min and sigma_max.
+    """A schedule's function and the names of its settings other than num_steps, sigma_min and sigma_max.
 
-    Each is a field of `Request`, or `sigma_data`, which is the model's.
+    Each is a field of `Request`, or the model's `sigma_data`.
     """
 
     function: Callable[..., Tensor]
@@ -80,12 +80,12 @@ def _entering(table: dict[str, Any], name: str, entry: Callable[[Function], Any]
 def sampler(
     name: str, order: int, evaluations_per_step: int = 1, stochastic: bool = False
 ) -> Callable[[Function], Function]:
-    """Decorator: enter a function into `SAMPLERS`."""
+    """Decorator: register a function in `SAMPLERS`."""
     return _entering(SAMPLERS, name, lambda function: Sampler(function, order, evaluations_per_step, stochastic))
 
 
 def schedule(name: str, *settings: str) -> Callable[[Function], Function]:
-    """Decorator: enter a function into `SCHEDULES`."""
+    """Decorator: register a function in `SCHEDULES`."""
     return _entering(SCHEDULES, name, lambda function: Schedule(function, settings))
 
 
@@ -140,10 +140,10 @@ def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: floa
 def focused_sigmas(
     num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, sigma_data: float = 0.5, focus: float = 0.3
 ) -> Tensor:
-    """Noise levels denser around `sigma_data`, where the denoiser turns from the mean to a mode, and a final 0.
+    """Noise levels denser around `sigma_data`, where the denoiser changes from the mean to a mode, and a final 0.
 
-    The density of steps in ln(sigma) is (1 - focus) uniform + focus N(ln sigma_data, 1.5^2), cut to the range. It is
-    ours, for UniPC with about 20 evaluations; benchmarks/samplers.py compares it with the other schedules.
+    The density of steps in ln(sigma) is (1 - focus) uniform + focus N(ln sigma_data, 1.5^2), truncated to the range. It
+    is our own, for UniPC with about 20 evaluations; benchmarks/samplers.py compares it with the other schedules.
 
     Returns
     -------
@@ -171,11 +171,11 @@ def focused_sigmas(
 
 @schedule("flow", "shift")
 def flow_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, shift: float = 1.0) -> Tensor:
-    """Flow matching's: times evenly spaced, sigma = shift t / (1 - t) (Esser et al. 2024, Eq. 23).
+    """Flow matching's schedule: evenly spaced times, sigma = shift t / (1 - t) (Esser et al. 2024, Eq. 23).
 
     Returns
     -------
-    float64 [num_steps + 1], from sigma_max to 0, which stands where sigma_min would be next, as in Wan's scheduler.
+    float64 [num_steps + 1], from sigma_max to 0; the 0 replaces sigma_min, as in Wan's scheduler.
     """
     _check_range(num_steps, sigma_min, sigma_max)
     if not shift > 0:
@@ -192,7 +192,7 @@ def _ramp(num_steps: int) -> Tensor:
 
 
 def _finish(sigmas: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
-    """Exact ends in place of rounded ones, and the final 0."""
+    """Replace rounded ends by exact ones, and append the final 0."""
     sigmas[-1], sigmas[0] = sigma_min, sigma_max
     return torch.cat([sigmas, sigmas.new_zeros(1)])
 
@@ -205,12 +205,12 @@ def _check_range(num_steps: int, sigma_min: float, sigma_max: float) -> None:
 
 
 def check_sigmas(sigmas: Tensor | Sequence[float]) -> Tensor:
-    """The levels as float64 on the CPU; ValueError unless they are two or more, strictly decreasing, none negative."""
+    """The levels as float64 on the CPU; ValueError unless two or more, strictly decreasing and not negative."""
     levels = torch.as_tensor(sigmas, dtype=torch.float64).cpu()
     if levels.ndim != 1 or len(levels) < 2:
         raise ValueError(f"sigmas must be a list of at least two noise levels; got shape {list(levels.shape)}")
     if not (torch.isfinite(levels).all() and (levels.diff() < 0).all() and levels[-1] >= 0):
-        raise ValueError(f"sigmas must decrease strictly to 0 or above; got {[round(v, 6) for v in levels.tolist()]}")
+        raise ValueError(f"sigmas must strictly decrease to 0 or more; got {[round(v, 6) for v in levels.tolist()]}")
     return levels
 
 
@@ -219,7 +219,7 @@ def tail(sigmas: Tensor, strength: float) -> Tensor:
 
     Parameters
     ----------
-    strength : in (0, 1]; 1 keeps every step (the clip has next to no influence), small values stay near the clip.
+    strength : in (0, 1]; 1 keeps every step (almost no influence of the clip), small values stay close to the clip.
     """
     if not 0 < strength <= 1:
         raise ValueError(f"strength must be greater than 0 and at most 1; got {strength}")
@@ -231,7 +231,7 @@ def tail(sigmas: Tensor, strength: float) -> Tensor:
 
 
 class _Sampling:
-    """State of one sampling run: float64 levels, a widening denoiser, noise by step, and the callback."""
+    """State of one sampling run: float64 levels, a denoiser with float64 output, noise by step, and the callback."""
 
     def __init__(self, denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None, noise: Noise = None):
         if not x.is_floating_point():
@@ -248,7 +248,7 @@ class _Sampling:
     def D(self, x: Tensor, sigma: float) -> Tensor:
         D_x = self._denoise(x, x.new_tensor(sigma))
         if D_x.shape != x.shape:
-            raise ValueError(f"denoise must keep the shape {list(x.shape)}; it gave {list(D_x.shape)}")
+            raise ValueError(f"denoise must keep the shape {list(x.shape)}; it returned {list(D_x.shape)}")
         return D_x.to(torch.float64)
 
     def eps(self, x: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ class _Sampling:
 
 @sampler("euler", order=1)
 def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """Euler steps of dx/dsigma = (x - D(x; sigma)) / sigma: first order, one evaluation a step (DDIM).
+    """Euler steps of dx/dsigma = (x - D(x; sigma)) / sigma: first order, one evaluation per step (DDIM).
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callbac
 
     Returns
     -------
-    The state at sigmas[-1], in the shape and type of `x`.
+    The state at sigmas[-1], in the shape and dtype of `x`.
     """
     run = _Sampling(denoise, x, sigmas, callback)
     for i, s, s_next in run.steps():
@@ -296,7 +296,7 @@ def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callbac
 
 @sampler("heun", order=2, evaluations_per_step=2)
 def sample_heun(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """Algorithm 1 of Karras et al. 2022: second order, two evaluations a step, one in the step to 0.
+    """Algorithm 1 of Karras et al. 2022: second order, two evaluations per step, one in the step to 0.
 
     The correction is evaluated at (x_next, sigma_next). Arguments as in `sample_euler`.
     """
@@ -320,7 +320,7 @@ def sample_heun_stochastic(
     Parameters
     ----------
     noise : see `Noise`.
-    S_churn : how much noise in all; 0 gives `sample_heun` exactly.
+    S_churn : total amount of noise; 0 gives `sample_heun` exactly.
     S_tmin, S_tmax : levels between which noise is added.
     S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5).
     """
@@ -328,7 +328,7 @@ def sample_heun_stochastic(
     run = _Sampling(denoise, x, sigmas, callback, noise)
     for i, s, s_next in run.steps():
         x = run.x
-        # at most sqrt(2) - 1: never more new noise than is there
+        # at most sqrt(2) - 1: never more new noise than there is
         gamma = min(S_churn / run.num_steps, math.sqrt(2) - 1) if S_tmin <= s <= S_tmax else 0.0
         s_hat = s * (1 + gamma)
         if gamma > 0:
@@ -347,7 +347,7 @@ def sample_heun_stochastic(
 
 @sampler("dpmpp_2m", order=2)
 def sample_dpmpp_2m(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2): second order, one evaluation a step.
+    """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2): second order, one evaluation per step.
 
     Two-step exponential integrator in lambda = -ln(sigma) on the denoised estimate; the first step and the step to 0
     are first order. Arguments as in `sample_euler`.
@@ -370,7 +370,7 @@ def sample_dpmpp_2m_sde(
     Parameters
     ----------
     noise : see `Noise`.
-    eta : 1 the reverse SDE, 0 the ODE (`sample_dpmpp_2m` exactly), between the two an interpolation.
+    eta : 1 is the reverse SDE, 0 the ODE (`sample_dpmpp_2m` exactly); values between interpolate.
     S_noise : standard deviation of the added noise.
     """
     assert eta >= 0 and S_noise >= 0, (eta, S_noise)
@@ -382,7 +382,7 @@ def sample_dpmpp_2m_sde(
             run.x = D_x
         else:
             h = math.log(s / s_next)
-            # D at the middle of the step, by the line through the last two estimates
+            # D at the middle of the step, from the line through the last two estimates
             D_mid = D_x if D_old is None else D_x + (h / h_old) / 2 * (D_x - D_old)
             decay = math.exp(-(1 + eta) * h)
             run.x = decay * run.x + (1 - decay) * D_mid
@@ -397,14 +397,14 @@ def sample_dpmpp_2m_sde(
 def sample_unipc(
     denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None, order: int = 3
 ) -> Tensor:
-    """UniPC (Zhao et al. 2023) on the denoised estimate: order 2 or 3, one evaluation a step.
+    """UniPC (Zhao et al. 2023) on the denoised estimate: order 2 or 3, one evaluation per step.
 
     Each step extrapolates `order` past estimates (predictor UniP) and, once the next estimate is known, repeats the
     step with it among the nodes (corrector UniC), which costs no evaluation and adds one order of accuracy. The weights
     integrate the interpolating polynomial against exp(lambda) exactly, so the paper's B(h) cancels. With order 2 a step
-    from two estimates has the paper's weight 1/2 instead (see `_exponential_step`). The first steps use the estimates
-    there are; the step to 0 is first order. Below some 15 steps order 2 is the safer choice: cubic extrapolation over
-    steps that long overshoots. Other arguments as in `sample_euler`.
+    from two estimates has the paper's weight 1/2 instead (see `_exponential_step`). The first steps use the available
+    estimates; the step to 0 is first order. Below about 15 steps order 2 is safer, because cubic extrapolation
+    overshoots over such long steps. Other arguments as in `sample_euler`.
     """
     assert order in (2, 3), order
     run = _Sampling(denoise, x, sigmas, callback)
@@ -437,8 +437,8 @@ def _exponential_step(
     x(lam + h) = e^-h x + int_0^h e^(u - h) D(lam + u) du; with D = sum_k w_k D_k the weights solve the moment equations
     sum_k w_k u_k^j = m_j, m_j = int_0^h e^(u - h) u^j du = h^j - j m_(j-1).
 
-    half : with two nodes, take m_1 = m_0 / 2 (u in units of h), which is right to first order in h. This is the
-    constant a_1 = 1/2 that Zhao et al. 2023 use where only one is unknown. Over the long steps of few evaluations it is
+    half : with two nodes, use m_1 = m_0 / 2 (u in units of h), which is correct to first order in h. This is the
+    constant a_1 = 1/2 that Zhao et al. 2023 use if only one is unknown. Over the long steps of few evaluations it is
     more accurate than the exact moment.
     """
     h = lam_next - lam
@@ -462,7 +462,7 @@ def _moments(h: float, count: int) -> list[float]:
             out.append(1 - j * out[-1] / h)
         return out
     # e^(u-h) = e^-h sum_k u^k / k!, integrated term by term: e^-h h sum_k h^k / (k! (k + j + 1)).
-    # 18 terms, as the 19th is below 1e-21 for h <= 0.5.
+    # 18 terms, because the 19th is below 1e-21 for h <= 0.5.
     return [
         math.exp(-h) * h * math.fsum(h**k / (math.factorial(k) * (k + j + 1)) for k in range(18)) for j in range(count)
     ]
@@ -475,13 +475,13 @@ def classifier_free(D_cond: Tensor, D_uncond: Tensor, guidance: float) -> Tensor
     """D_uncond + guidance * (D_cond - D_uncond): 1 is no guidance, 0 ignores the prompt (Ho & Salimans 2022).
 
     `D_uncond` is the estimate for the empty caption, or for the negative prompt. With autoguidance (Karras et al. 2024,
-    Eq. 3) it is a worse model's for the same prompt: a smaller one, or an earlier checkpoint.
+    Eq. 3) it is the estimate of a worse model for the same prompt: a smaller one, or an earlier checkpoint.
     """
     return D_uncond + guidance * (D_cond - D_uncond)
 
 
 def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, float] | None = None) -> float:
-    """Guidance at a noise level: `guidance` for interval[0] < sigma <= interval[1], else 1 (Kynkaanniemi et al. 2024).
+    """Guidance at a noise level: `guidance` if interval[0] < sigma <= interval[1], else 1 (Kynkaanniemi et al. 2024).
 
     A value of 1 means that the unconditional estimate need not be computed.
     """
@@ -499,7 +499,7 @@ def rescale(D_guided: Tensor, D_cond: Tensor, amount: float) -> Tensor:
     Parameters
     ----------
     D_guided, D_cond : [B, ...]; the deviation is taken over all dims but the first.
-    amount : 0 leaves D_guided, 1 gives it the deviation of D_cond; 0.7 is the paper's choice.
+    amount : 0 keeps D_guided, 1 rescales it to the deviation of D_cond; 0.7 is the paper's choice.
     """
     dims = tuple(range(1, D_guided.ndim))
     std_guided = D_guided.double().std(dims, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)

@@ -1,7 +1,7 @@
 """Which samples share a pack: exact subset sum over a small buffer.
 
-A deterministic function of the order of its input. No sample is dropped, starved or split. A pack of 15,360 tokens from
-100 samples takes well under a millisecond.
+Packing is a deterministic function of the order of its input. No sample is dropped, starved or split. A pack of 15,360
+tokens from 100 samples takes well under a millisecond.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Iterator, NamedTuple, Sequence
 
 
 def fill(lengths: Sequence[int], capacity: int) -> list[int]:
-    """Indices of a subset that contains item 0 and whose lengths sum as close to `capacity` as any such subset.
+    """Indices of a subset that contains item 0 and comes closest to `capacity` without exceeding it.
 
     Exact subset sum over a bit set. Among equal sums the earlier items win, so that old samples leave first.
     """
@@ -20,13 +20,13 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
     room, first = capacity // unit, lengths[0] // unit
     within = (1 << (room + 1)) - 1
     # An integer is a set of sums: bit s is set if a subset has the sum s. To add an item, shift the set by its length.
-    reachable = [1 << first]  # reachable[i]: sums possible with items 0..i
+    reachable = [1 << first]  # reachable[i]: possible sums of items 0..i
     for length in lengths[1:]:
         before = reachable[-1]
         reachable.append(before | ((before << (length // unit)) & within))
     total = reachable[-1].bit_length() - 1
     chosen = []
-    # Backwards: an item is needed only if the sum cannot be had without it.
+    # Backwards: an item is needed only if the sum cannot be reached without it.
     for i in range(len(lengths) - 1, 0, -1):
         if not (reachable[i - 1] >> total) & 1:
             chosen.append(i)
@@ -45,14 +45,14 @@ class PackItem(NamedTuple):
 class Packer:
     """Streaming packs: keeps waiting samples and emits the fullest pack that holds the oldest of them.
 
-    At least `buffer_size` samples wait, and enough of them for two packs, so that small samples fill large packs too.
+    At least `buffer_size` samples wait, and enough for two packs, so that small samples fill large packs too.
 
-    A sample that fits no pack now waits, and becomes the oldest in time: nothing is dropped and nothing starves.
+    A sample that does not fit now waits until it is the oldest: nothing is dropped and nothing starves.
 
     Parameters
     ----------
     capacity : tokens of one pack.
-    buffer_size : samples to choose from; more give fuller packs and a longer wait.
+    buffer_size : samples to choose from; more give fuller packs, and samples wait longer.
 
     Attributes
     ----------

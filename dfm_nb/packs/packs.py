@@ -1,8 +1,8 @@
 """How samples become one packed sequence: normalisation, noise, caption dropout, segments, rows and padding.
 
-A pack is one long sequence of tokens. It is divided twice: into *segments*, which attend to themselves and to one text,
-and into conditioning *rows*, which share a noise level and frame rate. A sample is one segment. It has one row, or two
-if its first frames are given clean.
+A pack is one long sequence of tokens. It is divided in two ways: into *segments*, which attend to themselves and to one
+text, and into conditioning *rows*, which share a noise level and frame rate. A sample is one segment. It has one row,
+or two if its first frames are given clean.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dfm_nb.diffusion import edm
 from dfm_nb.packs.patches import check_divides, grid_positions, patchify
 
 CLEAN_SIGMA = 0.002
-"""Noise level announced for given frames: EDM's sigma_min."""
+"""Noise level of given frames, as an input of the network: EDM's sigma_min."""
 
 PADDING_FPS = 24.0
-"""Frame rate of rows without a sample; any positive number does."""
+"""Frame rate of rows without a sample; any positive number works."""
 
 
 # ---- settings and normalisation ------------------------------------------------------------------------------------
@@ -33,11 +33,11 @@ PADDING_FPS = 24.0
 
 @dataclass(frozen=True)
 class PackSettings:
-    """What decides about packs; equal on all ranks.
+    """The settings of packs; equal on all ranks.
 
     token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to
-    multiples of these. A layout may need it, and repeated shapes are faster: oneDNN makes a new kernel for every shape
-    of a product in bfloat16.
+    multiples of these. A layout may need it, and repeated shapes are faster, because oneDNN compiles a kernel for every
+    shape of a bfloat16 product.
     """
 
     model: ModelConfig
@@ -50,7 +50,7 @@ class PackSettings:
 
     @classmethod
     def of(cls, config: Config, **changes: Any) -> PackSettings:
-        """Those of a configuration; `changes` are fields that differ from it."""
+        """The settings of a configuration; `changes` override fields."""
         settings: dict[str, Any] = {
             "model": config.model,
             "seed": config.rng.seed,
@@ -61,15 +61,15 @@ class PackSettings:
 
     @property
     def patch_volume(self) -> int:
-        """Latent voxels of a token."""
+        """Latent voxels per token."""
         return self.model.patch_temporal * self.model.patch_spatial**2
 
 
 @dataclass(frozen=True)
 class LatentStatistics:
-    """From stored latents to what the network sees and back: channels of mean 0 and standard deviation sigma_data.
+    """From stored latents to the network's input and back: channels with mean 0 and standard deviation sigma_data.
 
-    mean, std : float32 [C], of the data set's training split.
+    mean, std : float32 [C], statistics of the data set's training split.
     """
 
     mean: torch.Tensor
@@ -81,7 +81,7 @@ class LatentStatistics:
         return cls(mean, std.clamp_min(1e-6))
 
     def used_by(self, variant: str) -> LatentStatistics:
-        """What a network is trained with on these data: NeMo DFM's takes latents times sigma_data, and no more."""
+        """The normalisation for a network on these data: NeMo DFM's only multiplies latents by sigma_data."""
         if variant == "dfm":
             return LatentStatistics(torch.zeros_like(self.mean), torch.ones_like(self.std))
         return self
@@ -106,7 +106,7 @@ class Row(NamedTuple):
     tokens: int
     sigma: float
     fps: float
-    noisy: bool = True  # False: given clean, or padding; no loss, and a sampler leaves its sigma alone
+    noisy: bool = True  # False: given clean, or padding; no loss, and a sampler does not change its sigma
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,13 @@ def sample_segment(
     rows = [Row((t - clean_frames) * h * w, sigma, fps)]
     if clean_frames:
         rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    # NeMo DFM's network and Wan count positions from the picture's corner, ours from its centre.
+    # NeMo DFM's network and Wan measure positions from the picture's corner, ours from its centre.
     return Segment(grid_positions(grid, centred=model.variant == "dit"), text, rows)
 
 
 @dataclass
 class PackLayout:
-    """All of a packed sequence but its latents: S tokens, R conditioning rows, K text tokens. All tensors on the CPU.
+    """A packed sequence without its latents: S tokens, R conditioning rows, K text tokens. All tensors are on the CPU.
 
     sigma, fps : float32 [R]; row : int64 [S], token -> row; positions : float32 [S, 3]; loss_mask : bool [S];
     text : bfloat16 [K, D]; pool : float32 [R, K], each row averages its segment's text.
@@ -158,29 +158,29 @@ def pack_layout(
     row_multiple: int = 1,
     capacity: int | None = None,
 ) -> PackLayout:
-    """Put segments after one another, then pad tokens, text and rows.
+    """Concatenate segments, then pad tokens, text and rows.
 
-    Segments of 4 and 2 tokens with texts of 3 and 2, with a capacity of 8 and a text_multiple of 4 (`.` is padding):
+    Segments of 4 and 2 tokens, texts of 3 and 2 tokens, a capacity of 8 and a text_multiple of 4 (`.` is padding):
 
         tokens  a a a a b b . .    cu_q   0 4 6 8    row  0 0 0 0 1 1 2 2
         text    a a a b b . . .    cu_kv  0 3 5 8
 
     Parameters
     ----------
-    model : its `text_padding` fills each text up with rows of zeros, which are attended to, or cuts it there.
+    model : its `text_padding` pads each text with rows of zeros, which are attended to, or truncates it.
     token_multiple, text_multiple, row_multiple : see `PackSettings`.
-    capacity : tokens of the pack; None: those there are, rounded up to `token_multiple`.
+    capacity : tokens of the pack; None: the number of tokens, rounded up to `token_multiple`.
     """
     segments = list(segments)
     if length := model.text_padding:
         segments = [replace(s, text=F.pad(s.text, (0, 0, 0, length - len(s.text)))) for s in segments]
-    padding_row = Row(0, model.sigma_data, PADDING_FPS, noisy=False)  # any positive noise level would do
+    padding_row = Row(0, model.sigma_data, PADDING_FPS, noisy=False)  # any positive noise level works
     tokens = sum(len(s.positions) for s in segments)
     text = sum(len(s.text) for s in segments)
     padding = (_round_up(tokens, token_multiple) if capacity is None else capacity) - tokens
     assert padding >= 0, (tokens, capacity)
-    # All padding is one last segment, so that no sample attends to it. Padding tokens must have a text token to attend
-    # to, because a softmax over nothing is NaN. Padding text alone makes a segment without tokens and without a row.
+    # All padding is one last segment, so that no sample attends to it. Padding tokens need a text token to attend to,
+    # because a softmax over nothing is NaN. Padding text alone is a segment without tokens and without a row.
     text_padding = _round_up(text + 1 if padding else text, text_multiple) - text
     if padding or text_padding:
         zeros = segments[0].text.new_zeros(text_padding, segments[0].text.shape[1])
@@ -189,7 +189,7 @@ def pack_layout(
     cu_q = [0, *accumulate(len(s.positions) for s in segments)]
     cu_kv = [0, *accumulate(len(s.text) for s in segments)]
     all_rows = [row for s in segments for row in s.rows]
-    # Last come rows without a token; their pooled text stays zero.
+    # The last rows have no tokens; their pooled text stays zero.
     all_rows += [padding_row] * (-len(all_rows) % row_multiple)
     pool = torch.zeros(len(all_rows), cu_kv[-1])
     segment_of_row = [i for i, s in enumerate(segments) for _ in s.rows]
@@ -223,7 +223,7 @@ class Draw(Segment):
     key: str
     grid: tuple[int, int, int]
     x0: torch.Tensor  # normalised to sigma_data
-    noise: torch.Tensor  # zero on given frames, so that the network sees them as they are
+    noise: torch.Tensor  # zero on given frames, so that the network sees them clean
 
 
 def noised(
@@ -273,13 +273,13 @@ def draw_sample(
     """
     m, g = settings.model, generator_for(settings.seed, "draw", epoch, clip.key)
     check_divides(clip.latent[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
-    # All numbers are drawn in this order whether used or not, so a setting changes nothing but what it names.
+    # All numbers are drawn in this order whether used or not, so that a setting does not change other draws.
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
     latent = statistics.to_model(clip.latent[0], m.sigma_data)
     sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
-    if m.shift_tokens:  # more tokens tell more of one another: it takes more noise to hide as much
+    if m.shift_tokens:  # more tokens share more information, so the same corruption needs more noise
         sigma = sigma * math.sqrt(latent[0].numel() / settings.patch_volume / m.shift_tokens)
-    # Whatever tells of the caption must be dropped with it: guidance needs an estimate that knows nothing of it.
+    # Everything derived from the caption is dropped with it: guidance needs an estimate without that information.
     return noised(
         m,
         clip.key,
@@ -297,7 +297,7 @@ class Pack(PackLayout):
     """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
 
     keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of
-    samples that cannot be used. A pack may have no sample: then it has no keys, and nothing in it counts.
+    samples that cannot be used. A pack without a sample has no keys and does not count in the loss.
     """
 
     x0: torch.Tensor
@@ -308,20 +308,20 @@ class Pack(PackLayout):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of samples, without padding."""
+        """Number of samples' tokens, without padding."""
         return sum(t * h * w for t, h, w in self.grids)
 
     def lengths(self, padding: bool = False) -> tuple[list[int], list[int]]:
-        """Tokens and text tokens of each sample, and with `padding` of the last segment where there is one."""
+        """Tokens and text tokens of each sample; with `padding`, also of the padding segment if there is one."""
         ends = None if padding else len(self.keys) + 1
         q, kv = ([b - a for a, b in pairwise(cu[:ends])] for cu in (self.cu_q, self.cu_kv))
         return q, kv
 
 
 def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | None = None) -> Pack:
-    """Put samples into one packed sequence, padded to `capacity` (or only to the layout's multiple when None).
+    """Pack samples into one sequence, padded to `capacity` (None: only to the layout's multiple).
 
-    Samples are ordered by length, so that equal lengths are neighbours and one batched attention call serves them.
+    Samples are sorted by length, so that equal lengths are neighbours and share one batched attention call.
     """
     draws = sorted(draws, key=lambda d: (len(d.x0), d.grid, len(d.text), d.key))
     multiples = settings.token_multiple, settings.text_multiple, settings.row_multiple
@@ -337,7 +337,7 @@ def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | No
 
 
 def blank_pack(settings: PackSettings, channels: int, empty_text: torch.Tensor, capacity: int | None = None) -> Pack:
-    """A pack without a sample: a patch of zeros and padding, of which nothing counts."""
+    """A pack without a sample: a patch of zeros and padding, without loss."""
     m = settings.model
     zeros = torch.zeros(channels, m.patch_temporal, m.patch_spatial, m.patch_spatial)
     pack = pack_draws([noised(m, "", zeros, zeros, empty_text, m.sigma_data, PADDING_FPS)], settings, capacity)

@@ -17,7 +17,7 @@ def patchify(latent: torch.Tensor, patch_spatial: int, patch_temporal: int = 1) 
 
 
 def check_divides(latent: torch.Tensor, patch_spatial: int, patch_temporal: int, name: str = "a latent") -> None:
-    """SampleError when [C, T, H, W] does not divide into patches."""
+    """Raise SampleError if [C, T, H, W] does not divide into patches."""
     _, t, h, w = latent.shape
     if t % patch_temporal or h % patch_spatial or w % patch_spatial:
         fitting = ", ".join(str(1 + 4 * (n * patch_temporal - 1)) for n in (1, 2, 3))  # 1 + 4k frames are 1 + k latents
