@@ -80,7 +80,8 @@ def requests_of(
     requests = []
     for i, (where, line) in enumerate(lines):
         try:
-            check_sampler(line, "the file of prompts", shared)
+            # a line counts above the flags, so the same module must be named there
+            check_sampler(line, "the file", shared if line.get("sampler") == shared.get("sampler") else {})
             requests.append(Request(**{**common, "index": i, **line}))
             requests[-1].check()
         except (ValueError, FileNotFoundError) as error:

@@ -70,8 +70,8 @@ def local(path: str | os.PathLike) -> Path:
 def lies_inside(name: str) -> bool:
     """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below.
 
-    It is short, too: pathlib makes a folder below thousands of others by recursion. And it has no `::`, with which
-    fsspec would go to another place.
+    It is short, too: pathlib makes a folder below thousands of others by recursion. And it has no `::`, which
+    chains places in fsspec.
     """
     place = PurePosixPath(name)
     plain = len(name) < 512 and "\0" not in name and "::" not in name

@@ -52,8 +52,8 @@ def reported(what: str) -> Iterator[None]:
 def filesystem(url: str) -> tuple[Any, str]:
     """fsspec's driver for a URL, a chain or a .zip that the user named, and the path in it.
 
-    What lies in an archive on a web server is read from a copy (fsspec's `simplecache`), as few of these servers give
-    ranges of a file for sure. A public server's redirect to this machine or its network is refused.
+    An archive on a web server is copied first (fsspec's `simplecache`), as not all of these servers give parts of a
+    file. A public server's redirect to this machine or its network is refused.
 
     Raises
     ------

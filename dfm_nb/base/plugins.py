@@ -128,7 +128,9 @@ def load_saved(kind: str, name: str, path: str | Path | None) -> tuple[Any, str 
         return load(kind, str(path)), None
     if is_module_name(name):
         flag = f"--{kind[:-1].replace('_', '-')}-path"
-        raise ValueError(f"{name!r} is named by data, and only you may name a module: pass {flag} {name} to trust it")
+        raise ValueError(
+            f"data name the module {name!r}, and only you may, as its code runs: to trust it pass {flag} {name}"
+        )
     return load(kind, name), path
 
 

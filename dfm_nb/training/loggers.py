@@ -53,7 +53,7 @@ def tensorboard(run: Run, config: LoggerConfig, settings: Mapping[str, object]) 
     try:
         while True:
             iteration, values = yield
-            with contextlib.suppress(FileNotFoundError):  # the run folder was moved, and training goes on
+            with contextlib.suppress(FileNotFoundError):  # the run folder was moved; training continues
                 for name, value in values.items():
                     if not isinstance(value, Sample):
                         writer.add_scalar(name, value, iteration)

@@ -133,6 +133,7 @@ def test_only_the_user_may_name_a_module_as_the_sampler(tmp_path, monkeypatch):
         lambda: requests_of_keywords(["x"], {}, name),
         lambda: requests_of(*parse(["--prompt", "x"]), name),
         lambda: requests_of(*parse(from_file)),
+        lambda: requests_of(*parse([*from_file, "--sampler", "euler"])),
     ):
         with pytest.raises(ValueError, match="--sampler my_sampler:mine"):
             refused()

@@ -9,7 +9,7 @@ Folders `validation` (or `val`) and `test` beside `train` are the splits that Hu
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
 each file is fetched when it is read. Files are taken in sorted order, hidden ones are left out, transparent pixels lie
 on `background`. What cannot be used, a missing file that a list names included, is a `SampleError` that names it. So is
-what lies outside the folder, unless `allow_outside`: who wrote the folder may not choose which other files of this
+a file outside the folder, unless `allow_outside`: who wrote the folder may not choose which other files of this
 machine go into the data.
 """
 

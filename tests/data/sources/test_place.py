@@ -171,7 +171,7 @@ def parquet(path, colours, **options):
 @pytest.mark.parametrize("source", ["table", "folder"])
 @pytest.mark.parametrize("validation", [True, False])
 def test_parquet_files_of_a_hub_data_set_are_one_table_with_its_splits(hub, source, validation):
-    """No hub is reached: `Hub` stands in for it."""
+    """No hub is reachable in tests: `Hub` replaces it."""
     parquet(hub / "data/test-00000-of-00001.parquet", ["lime"])
     parquet(hub / "data/train-00000-of-00002.parquet", ["red", "blue", "red"], row_group_size=2)
     parquet(hub / "data/train-00001-of-00002.parquet", ["white"])
@@ -188,7 +188,7 @@ def test_parquet_files_of_a_hub_data_set_are_one_table_with_its_splits(hub, sour
 
 
 def test_a_hub_data_set_of_pictures_has_its_captions_and_splits(hub, photos):
-    """No hub is reached: `Hub` stands in for it."""
+    """No hub is reachable in tests: `Hub` replaces it."""
     shutil.copytree(photos, hub)
     assert same(folder.build(str(photos)), folder.build("hf://datasets/OWNER/NAME"))
 
