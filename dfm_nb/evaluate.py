@@ -236,7 +236,11 @@ def _base(asked: EvaluateOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]],
     """Of a fine-tuned run: requests for the prompts that its base names, and the base's samples of them."""
     if not (path := pipe.config.checkpoint.pretrained):
         return None
-    base = open_pipeline(asked, path)
+    try:
+        base = open_pipeline(asked, path)
+    except FileNotFoundError as error:
+        log.warning("%s; drift from checkpoint.pretrained is left out", error)
+        return None
     prompts, recommended = base.config.validation.prompts, base.recommended
     if not prompts:
         return None

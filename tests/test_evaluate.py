@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dfm_nb import config as cfg
 from dfm_nb import evaluate, prepare
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
@@ -102,6 +103,19 @@ def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, 
     assert result["verdict"]["take"] == 3 and {"kernel_distance", "copies"} <= result["verdict"]["real"].keys()
     assert json.loads((run / "verdict.json").read_text()) == result
     assert (run / "verdict.png").exists() and (tmp_path / "c.png").exists()
+
+
+@pytest.mark.slow
+def test_drift_is_from_the_prompts_of_the_base_if_it_is_there(caplog):
+    asked = evaluate.EvaluateOptions(checkpoint_path="runs/a", num_steps=1, guidance=1.0)
+    tuned = cfg.Config()
+    assert evaluate._base(asked, SimpleNamespace(config=tuned)) is None
+    tuned.checkpoint.pretrained = "butterflies"
+    requests, samples = evaluate._base(asked, SimpleNamespace(config=tuned))
+    assert len(samples) == len(requests) == evaluate.DRIFT_SAMPLES and {s.shape for s in samples} == {(1, 64, 64, 3)}
+    assert len({r["prompt"] for r in requests}) == 2 and not np.array_equal(samples[0], samples[2]), "other noise"
+    tuned.checkpoint.pretrained = "runs/gone"
+    assert evaluate._base(asked, SimpleNamespace(config=tuned)) is None and "runs/gone" in caplog.text
 
 
 @pytest.mark.slow
