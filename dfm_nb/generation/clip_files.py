@@ -1,6 +1,6 @@
-"""Generated clips, as objects and as files: names, the sidecar that makes one again, what an earlier run has left.
+"""Generated clips as objects and files: names, the sidecar that reproduces a clip, files of earlier runs.
 
-NAME.mp4 or NAME.png, and beside it NAME.mp4.json. The sidecar is written last: a clip that has one is finished.
+A clip is NAME.mp4 or NAME.png, with NAME.mp4.json next to it. The sidecar is written last: a clip with one is finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dfm_nb.generation.request import Request
 class Generated:
     """A finished sample: frames uint8 [T, H, W, 3], its request, and its latent float32 [C, T, H, W] (normalised).
 
-    made_by : entries of its sidecar: the weights, the layout, the versions. elapsed_s : since its run began.
+    made_by : entries of its sidecar: weights, layout, versions. elapsed_s : seconds since its run began.
     """
 
     frames: np.ndarray
@@ -39,10 +39,10 @@ class Generated:
     elapsed_s: float = 0.0
 
     def save(self, path: str | os.PathLike, latent: bool = False) -> Path:
-        """Write the clip as .mp4 (one frame as .png, whatever suffix `path` has), and beside it what makes it again.
+        """Write the clip as .mp4 (one frame as .png, whatever the suffix of `path`), and a sidecar that reproduces it.
 
-        The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip that has one is
-        whole. Returns the clip's path.
+        The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip with one is
+        complete. Returns the clip's path.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class Generated:
 
 
 class Clips(list):
-    """Generated samples (or previews); plays as a row in a notebook."""
+    """Generated samples (or previews); a notebook plays them in a row."""
 
     @property
     def frames(self) -> list[np.ndarray]:
@@ -118,15 +118,15 @@ def output_path(base: Path, request: Request, many: bool) -> Path:
 
 
 def settings_of(request: Request) -> dict:
-    """The request as its sidecar has it: its fields, and the hash of the picture or clip that it starts from."""
+    """The request as in its sidecar: its fields, and the hash of the picture or clip that it starts from."""
     given = request.init_image or request.init_video
     return {**request.model_dump(), "init_sha256": sha256(Path(given)) if given else None}
 
 
 def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) -> bool:
-    """Whether `path`, or the same prompt's file of another process, is there with a sidecar of exactly this request.
+    """Whether `path`, or the same prompt's file of another process, exists with a sidecar of exactly this request.
 
-    made_by : what a clip depends on besides its request: checkpoint, ema and autoguidance_checkpoint of the sidecar.
+    made_by : the sidecar's other inputs of a clip: checkpoint, ema and autoguidance_checkpoint.
     """
     pattern = re.sub(r"^(idx=\d+_rank=)\d+_", r"\1*_", path.name)
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
@@ -136,7 +136,7 @@ def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) ->
 
 
 def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) -> None:
-    """ValueError when other weights or another input made the clip of a sidecar. made_by : as for `finished_before`."""
+    """ValueError if a sidecar's clip has other weights or another input. made_by : as for `finished_before`."""
     record, now = json.loads(sidecar.read_text()), {**settings_of(request), **made_by}
     given = {
         "checkpoint": "--checkpoint-path",
@@ -151,12 +151,12 @@ def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) ->
 
 
 def replay_verdict(sidecar: Path, path: Path) -> str:
-    """What to say of the clip at `path`, made again from a sidecar: the same bits, or not."""
+    """The message for the clip at `path`, reproduced from a sidecar: whether the bits are the same."""
     was, now = (json.loads(p.read_text()) for p in (sidecar, path.with_suffix(path.suffix + ".json")))
     if "latent_sha256" not in was:
         return ""
     if was["latent_sha256"] == now["latent_sha256"]:
         return f", bit for bit the clip of {sidecar}"
     changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
-    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding of another batch or machine"
+    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding in another batch or machine"
     return f"; its latent differs from that of {sidecar} ({said})"

@@ -1,7 +1,7 @@
-"""The guided denoiser of a batch of clips: what a sampler calls, one packed forward per noise level.
+"""The guided denoiser of a batch of clips, called by a sampler: one packed forward per noise level.
 
-Each sample is a segment of its own, so none depends on its neighbours. Where guidance is 1 the unconditional half is
-not computed. Given frames (--init-image) stay as they are, at their own noise level.
+Each sample is a separate segment, so it does not depend on its neighbours. Where guidance is 1 the unconditional half
+is not computed. Given frames (--init-image) do not change and have their own noise level.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BatchDenoiser:
 
     Parameters
     ----------
-    chunks : this process's stages of the network; model : its `config.model` group.
+    chunks : this process's stages of the network. model : its `config.model` group.
     texts : [L, D] each. latent_grid : T, H, W. given_frames : latent frames at the start that stay at `CLEAN_SIGMA`.
     """
 
@@ -46,7 +46,7 @@ class BatchDenoiser:
         self.grid = (t // pt, h // ps, w // ps)
         # Equal text lengths become neighbours, so that one batched attention call serves them.
         self.order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        # The noise level of a segment does not matter: the sampler's takes its place in every call.
+        # The noise level of a segment does not matter: every call replaces it by the sampler's.
         segments = [sample_segment(model, self.grid, texts[i], 1.0, fps, given_frames // pt) for i in self.order]
         layout = layout_of(model)
         pack = pack_layout(segments, model, layout.token_multiple(), layout.text_multiple())
@@ -58,7 +58,7 @@ class BatchDenoiser:
         tokens = [patchify(x[i % len(x)], *self.patch) for i in self.order]
         padding = x.new_zeros(self.length - sum(map(len, tokens)), tokens[0].shape[1])
         D = self.denoise(torch.cat([*tokens, padding]), sigma)
-        pieces = D.split(len(tokens[0]))  # behind the samples' pieces there may be padding
+        pieces = D.split(len(tokens[0]))  # padding may follow the samples' pieces
         by_text = {i: unpatchify(piece, self.grid, *self.patch) for i, piece in zip(self.order, pieces)}
         return torch.stack([by_text[i] for i in range(len(by_text))])
 
@@ -68,9 +68,9 @@ class GuidedDenoiser:
 
     Parameters
     ----------
-    request : its guidance settings are used; those of all N samples are the same.
-    cond : of the network, for N captions. both : for N captions and N negative prompts; needed if guidance is not 1.
-    guide : of the weaker network for N captions; None: no autoguidance.
+    request : its guidance settings are used; they are the same for all N samples.
+    cond : the network for N captions. both : for N captions and N negative prompts; needed if guidance is not 1.
+    guide : the weaker network for N captions; None: no autoguidance.
     given : latent [C, t, H, W] of given first frames, kept in every sample.
     """
 
@@ -107,7 +107,7 @@ class GuidedDenoiser:
         if auto != 1:
             assert self.guide is not None
             away = samplers.classifier_free(D_cond, self.guide(x, level), auto)
-            # With both kinds, what each adds to D_cond is added up.
+            # With both kinds, their corrections to D_cond are summed.
             D = away if free == 1 else D + (away - D_cond)
         if self.request.guidance_rescale:
             D = samplers.rescale(D, D_cond, self.request.guidance_rescale)

@@ -33,18 +33,18 @@ from dfm_nb.parallel.groups import Layout, layout_of, mpu
 from dfm_nb.planning.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 
 StepCallback = Callable[[int, int, "Clips"], None]
-"""callback(step, num_steps, clips) with the batch's denoised estimates, decoded when they are looked at."""
+"""callback(step, num_steps, clips) with the batch's denoised estimates, decoded on first access."""
 
 
 class Preview:
-    """A clip on the way: the denoised estimate after a step, a latent [C, T, H, W]."""
+    """An unfinished clip: the denoised estimate after a step, a latent [C, T, H, W]."""
 
     def __init__(self, pipe: Pipeline, request: Request, latent: torch.Tensor):
         self.pipe, self.request, self.latent = pipe, request, latent
 
     @functools.cached_property
     def frames(self) -> np.ndarray:
-        """uint8 [T, H, W, 3], decoded when first looked at."""
+        """uint8 [T, H, W, 3], decoded on first access."""
         return self.pipe.decode(self.latent, self.request.tokenizer_window)
 
     _repr_html_ = Generated._repr_html_
@@ -76,7 +76,7 @@ class Pipeline:
         self.channels, self.sigma_data = m.in_channels, m.sigma_data
         self.device = parallel.device()
         self.manifest = checkpoint.read_manifest(folder)
-        # a Wan that was imported has no stored empty caption, and was trained with UMT5's
+        # an imported Wan has no stored empty caption, and was trained with UMT5's
         encoded = m.variant == "wan" and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = checkpoint.read_statistics(folder).used_by(m.variant)
@@ -104,16 +104,16 @@ class Pipeline:
 
         Parameters
         ----------
-        ema : relative length of the EMA to use; "auto" takes the shortest stored one, None the raw weights.
+        ema : relative length of the EMA to use; "auto" is the shortest stored one, None the raw weights.
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
-        mixed_precision : arithmetic; None for that of the training, or float32 on a CPU without bfloat16.
+        mixed_precision : arithmetic; None: as in training, or float32 on a CPU without bfloat16.
         """
         source = checkpoint.find_weights(path)
         config = source.config
         if mixed_precision:
             config.mixed_precision = mixed_precision
         elif parallel.device().type == "cpu" and not cpu.fast_bf16():
-            config.mixed_precision = "fp32"  # ten times as fast there as bfloat16 in software
+            config.mixed_precision = "fp32"  # there ten times faster than bfloat16 in software
         layout = layout or Layout()
         m = config.model
         m.tensor_model_parallel_size, m.pipeline_model_parallel_size = layout.tp, layout.pp
@@ -130,11 +130,11 @@ class Pipeline:
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> Pipeline:
-        """Load a model that comes with the package, or what else `from_checkpoint` takes, with its keywords.
+        """Load a packaged model, or anything that `from_checkpoint` loads, with its keywords.
 
         Raises
         ------
-        FileNotFoundError : there is neither a model of that name nor such a path; the message has the names.
+        FileNotFoundError : neither a packaged model nor an existing path; the message lists the models.
 
         >>> pipe = Pipeline.from_pretrained("butterflies")            # doctest: +SKIP
         """
@@ -142,12 +142,12 @@ class Pipeline:
 
     @property
     def recommended(self) -> dict[str, Any]:
-        """The `num_steps`, `guidance`, `sampler`, `height`, ... that generation uses where a call names none."""
+        """The checkpoint's default `num_steps`, `guidance`, `sampler`, `height`, ... of a call."""
         return self.config.generation.model_dump(exclude_none=True)
 
     @functools.cached_property
     def made_by(self) -> dict[str, Any]:
-        """What the sidecars of its clips say of weights, arithmetic and versions; {} without a checkpoint."""
+        """Entries of its clips' sidecars: weights, arithmetic and versions; {} without a checkpoint."""
         if self.source is None:
             return {}
         return {
@@ -170,7 +170,7 @@ class Pipeline:
         if other := [what for what, equal in same.items() if not equal]:
             raise ValueError(
                 f"--autoguidance-checkpoint must be trained on data of the same {other[0]} as --checkpoint-path, and "
-                "it was not; take an earlier checkpoint of that run, or a smaller model trained on the same folder"
+                "it was not; use an earlier checkpoint of that run, or a smaller model trained on the same folder"
             )
 
     @functools.cached_property
@@ -182,12 +182,12 @@ class Pipeline:
     @functools.cached_property
     def text_encoder(self) -> TextEncoder:
         """The text encoder of the training data, loaded when first needed."""
-        # a prompt is cut where the training captions were
+        # a prompt is truncated at the length of training captions
         cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
         return self._load("text_encoder", self._text_encoder_path, **cut)
 
     def _load(self, kind: str, path: str | Path | None, **settings: Any) -> Any:
-        """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if another one is there."""
+        """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if `path` has another one."""
         saved = self.manifest[kind]
         module, path = plugins.load_saved(f"{kind}s", saved["name"], path)
         plugin = module.build(path, device=str(self.device), **settings)
@@ -209,7 +209,7 @@ class Pipeline:
         return [self._texts[t] for t in texts]
 
     def remember_text(self, text: str, embedding: torch.Tensor) -> None:
-        """Take `embedding` [L, D] for this text, so that it needs no text encoder."""
+        """Use `embedding` [L, D] for this text, without the text encoder."""
         self._texts[text] = embedding
 
     def __call__(
@@ -223,7 +223,7 @@ class Pipeline:
     ) -> Clips:
         """Generate one clip per prompt, in the order of the prompts.
 
-        After an interrupt `finished` holds the clips that were done.
+        After an interrupt, `finished` holds the completed clips.
 
         Parameters
         ----------
@@ -255,16 +255,16 @@ class Pipeline:
         Parameters
         ----------
         callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its
-            last; `clips` are the batch's `Preview`s. What it raises ends the run.
+            last; `clips` are the batch's `Preview`s. An exception in it ends the run.
 
         Raises
         ------
-        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before any
-            sampling where that can be known.
+        ValueError : a wrong setting, another tokenizer than the checkpoint's, or too little memory; before sampling
+            where possible.
         """
         if batch_size < 1 or preview_every < 1:
             raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
-        if not mpu.is_initialized():  # a training in this process has ended its groups
+        if not mpu.is_initialized():  # a training run in this process has ended its groups
             parallel.init(layout_of(self.config.model))
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
@@ -294,7 +294,7 @@ class Pipeline:
     def _watching(
         self, requests: Sequence[Request], bar: Any, callback: StepCallback | None, preview_every: int
     ) -> samplers.Callback:
-        """A sampler's callback that shows the step, and gives `callback` the clips on the way."""
+        """A sampler's callback that shows the step, and calls `callback` with the unfinished clips."""
 
         def on_step(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
             bar.set_postfix_str(f"step {step}/{num_steps}")
@@ -316,14 +316,14 @@ class Pipeline:
         return each * samplers.evaluations(request.sampler, len(request.sigmas(self.sigma_data)) - 1)
 
     def needed_bytes(self, requests: Sequence[Request]) -> int:
-        """What a batch takes on this process beside the weights, estimated."""
+        """Estimated memory of a batch on this process, without the weights."""
         first, number = requests[0], 4 if self.config.mixed_precision == "fp32" else 2
         halves = self._halves(first)
         parts = sampling_bytes(self.config.model, len(requests), first.latent_grid, halves, bytes_per_number=number)
         return sum(parts.values())
 
     def check_memory(self, requests: Sequence[Request]) -> None:
-        """ValueError with what to lower, if a batch would not fit."""
+        """ValueError if a batch would not fit, with the settings to lower."""
         free = available_bytes(self.device)
         if self.memory_check and self.needed_bytes(requests) > free:
             raise ValueError(f"{self._too_large(requests)}, with {free / GIB:.3g} free; --no-memory-check tries it")
@@ -333,7 +333,7 @@ class Pipeline:
         return (
             f"{len(requests)} clip(s) of {r.num_video_frames} frames of {r.height}x{r.width} px do not fit in memory; "
             "lower --batch-size, --num-video-frames, or --height and --width, or raise --cp-size with "
-            f"--nproc-per-node; estimated are {self.needed_bytes(requests) / GIB:.3g} GiB a process beside the weights"
+            f"--nproc-per-node; estimated: {self.needed_bytes(requests) / GIB:.3g} GiB a process without the weights"
         )
 
     # ---- latents ----------------------------------------------------------------------------------------------
@@ -355,11 +355,11 @@ class Pipeline:
             return denoiser.with_given(sampler(denoiser, x, sigmas, callback=on_step, **options))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
-                raise  # another fault than memory
+                raise  # not a lack of memory
             raise ValueError(self._too_large(requests)) from error
 
     def denoiser(self, requests: Sequence[Request], given: torch.Tensor | None = None) -> GuidedDenoiser:
-        """What a sampler calls for these requests. given : latent [C, t, H, W] of given first frames."""
+        """The denoiser that samplers call for these requests. given : latent [C, t, H, W] of given first frames."""
         first = requests[0]
         cond = self.encode_text([r.prompt for r in requests])
         given_frames = 0 if given is None else given.shape[1]
@@ -376,13 +376,13 @@ class Pipeline:
         return GuidedDenoiser(first, batch(self, cond), both, guide, given)
 
     def _start_latent(self, request: Request) -> torch.Tensor:
-        """What the noise is added to, float64 [C, T, H, W]: zero, or the latent of --init-video."""
+        """The start without noise, float64 [C, T, H, W]: zero, or the latent of --init-video."""
         if not request.init_video:
             return torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64)
         frames, _ = video.read_video(request.init_video)
         wanted = request.num_video_frames
         if len(frames) < wanted:
-            raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames asks for {wanted}")
+            raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
         frames = video.resize(frames[:wanted], request.height, request.width)
         return self.encode_pixels(frames, request.tokenizer_window)
 
@@ -410,9 +410,9 @@ class Pipeline:
         return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data), window)
 
     def decode_stored(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
-        """A latent as shards hold it (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
+        """A latent as in shards (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
 
-        Tokenizers with `decode_windows` may give a long clip piece by piece, so only bytes of it are ever whole.
+        Tokenizers with `decode_windows` may decode a long clip in pieces, so that only its bytes are kept complete.
         """
         size = geometry.pixel_size(*latent.shape[1:])
         latent = latent[None].float().to(self.device)

@@ -1,7 +1,7 @@
-"""What is to be generated: `Request`, whose fields are flags, and files of prompts.
+"""Requests for clips: `Request`, whose fields are flags, and files of prompts.
 
-A field of `Request` is the one place for a setting: default, help text and limits. The command lines of `dfm generate`
-and `dfm evaluate`, keywords of `pipe(...)`, lines of a `.jsonl` file and the Studio follow from it.
+A field of `Request` defines a setting once: default, help text and limits. The command lines of `dfm generate` and
+`dfm evaluate`, keywords of `pipe(...)`, lines of a `.jsonl` file and the Studio are derived from it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dfm_nb.diffusion import samplers
 _USUAL = GenerationConfig()
 
 
-@cache  # so that it is said once
+@cache  # so that it is logged once
 def _codable(frames: int) -> int:
     if frames < 1 or geometry.is_frame_count(frames):
         return frames
     rounded = geometry.round_frames(frames)
     if parallel.rank() == 0:
-        log.warning("--num-video-frames %d becomes %d: the tokenizer codes 1 and then groups of 4", frames, rounded)
+        log.warning("--num-video-frames %d becomes %d: the tokenizer encodes 1 and then groups of 4", frames, rounded)
     return rounded
 
 
@@ -77,7 +77,7 @@ def _seed(value: Any) -> Any:
 
 
 def _absolute(path: str) -> str:
-    """A sidecar means the same file wherever it is replayed."""
+    """An absolute path, so that a sidecar refers to the same file from any folder."""
     return str(Path(path).expanduser().absolute())
 
 
@@ -87,14 +87,14 @@ InputPath = Annotated[str, AfterValidator(_absolute)]
 
 def recommended(default: Any, help: str, **limits: Any) -> Any:
     """An option that a checkpoint recommends (`generation` in its configuration)."""
-    return option(default, f"{help}; by default as the checkpoint recommends", unset=True, **limits)
+    return option(default, f"{help}; default: as the checkpoint recommends", unset=True, **limits)
 
 
 class Sampling(Options):
-    """How a sample is made: what `dfm evaluate` shares with `dfm generate`."""
+    """Sampling settings, shared by `dfm evaluate` and `dfm generate`."""
 
     negative_prompt: str = option("", "what to move away from; empty: the empty caption")
-    num_steps: int = recommended(_USUAL.num_steps, "steps; each is one evaluation, with heun two")
+    num_steps: int = recommended(_USUAL.num_steps, "steps, each with one evaluation (heun: two)")
     guidance: float = recommended(
         _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
     )
@@ -102,20 +102,20 @@ class Sampling(Options):
         None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
     )
     autoguidance: float | None = option(
-        None, "weight of --autoguidance-checkpoint beside the unconditional estimate, which keeps --guidance"
+        None, "weight of --autoguidance-checkpoint, in addition to the unconditional estimate with --guidance"
     )
     sampler: Annotated[str, AfterValidator(_sampler)] = recommended(
-        _USUAL.sampler, f"how noise is removed: {', '.join(samplers.names())}, or module:name"
+        _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name"
     )
     schedule: Annotated[str, AfterValidator(_one_of(samplers.SCHEDULES))] = recommended(
-        _USUAL.schedule, f"how steps are spread: {', '.join(samplers.SCHEDULES)}"
+        _USUAL.schedule, f"spacing of the steps: {', '.join(samplers.SCHEDULES)}"
     )
     sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
     shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
 
 
 class Request(Sampling):
-    """One prompt with its settings; `index` decides, with `seed`, its starting noise."""
+    """One prompt with its settings; `index` and `seed` determine its starting noise."""
 
     prog = "a request"
     aliases: ClassVar[Mapping[str, str]] = {
@@ -124,28 +124,28 @@ class Request(Sampling):
         "guidance_scale": "guidance",
         "generator": "seed",
     }
-    """Settings as diffusers' pipelines call them."""
+    """Names of settings in diffusers' pipelines."""
 
     prompt: str = option(help="what the clip shows")
     index: int = option(0, "its place in the list", ge=0)
     height: Side = recommended(64, "px, divisible by 16")
     width: Side = recommended(64, "px, divisible by 16")
     num_video_frames: Annotated[int, AfterValidator(_codable)] = recommended(
-        1, "pixel frames, rounded to 1 + 4k (the tokenizer codes 1 and then groups of 4); 1 gives a PNG", ge=1
+        1, "pixel frames, rounded to 1 + 4k (the tokenizer encodes 1 and then groups of 4); 1 gives a PNG", ge=1
     )
-    fps: float = recommended(12.0, "frames per second of the file, which the model is told too", gt=0)
+    fps: float = recommended(12.0, "frames per second of the file, also an input of the model", gt=0)
     guidance_rescale: float = option(0.0, "0 to 1: pull the contrast back to that without guidance", ge=0, le=1)
-    sigma_min: float = option(0.002, "last noise level before 0; of --schedule flow, what 0 stands in place of")
+    sigma_min: float = option(0.002, "last noise level before 0; --schedule flow replaces it by 0")
     rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min")
     sigma_levels: tuple[float, ...] | None = option(
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )
-    seed: Annotated[int, BeforeValidator(_seed)] = option(1, "decides the starting noise, with the place in the list")
+    seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
     init_video: InputPath | None = option(None, "start from this clip, noised")
-    strength: float = option(0.6, "share of the steps that is run with --init-video")
+    strength: float = option(0.6, "share of the steps to run with --init-video")
     tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
-        None, "cosmos_cv: decode in overlapping windows of this many frames; default whole clips where memory allows"
+        None, "cosmos_cv: decode in overlapping windows of this many frames; default: complete clips if memory allows"
     )
 
     def __init__(self, /, prompt: str, index: int = 0, **settings: Any):
@@ -162,7 +162,7 @@ class Request(Sampling):
         return self
 
     def check(self) -> None:
-        """FileNotFoundError where a file that it starts from is missing."""
+        """FileNotFoundError if a file that it starts from is missing."""
         for flag, path in (("--init-image", self.init_image), ("--init-video", self.init_video)):
             if path and not Path(path).is_file():
                 raise FileNotFoundError(f"there is no file {path} ({flag})")
@@ -173,9 +173,9 @@ class Request(Sampling):
         return geometry.latent_size(self.num_video_frames, self.height, self.width)
 
     def weights(self, guide: bool) -> tuple[float, float]:
-        """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is none.
+        """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is off.
 
-        ValueError where a setting would have no effect.
+        ValueError if a setting would have no effect.
         """
         if self.autoguidance is not None and not guide:
             raise ValueError("--autoguidance is the weight of a weaker model; name one with --autoguidance-checkpoint")
@@ -184,12 +184,12 @@ class Request(Sampling):
         if guide and self.negative_prompt:
             raise ValueError(
                 "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt "
-                "has no effect; give --autoguidance for that weight, then --guidance is the negative prompt's"
+                "has no effect; set --autoguidance for that weight, then --guidance is the negative prompt's"
             )
         return (1.0, self.guidance) if guide else (self.guidance, 1.0)
 
     def sigmas(self, sigma_data: float = 0.5) -> torch.Tensor:
-        """Noise levels of the run, float64 [steps + 1]. sigma_data : of the model; schedules may be centred on it."""
+        """Noise levels of the run, float64 [steps + 1]. sigma_data : the model's; schedules may be centred on it."""
         if self.sigma_levels:
             levels = samplers.check_sigmas(self.sigma_levels)
         else:
@@ -212,11 +212,11 @@ def requests_of_keywords(
     """A `Request` for each prompt from a call in Python.
 
     settings : fields of `Request` or their `aliases`; `generator`, or a list of one per prompt, gives the seed.
-    recommended : what the checkpoint recommends, for what `settings` leave out.
+    recommended : the checkpoint's recommendations, used for settings that are not given.
 
     Raises
     ------
-    ValueError : with the name that is nearest to an unknown one.
+    ValueError : an unknown name, with the closest known one.
     """
     settings = dict(settings)
     check_sampler(recommended or {}, "the checkpoint", settings)
@@ -233,9 +233,9 @@ def requests_of_keywords(
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:
-    """(where it stands, settings) per prompt, of a `.txt`, `.jsonl` or a clip's own `.json`; errors name the line."""
+    """(file and line, settings) per prompt of a `.txt`, `.jsonl` or a clip's `.json`; errors name the line."""
     if not path.is_file():
-        raise FileNotFoundError(f"there is no prompts file {path}")
+        raise FileNotFoundError(f"there is no prompt file {path}")
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         record = _json(text, str(path))

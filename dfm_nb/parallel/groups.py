@@ -23,7 +23,7 @@ from dfm_nb.base.torchrun import group_of_this_machine
 
 
 def layout_of(model: Any) -> Layout:
-    """Of a group `model` of the settings."""
+    """The layout in the settings' group `model`."""
     return Layout(
         model.tensor_model_parallel_size,
         model.pipeline_model_parallel_size,
@@ -49,11 +49,11 @@ class Layout:
         return self.tp * self.pp * self.cp
 
     def token_multiple(self) -> int:
-        """A packed sequence's length must divide by this: cp slices it, and sequence parallelism slices it again."""
+        """A packed sequence's length must be a multiple of this: cp splits it, then sequence parallelism."""
         return self.cp * (self.tp if self.sequence_parallel else 1)
 
     def text_multiple(self) -> int:
-        """The same of a pack's text tokens, which cp does not slice."""
+        """The same for a pack's text tokens, which cp does not split."""
         return self.tp if self.sequence_parallel else 1
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def device() -> torch.device:
 def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) -> Layout:
     """Start the process group (NCCL on CUDA, gloo elsewhere) and megatron-core's model-parallel groups.
 
-    Works under torchrun and, without its environment, as a group of one. May be called again with another layout.
+    It works under torchrun and, without its environment, as a group of one. It can be called again with another layout.
     """
     layout = layout or Layout()
     if not dist.is_initialized():
@@ -95,7 +95,7 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
         context_parallel_size=layout.cp,
         distributed_timeout_minutes=max(1, round(timeout_s / 60)),
     )
-    # megatron-core makes and recomputes layers within its tracker, which needs a state; our draws are `base.seeds`'.
+    # megatron-core creates and recomputes layers within its RNG tracker, which needs a state; we draw by `base.seeds`.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     return layout
 
@@ -106,7 +106,7 @@ def _start_process_group(timeout_s: float) -> None:
         torch.cuda.set_device(dev)
     backend = "nccl" if dev.type == "cuda" else "gloo"
     here = group_of_this_machine(timeout)
-    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":  # then nobody has used the store before
+    if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":  # then the store is new
         dist.init_process_group(backend, timeout=timeout, **here)
     else:
         shared, rank, world = next(rendezvous("env://", timeout=timeout))
@@ -117,13 +117,13 @@ def _start_process_group(timeout_s: float) -> None:
 def _fresh_prefix(shared: dist.Store, rank: int, world: int, timeout_s: float) -> dist.Store:
     """A prefix of torchrun's store that is fresh for this restart.
 
-    torchrun keeps its store over restarts, and gloo would find the addresses of processes that died in it. So the ranks
-    agree on a new prefix, which each must have seen. Here rank 1 first reads that of an earlier start, `a`:
+    torchrun keeps its store over restarts, and gloo would find the addresses of dead processes in it. So the ranks
+    agree on a new prefix, which each must have seen. Here rank 1 first reads the prefix of an earlier start, `a`:
 
         rank 0: set prefix = b, wait for b/1 ............. it is y: set b/all = [y], done with b
         rank 1: read prefix = a, set a/1 = y, y not in a/all; read prefix = b, set b/1 = y, y is in b/all: done with b
 
-    The names b and y are random. a/all holds the name of the process that was rank 1 then, so y is never in it.
+    The names b and y are random. a/all holds the name of the earlier process of rank 1, so y is never in it.
     """
     name, end = uuid.uuid4().hex, time.monotonic() + timeout_s
     if rank == 0:
@@ -141,7 +141,7 @@ def _fresh_prefix(shared: dist.Store, rank: int, world: int, timeout_s: float) -
 
 
 def shutdown() -> None:
-    """End the groups. Call after dropping models and optimizers; the barrier avoids gloo's abort at exit."""
+    """End the groups. Call it after dropping models and optimizers; the barrier avoids gloo's abort at exit."""
     if dist.is_initialized():
         dist.barrier()
         gc.collect()
@@ -151,12 +151,12 @@ def shutdown() -> None:
 
 
 def rank() -> int:
-    """Of this process; 0 without torchrun."""
+    """This process's rank; 0 without torchrun."""
     return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def store() -> dist.Store:
-    """The process group's key-value store, under a prefix of ours."""
+    """The process group's key-value store, under our prefix."""
     return dist.PrefixStore("dfm_nb", dist.distributed_c10d._get_default_store())
 
 
@@ -167,14 +167,14 @@ def is_first_of_model() -> bool:
 
 
 def everyones(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank gives, by rank, on every one."""
+    """The objects of all ranks, by rank, on every rank."""
     out = [None] * dist.get_world_size()
     dist.all_gather_object(out, value, group=group)
     return out
 
 
 def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
-    """In place: the last pipeline stage's values on every stage."""
+    """Broadcast the last pipeline stage's values to every stage, in place."""
     if mpu.get_pipeline_model_parallel_world_size() > 1:
         dist.broadcast(
             tensor, mpu.get_pipeline_model_parallel_last_rank(), group=mpu.get_pipeline_model_parallel_group()
@@ -183,9 +183,9 @@ def broadcast_from_last_stage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def global_name(name: str, module: torch.nn.Module) -> str:
-    """A parameter's name with the layer's number in the whole model instead of in this pipeline stage.
+    """A parameter's name with the layer's number in the complete model instead of in this pipeline stage.
 
-    With 2 stages of 2 layers, the second has `decoder.layers.0.mlp...`, which is `decoder.layers.2.mlp...` of all.
+    With 2 stages of 2 layers, the second stage's `decoder.layers.0.mlp...` becomes `decoder.layers.2.mlp...`.
     """
     if name.startswith("decoder.layers."):
         _, _, index, rest = name.split(".", 3)
@@ -195,14 +195,14 @@ def global_name(name: str, module: torch.nn.Module) -> str:
 
 
 def shard_dim(parameter: torch.nn.Parameter) -> int | None:
-    """The dim along which tensor parallelism splits a parameter; None when every rank of the tp axis has it whole."""
+    """The dim along which tensor parallelism splits a parameter; None if it is replicated over the tp axis."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
     return parameter.partition_dim  # type: ignore[attr-defined]  # megatron-core sets both
 
 
 def own_part(whole: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """This tensor-parallel rank's part of a tensor that is `parameter`, whole."""
+    """This tensor-parallel rank's part of the complete tensor of `parameter`."""
     dim = shard_dim(parameter)
     size, rank = mpu.get_tensor_model_parallel_world_size(), mpu.get_tensor_model_parallel_rank()
     return whole if dim is None else whole.chunk(size, dim)[rank]

@@ -1,15 +1,14 @@
-"""What megatron-core needs before we use it, in one call, `prepare()`; every assumption about its insides is here.
+"""Preparation of megatron-core, in one call, `prepare()`; every assumption about its internals is here.
 
 `prepare()` does three things, in this order.
 
-1. It imports megatron-core without what this project does not use: 4 s of CPU time instead of 12 (one core, Python
-   3.11, megatron-core 0.16.1), in every process of a run. `LEFT_OUT` says what and why.
-2. Without a CUDA device it gives some modules of megatron-core a stand-in for the name `torch`. They name CUDA outright
-   (`torch.cuda.current_device()`, `device="cuda"`); the stand-in answers for the CPU and passes all else on to torch.
-3. It mends the distributed optimizer's use of torch's own AdamW, on any device without Transformer Engine or Apex.
+1. It imports megatron-core without the packages that this project does not use: 4 s of CPU time instead of 12 (one
+   core, Python 3.11, megatron-core 0.16.1), in every process of a run. `LEFT_OUT` lists them with the reasons.
+2. Without a CUDA device it replaces the name `torch` in some modules of megatron-core. They hard-code CUDA
+   (`torch.cuda.current_device()`, `device="cuda"`); the stand-in maps it to the CPU and passes everything else on.
+3. It fixes the distributed optimizer's use of torch's AdamW, on any device without Transformer Engine or Apex.
 
-Tested with the versions in `TESTED_VERSIONS`; tests/parallel/test_megatron_cpu.py says when another one moves
-something.
+Tested with the versions in `TESTED_VERSIONS`; tests/parallel/test_megatron_cpu.py fails if another version differs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MODULES = (
     "tensor_parallel.mappings",
     "tensor_parallel.utils",
     "tensor_parallel.random",  # get_rng_state(), set_rng_state(), manual_seed() of its tracker
-    # tensors to receive into on current_device(); token counts with device="cuda"
+    # receive buffers on current_device(); token counts with device="cuda"
     "pipeline_parallel.p2p_communication",
     "pipeline_parallel.schedules",
     # flat buffers on current_device(), synchronize(), empty_cache()
@@ -48,20 +47,20 @@ MODULES = (
     "optimizer.distrib_optimizer",
     "optimizer.clip_grads",
     "optimizer.grad_scaler",
-    # current_device(), synchronize() before a state is copied, device="cuda" of what ranks exchange
+    # current_device(), synchronize() before a state is copied, device="cuda" of exchanged tensors
     "dist_checkpointing.exchange_utils",
     "dist_checkpointing.strategies.async_utils",
     "dist_checkpointing.strategies.filesystem_async",
     "dist_checkpointing.strategies.fully_parallel",
     "dist_checkpointing.strategies.state_dict_saver",
 )
-"""Modules of megatron.core that hard-code CUDA and must see the stand-in and what each names in 0.16.1."""
+"""Modules of megatron.core that hard-code CUDA and need the stand-in, with their uses in 0.16.1."""
 
 _CPU = torch.device("cpu")
 
 
 class _CudaOnCpu:
-    """What the modules call on `torch.cuda`, answered for the CPU."""
+    """The functions of `torch.cuda` that the modules call, for the CPU."""
 
     current_device = staticmethod(lambda: _CPU)
     get_rng_state = staticmethod(lambda *_args, **_kwargs: torch.get_rng_state())
@@ -96,14 +95,14 @@ STAND_IN = _TorchOnCpu("torch")
 
 LEFT_OUT = (
     "multistorageclient",  # storage on `msc://` addresses; compiles a grammar of IRIs, by way of jsonschema
-    "wandb",  # megatron's own logging; `training.loggers` imports these two where they are configured
+    "wandb",  # megatron's logging; `training.loggers` imports these two if they are configured
     "tensorboard",
 )
 
 
 @contextlib.contextmanager
 def _lean_imports() -> Iterator[None]:
-    """Within: `LEFT_OUT` cannot be imported, and without a CUDA device `torch.compile` gives back what it gets.
+    """Within this context, `LEFT_OUT` cannot be imported, and without a CUDA device `torch.compile` is the identity.
 
     megatron-core decorates fused operations with `torch.compile`, which imports Inductor; a CPU uses the plain
     functions.
@@ -125,12 +124,12 @@ def prepare() -> None:
     """Import megatron-core quickly and, without a CUDA device, make it run on the CPU. Calling it again does nothing.
 
     Importing `dfm_nb.parallel` calls it, and the rooms that import megatron import `dfm_nb.parallel` first. If
-    megatron.core was imported before, only the import's part is left out.
+    megatron.core was already imported, only step 1 is skipped.
     """
     # megatron-core 0.19 imports torch's builder of extensions, which warns where nvcc is and no GPU
     logging.getLogger("torch.utils.cpp_extension").addFilter(lambda r: "No CUDA runtime" not in r.getMessage())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says at import what this project does without: Transformer Engine, Apex
+        warnings.simplefilter("ignore")  # it warns at import about missing packages: Transformer Engine, Apex
         if "megatron.core" not in sys.modules:
             with _lean_imports():
                 importlib.import_module("megatron.core")
@@ -140,7 +139,7 @@ def prepare() -> None:
 
 
 def apply() -> None:
-    """Make megatron-core run on a CPU. Raises ImportError when a module of it no longer has what is replaced."""
+    """Make megatron-core run on a CPU. Raises ImportError if one of its modules lacks a name to replace."""
     for name in MODULES:
         module: Any = importlib.import_module(f"megatron.core.{name}")
         if getattr(module, "torch", None) not in (torch, STAND_IN):
@@ -155,33 +154,33 @@ def apply() -> None:
     # 0.16.1 indexes torch.cuda.default_generators, which is empty without a device.
     mcore_random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
-    # fork() warns when the CPU generator moved inside it; on a CPU that is its purpose
+    # fork() warns if the CPU generator advances inside it; on a CPU that is its purpose
     logging.getLogger(mcore_random.__name__).addFilter(lambda r: "CPU RNG state changed" not in r.getMessage())
-    # `optimizer` has imported the function by name, so that both places must change.
+    # `optimizer` imports the function by name, so both places must change.
     optimizer.clip_grad_by_total_norm_fp32 = clip_grads.clip_grad_by_total_norm_fp32 = _clip_by_total_norm
 
 
 def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
-    """Same arithmetic as megatron-core's, without its assertion on the tensor's CUDA type name (0.16.1)."""
-    coefficient = max_norm / (total_norm + 1e-6)  # its epsilon, so that a CPU and a GPU clip alike
+    """megatron-core's arithmetic without its assertion on the tensor's CUDA type name (0.16.1)."""
+    coefficient = max_norm / (total_norm + 1e-6)  # the same epsilon, so that CPU and GPU clip equally
     if coefficient < 1.0:
         grads = [p.grad for p in parameters if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, coefficient)
 
 
-@functools.cache  # once: `load_state_dict` wraps the one before
+@functools.cache  # once, because each call would wrap `load_state_dict` again
 def fix_native_adam() -> None:
-    """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore what was saved.
+    """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore the saved state.
 
-    Upstream asks for a tensor 'step' (KeyError), and after loading lets all parameters share one `step`, which AdamW
-    then advances once per parameter. From 0.18 on it also finds a stored group by its learning rates, which a resumed
-    run may have changed: the names of 0.16 tell ours apart.
+    Upstream needs a tensor 'step' (KeyError), and after loading all parameters share one `step`, which AdamW then
+    advances once per parameter. From 0.18 it also identifies a stored group by its learning rates, which a resumed run
+    may have changed: the names of 0.16 identify our groups.
     """
     from megatron.core.optimizer import distrib_optimizer, optimizer
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    # 0.18 and later: 0.16's names. For 0.16 this sets what it has.
+    # 0.18 and later: 0.16's names. For 0.16 this changes nothing.
     names = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
     optimizer.param_group_identifier_keys = distrib_optimizer.param_group_identifier_keys = names
 
@@ -190,13 +189,13 @@ def fix_native_adam() -> None:
         group, index = self.model_param_group_index_map[model_param]
         main = self.optimizer.param_groups[group]["params"][index]
         targets = {"param": main, **self.optimizer.state[main]}
-        for name in targets.keys() & tensors.keys():  # upstream: of all targets, and `step` is in no file (KeyError)
+        for name in targets.keys() & tensors.keys():  # upstream: all targets, but `step` is in no file (KeyError)
             targets[name].copy_(tensors[name])
 
     original_load = DistributedOptimizer.load_state_dict
 
     def load_state_dict(self, state_dict):
-        original_load(self, state_dict)  # gives every parameter the one tensor `step` that it was told
+        original_load(self, state_dict)  # sets the same tensor `step` in every parameter
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].clone()
@@ -207,9 +206,9 @@ def fix_native_adam() -> None:
 
 @contextlib.contextmanager
 def cuda_type_names(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Within: `param.type()` answers as on CUDA, as the mixed-precision optimizers sort parameters by it.
+    """Within: `param.type()` returns CUDA's names, by which the mixed-precision optimizers sort parameters.
 
-    0.16.1 compares with "torch.cuda.BFloat16Tensor" and raises TypeError for a type that it does not know.
+    0.16.1 compares with "torch.cuda.BFloat16Tensor" and raises TypeError for other types.
     """
     names = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
     parameters = list(parameters)
