@@ -1,7 +1,7 @@
-"""What must hold: limits on one key as pydantic found them broken, and the rules between keys, each stated once.
+"""Checks of settings: limits on one key, found by pydantic, and rules between keys, each defined once.
 
-The rules yield a `Fault` for each thing that is wrong; nothing is raised here. There are rules for every
-configuration, for a run that is about to start, and for a number of processes.
+The rules yield a `Fault` for each error; nothing is raised here. There are rules for every configuration, for a run
+that is about to start, and for a number of processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dfm_nb.config.sizes import SUGGESTED, VARIANTS
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong: `origin: key must ...; got ...; fix`.
+    """One error: `origin: key must ...; got ...; fix`.
 
     key : the dotted key, "" when the fault is not about one.
     must, given, fix : what must hold; what was given; what to do.
@@ -56,12 +56,12 @@ _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, cut to a line."""
+    """A value for an error message, truncated to a line."""
     if value is None:
         return "null"
     try:
         return _short.repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # Python does not print integers of more than 4,300 digits
         return "a number of thousands of digits"
 
 
@@ -69,7 +69,7 @@ def shown(value: Any) -> str:
 
 
 def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
-    """The first fault of every key that pydantic refused, in its words, with the value and the layer it came from."""
+    """The first fault of every key that pydantic rejected, in its words, with the value and its layer."""
     faults: dict[str, Fault] = {}
     for details in error.errors(include_url=False, include_input=False):
         *_, last = where = details["loc"]
@@ -106,12 +106,12 @@ def _nearest_divisors(n: int, value: int, count: int = 3) -> str:
 
 
 def _nearest_path(path: Path) -> str:
-    """The entry of its folder that looks most like it."""
+    """The entry of its folder with the most similar name."""
     near = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else None
     return f"did you mean {path.parent / near}?" if near else f"{path.parent} has no {shown(path.name)}"
 
 
-# ---- rules that hold for every configuration ----------------------------------------------------------------------
+# ---- rules for every configuration --------------------------------------------------------------------------------
 
 TP = "model.tensor_model_parallel_size"
 PP = "model.pipeline_model_parallel_size"
@@ -128,7 +128,7 @@ def _fault(config: Config, key: str, must: str, fix: str, *also: str) -> Fault:
 def _network(config: Config) -> Iterator[Fault]:
     model, fault = config.model, partial(_fault, config)
     width, heads, variant = model.hidden_size, model.num_attention_heads, model.variant
-    if width % (2 * heads):  # RoPE and the sine-cosine embedding turn channels in pairs
+    if width % (2 * heads):  # RoPE and the sine-cosine embedding use pairs of channels
         must = f"must divide model.hidden_size = {width} into an even number of channels per head"
         fix = f"hidden_size {_nearest_multiples(width, 2 * heads)}"
         if width % 2 == 0:
@@ -138,7 +138,7 @@ def _network(config: Config) -> Iterator[Fault]:
     fixed |= {key: f.default for key, f in FIELDS.items() if variant not in f.marks.get("variants", (variant,))}
     for key, value in fixed.items():
         given = attrgetter(key)(config)
-        if given != value and not (variant == "dfm" and key == "model.adaln_lora_dim" and given):  # any rank will do
+        if given != value and not (variant == "dfm" and key == "model.adaln_lora_dim" and given):  # any rank is allowed
             must = f"must be {notation.write_value(value)} with model.variant={variant}"
             yield fault(key, must, "leave it out", "model.variant")
     if variant == "dfm" and (width % 16 or width < 256):
@@ -154,7 +154,7 @@ def _optimization(config: Config) -> Iterator[Fault]:
         must = f"must be at most optimizer.lr = {optimizer.lr:g}"
         yield fault("optimizer.min_lr", must, "lower it, or raise optimizer.lr", "optimizer.lr")
     if optimizer.optimizer == "muon" and optimizer.use_distributed_optimizer:
-        must = "must be false with optimizer.optimizer=muon, which needs whole matrices"
+        must = "must be false with optimizer.optimizer=muon, which needs complete matrices"
         fix = "set it to false, or optimizer.optimizer to adam"
         yield fault("optimizer.use_distributed_optimizer", must, fix, "optimizer.optimizer")
     end = scheduler.lr_decay_iters or config.train.train_iters
@@ -175,17 +175,17 @@ def _data_and_start(config: Config) -> Iterator[Fault]:
         fix = "set it to 0, or model.patch_temporal to 1"
         yield fault("dataset.condition_frames_prob", must, fix, "model.patch_temporal")
     if start.pretrained and start.load_checkpoint:
-        fix = "load_checkpoint goes on with a run; pretrained starts a new one"
+        fix = "load_checkpoint resumes a run; pretrained starts a new one"
         yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")
     if start.load and start.load_checkpoint:
-        fix = "load_checkpoint names what must exist, load a folder that may be empty; drop one of the two"
+        fix = "load_checkpoint must exist, load may be an empty folder; drop one of the two"
         yield fault("checkpoint.load_checkpoint", "excludes checkpoint.load", fix, "checkpoint.load")
     if frames is not None and not geometry.is_frame_count(frames):
         yield fault("validation.frames", "must be 1 + 4 k", f"nearest: {geometry.nearest_frames(frames)}")
 
 
 def _degrees(config: Config) -> Iterator[Fault]:
-    """Of a layout, whatever the number of processes."""
+    """Rules for a layout, for any number of processes."""
     model, train, fault = config.model, config.train, partial(_fault, config)
     if (model.virtual_pipeline_model_parallel_size or 1) > 1 and model.pipeline_model_parallel_size == 1:
         yield fault(VPP, f"needs {PP} > 1", "set it to null, or pipeline_model_parallel_size to 2", PP)
@@ -198,7 +198,7 @@ def _degrees(config: Config) -> Iterator[Fault]:
         yield fault("train.global_batch_size", must, fix, MICRO)
 
 
-# ---- what a training run needs from outside the configuration -----------------------------------------------------
+# ---- inputs of a training run outside of the configuration --------------------------------------------------------
 
 
 def _start_of_training(config: Config) -> Iterator[Fault]:
@@ -213,7 +213,7 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
         "dataset.path": None if is_url(data.path) else data.path,
         "checkpoint.load_checkpoint": start.load_checkpoint,
         "checkpoint.pretrained": None if packaged(start.pretrained) else start.pretrained,
-        # A folder may be empty or absent, but who names one checkpoint means it.
+        # A folder may be empty or absent, but one checkpoint must exist.
         "checkpoint.load": start.load if start.load and is_iteration(start.load) else None,
     }
     for key, path in paths.items():
@@ -223,7 +223,7 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
             yield fault(key, "must exist", fix)
     for key in ("checkpoint.checkpoint_dir", "checkpoint.load", "dataset.cache_dir"):
         if is_url(attrgetter(key)(config)):
-            yield fault(key, "must be a local folder", "copy what lies there, or is written there")
+            yield fault(key, "must be a local folder", "copy the files to or from the server")
     if start.load and os.path.isfile(start.load):
         fix = "checkpoint.pretrained=FILE starts from exported weights"
         yield fault("checkpoint.load", "must be a folder of checkpoints", fix)
@@ -233,7 +233,7 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
 
 
 def _splits(config: Config) -> Iterator[Fault]:
-    """What each axis divides."""
+    """The sizes that each axis must divide."""
     m, fault = config.model, partial(_fault, config)
     tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
     split = ("num_attention_heads", "hidden_size", "ffn_hidden_size")
@@ -269,7 +269,7 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
         return
     key, batch, dp = "train.global_batch_size", t.global_batch_size, world_size // model
     step = t.micro_batch_size * dp
-    if batch % step and batch % t.micro_batch_size == 0:  # else `_degrees` says it
+    if batch % step and batch % t.micro_batch_size == 0:  # otherwise `_degrees` reports it
         must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
         yield fault(key, must, f"nearest: {_nearest_multiples(batch, step)}", MICRO, TP, PP, CP)
     # megatron-core's interleaved schedule runs the micro-batches in groups of PP
@@ -279,12 +279,12 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
 
 
 def layout_faults(config: Config, world_size: int) -> list[Fault]:
-    """Every reason why the parallel layout does not fit the model, the batch or the number of processes."""
+    """All faults of the parallel layout with this model, batch and number of processes."""
     return [*_degrees(config), *_splits(config), *_processes(config, world_size)]
 
 
 def faults_of(config: Config, training: bool = False, world_size: int | None = None) -> list[Fault]:
-    """Every broken rule, once: those of all configurations, and on request those of a run and of a layout."""
+    """Every broken rule, once: rules for all configurations, and on request for a run and a layout."""
     found = [*_network(config), *_optimization(config), *_data_and_start(config)]
     found += _degrees(config) if world_size is None else layout_faults(config, world_size)
     return [*found, *(_start_of_training(config) if training else ())]

@@ -1,11 +1,13 @@
-"""The network as a table of its linear layers. Parameters, FLOPs, low-rank updates and memory estimates follow from it.
+"""The network as a table of its linear layers. Parameters, FLOPs, LoRA and memory estimates are computed from it.
 
-The network itself could be counted instead: parameters on the meta device, FLOPs by torch's counter. That takes torch,
-megatron-core and a process group: seconds, where `dfm plan` answers in half a second and the training loop counts each
-step in microseconds. So the table stands here, without torch, and tests/config/test_counts.py holds it equal to the
-network: each product by its name, shape, bias and tensor-parallel split, and the forward's FLOPs by FlopCounterMode.
+The network itself could be counted instead: parameters on the meta device, FLOPs by torch's counter. That needs torch,
+megatron-core and a process group and takes seconds, while `dfm plan` takes half a second and the training loop counts
+each step in microseconds. So the table is written out here, without torch, and tests/config/test_counts.py compares it
+with the network: each product by its name, shape, bias and tensor-parallel split, and the forward's FLOPs by
+FlopCounterMode.
 
-Every function takes the model group of a resolved configuration, with the data set's `in_channels` and `text_dim`.
+The argument of every function is the model group of a resolved configuration, with the data set's `in_channels` and
+`text_dim`.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ VECTORS_PER_LAYER = 9
 
 
 def patch_dim(model: ModelConfig) -> int:
-    """Numbers in one token of the latent: in_channels * patch_temporal * patch_spatial^2."""
+    """Values per token of the latent: in_channels * patch_temporal * patch_spatial^2."""
     assert model.in_channels is not None
     return model.in_channels * model.patch_temporal * model.patch_spatial**2
 
 
 @dataclass(frozen=True)
 class Linear:
-    """One product y = W x + b. The name is that of the module in `model.dit`, for a layer's own within the layer.
+    """One product y = W x + b. The name is the module's in `model.dit`; for a layer's module, relative to the layer.
 
     applied_to : "video" or "text", once per token of it, or "sample", once per sample (noise level, frame rate, adaLN).
     split : what tensor parallelism divides: "column" the outputs, "row" the inputs (not the bias), None nothing.
@@ -52,10 +54,10 @@ class Linear:
 
 
 def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
-    """What each layer has, in the order of the forward."""
+    """The products of each layer, in the order of the forward."""
     h, f, rank = model.hidden_size, model.ffn_hidden_size, model.adaln_lora_dim
     assert f is not None
-    bias = model.variant != "dfm"  # NeMo DFM's has none here, and takes its keys and values from the text itself
+    bias = model.variant != "dfm"  # NeMo DFM's has none here, and computes keys and values directly from the text
     text = h if bias else model.text_dim
     assert text is not None
     down = [Linear("adaln.down", h, rank, "sample", bias=False)] if rank else []
@@ -73,7 +75,7 @@ def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
 
 
 def outer_linears(model: ModelConfig) -> tuple[Linear, ...]:
-    """What is there once: `x_embedder` on the first pipeline stage, `final*` on the last, the others on every one."""
+    """The other products: `x_embedder` on the first pipeline stage, `final*` on the last, the rest on every stage."""
     h, p, text = model.hidden_size, patch_dim(model), model.text_dim
     assert text is not None
     ends = (Linear("x_embedder", p, h, "video"), Linear("final", h, p, "video"))
@@ -107,14 +109,14 @@ def layer_parameter_count(model: ModelConfig, tp: int = 1) -> int:
 
 
 def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0) -> int:
-    """Parameters of the DiT, without low-rank updates: all of them, or those of one process of a layout.
+    """Parameters of the DiT, without LoRA: of the complete model, or of one process of a layout.
 
     Parameters
     ----------
     tp, pp : tensor- and pipeline-parallel degrees. stage : the process's pipeline stage, from 0.
     """
     first, last = stage == 0, stage == pp - 1
-    vectors = {"dit": 1, "dfm": 0, "wan": 2 * last}[model.variant]  # the text's norm; the last table of modulations
+    vectors = {"dit": 1, "dfm": 0, "wan": 2 * last}[model.variant]  # the text's norm; the last modulation table
     layers = model.num_layers // pp * layer_parameter_count(model, tp)
     outer = [x for x in outer_linears(model) if first or x.name != "x_embedder"]
     outer = [x for x in outer if last or not x.name.startswith("final")]
@@ -122,9 +124,9 @@ def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0
 
 
 def lora_parameter_count(model: ModelConfig, rank: int, tp: int = 1, pp: int = 1) -> int:
-    """Parameters of low-rank updates: A [rank, in] and B [out, rank] beside attention's and the MLP's products.
+    """Parameters of LoRA: A [rank, in] and B [out, rank] for each product of attention and MLP.
 
-    Of the whole network, or of one process of a layout: tp divides the side of an update that it divides of the weight.
+    They are of the complete network, or of one process of a layout: tp splits the side that it splits of the weight.
     """
     sides = (
         (x.fan_in // (tp if x.split == "row" else 1), x.fan_out // (tp if x.split == "column" else 1))
@@ -144,7 +146,7 @@ def attention_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence
 
 
 def forward_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
-    """FLOPs of one forward over packed samples: products with weights and of attention, a multiply-add is two.
+    """FLOPs of one forward over packed samples: products with weights and in attention; a multiply-add counts as two.
 
     Parameters
     ----------
@@ -152,8 +154,8 @@ def forward_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[i
 
     Notes
     -----
-    True lengths are counted: padding, and the pairs of tokens of different samples, earn nothing. The average over a
-    caption's tokens, which the network computes as a product, is none of its work either.
+    True lengths are counted: padding, and pairs of tokens of different samples, do not count. Neither does the average
+    over a caption's tokens, which the network computes as a product.
     """
     times = {"video": sum(q_lens), "text": sum(kv_lens), "sample": len(q_lens)}
     layer = sum(x.fan_in * x.fan_out * times[x.applied_to] for x in layer_linears(model))
@@ -164,8 +166,8 @@ def forward_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[i
 def model_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int]) -> int:
     """Model FLOPs of one training step over these samples: forward and backward, three times `forward_flops`.
 
-    With low-rank updates the weights are frozen, so that their products count twice, attention's three times, and the
-    updates' own not at all. Recomputed activations are not counted (as in the MFU of Chowdhery et al. 2022).
+    With LoRA the weights are frozen, so their products count twice, attention's three times, and LoRA's not at all.
+    Recomputed activations are not counted (as in the MFU of Chowdhery et al. 2022).
     """
     forward = forward_flops(model, q_lens, kv_lens)
     if model.lora.rank:
@@ -173,11 +175,11 @@ def model_flops(model: ModelConfig, q_lens: Sequence[int], kv_lens: Sequence[int
     return 3 * forward
 
 
-# ---- widths that memory follows from ------------------------------------------------------------------------------
+# ---- widths for the memory estimate -------------------------------------------------------------------------------
 
 
 def inner_widths(model: ModelConfig) -> Counter[str]:
-    """Numbers per video token between the first and the last product of each branch of a layer, before any split.
+    """Values per video token between the first and the last product of each branch of a layer, before any split.
 
     Self attention: queries, keys, values and the result. Cross attention: queries and the result. MLP: both sides of
     its activation.
@@ -190,11 +192,11 @@ def inner_widths(model: ModelConfig) -> Counter[str]:
 
 
 def text_width(model: ModelConfig) -> int:
-    """Numbers per text token that a layer makes: its keys and values."""
+    """Values per text token in a layer: its keys and values."""
     return sum(x.fan_out for x in layer_linears(model) if x.applied_to == "text")
 
 
 def row_width(model: ModelConfig) -> int:
-    """Numbers per sample in a layer's adaLN: what its products take, and the shifts, scales and gates."""
+    """Values per sample in a layer's adaLN: inputs of its products, and the shifts, scales and gates."""
     vectors = 6 if model.variant == "wan" else VECTORS_PER_LAYER
     return sum(x.fan_in for x in layer_linears(model) if x.applied_to == "sample") + vectors * model.hidden_size

@@ -1,4 +1,4 @@
-"""YAML as settings are written in it: `1e-4` is a number, a date is text, a key stands once, nothing is filled in."""
+"""The YAML of settings: `1e-4` is a number, a date is text, duplicate keys are errors, no placeholders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dfm_nb.base.options import plain
 
 _FLOAT = "tag:yaml.org,2002:float"
 _SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
-"""YAML 1.1 wants a point and a sign in 1.0e-4; people leave them out."""
+"""YAML 1.1 requires a point and a sign in 1.0e-4; people omit them."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `_Loader` would read as something else."""
+    """Quotes every string that `_Loader` would read as another type."""
 
 
 _Loader.add_implicit_resolver(_FLOAT, _SCIENTIFIC, list("-+.0123456789"))
@@ -40,7 +40,7 @@ _Dumper.add_implicit_resolver(_FLOAT, _SCIENTIFIC, list("-+.0123456789"))
 
 
 def read(text: str) -> Any:
-    """The value of a YAML text; ValueError says in one sentence what is wrong with it."""
+    """The value of a YAML text; ValueError with a one-sentence reason."""
     try:
         return yaml.load(text, _Loader)
     except Exception as error:  # on odd tags PyYAML's constructors raise KeyError, IndexError, AttributeError, ...
@@ -48,14 +48,14 @@ def read(text: str) -> Any:
 
 
 def write(tree: Any) -> str:
-    """A tree as YAML of several lines."""
+    """A tree as multi-line YAML."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def write_value(value: Any) -> str:
-    """A value in one line, as it stands behind `group.key=`."""
+    """A value in one line, as in `group.key=VALUE`."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6, sort_keys=False, allow_unicode=True)
-    return text.removesuffix("...\n").strip("\n")  # other odd spaces are the text
+    return text.removesuffix("...\n").strip("\n")  # other whitespace belongs to the text
 
 
 def _override_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[str]:
@@ -67,4 +67,4 @@ def _override_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[
 
 
 Overrides = Annotated[list[str], BeforeValidator(_override_words)]
-"""Words `group.key=value`, or a mapping {"group.key": value} or {"group": {"key": value}} that is made to them."""
+"""Words `group.key=value`, or a mapping {"group.key": value} or {"group": {"key": value}} that is converted to them."""

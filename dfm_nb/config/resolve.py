@@ -1,8 +1,8 @@
-"""Three layers of settings become one typed, checked configuration that knows which layer each value came from.
+"""Three layers of settings become one typed, checked configuration that records which layer each value came from.
 
-Unknown keys, wrong types, values out of range and settings that contradict one another are reported together, by one
-`ConfigError`, before any process group exists; torch is not imported. Types and limits are pydantic's; the layers, the
-aliases and the sentences are ours, because pydantic's errors name neither a layer nor a fix.
+Unknown keys, wrong types, values out of range and conflicting settings are reported together, by one `ConfigError`,
+before any process group exists; torch is not imported. Types and limits are pydantic's; layers, aliases and messages
+are ours, because pydantic's errors contain neither a layer nor a fix.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _INSTEAD: dict[str, str] = _UPSTREAM["instead"]
 IMPLIED: dict[str, tuple[list[Any], str]] = {
     key: (values, why) for why, keys in _UPSTREAM["implied"].items() for key, values in keys.items()
 }
-"""Keys of NeMo DFM and Megatron-Bridge with the values that they may have here ([]: any), and why."""
+"""Keys of NeMo DFM and Megatron-Bridge with their allowed values ([]: any), and the reasons."""
 
 EXCLUSIVE = (("dataset.mock", "dataset.path"), ("checkpoint.load", "checkpoint.load_checkpoint"))
-"""Pairs of which a run has one: a layer that sets one of them puts aside what lower layers say of the other."""
+"""Exclusive pairs: a layer that sets one of them overrides the other in lower layers."""
 
 
 class ConfigError(ValueError):
-    """One or more faults in the settings; `faults` holds them, the message has a line for each."""
+    """One or more errors in the settings: `faults`, with one line each in the message."""
 
     def __init__(self, faults: Iterable[Fault]):
         self.faults = list(faults)
@@ -66,13 +66,13 @@ def fields() -> dict[str, Field]:
 
 
 def recipes() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Names of the packaged recipes."""
     return sorted(p.stem for p in RECIPES.glob("*.yaml"))
 
 
 @cache
 def _packaged() -> set[str]:
-    """The layers that come with the package."""
+    """The packaged layers."""
     return {DEFAULT, *(f"recipe {name}" for name in recipes())}
 
 
@@ -83,7 +83,7 @@ class Resolved:
     config : the values.
     provenance : `default`, `recipe NAME`, `weights of PATH`, the YAML file's path, `command line`, or
         `derived: WHY`.
-    notices : what the layers say that has no effect, a sentence each.
+    notices : settings without effect, a sentence each.
     """
 
     config: Config
@@ -95,7 +95,7 @@ class Resolved:
         return attrgetter(key)(self.config)
 
     def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
-        """A copy in which keys that are null or `auto` take these values (from the data, for example).
+        """A copy in which keys that are null or `auto` get these values (from the data, for example).
 
         Raises
         ------
@@ -110,15 +110,15 @@ class Resolved:
 
     @property
     def is_dialled(self) -> bool:
-        """Whether `train.minutes` has decided what it decides (`dfm_nb.training.dial`)."""
+        """Whether `train.minutes` has set its settings (`dfm_nb.training.dial`)."""
         return any(origin.startswith(DIALLED) for origin in self.provenance.values())
 
     def is_free(self, key: str) -> bool:
-        """Whether a default or a packaged recipe has the say."""
+        """Whether the value comes from a default or a packaged recipe."""
         return self.provenance[key] in _packaged()
 
     def dialled(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
-        """A copy in which keys that are free take these values, for these reasons."""
+        """A copy in which free keys get these values, with these reasons."""
         anew = {k for k in _followers(self.config) if self.provenance[k].startswith(DERIVED)}
         new = {k: v for k, v in values.items() if self.is_free(k)}
         if size := new.pop("model.size", None):
@@ -134,7 +134,7 @@ class Resolved:
 
 
 def _typed(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> tuple[Config, list[Fault]]:
-    """Dotted keys as a `Config`; where some are refused, their faults and a `Config` of the others."""
+    """Dotted keys as a `Config`; if some are rejected, their faults and a `Config` of the others."""
     try:
         return Config.model_validate(_nested(leaves)), []
     except ValidationError as error:
@@ -158,11 +158,11 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Leaves of a nested mapping; a mapping under a key that is no group is a leaf (and a fault later)."""
+    """Leaves of a nested mapping; a mapping under a key that is not a group is a leaf (and a fault later)."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if key in _GROUPS and (value is None or value == {}):
-            continue  # `model:` with nothing below it
+            continue  # an empty `model:`
         if isinstance(value, Mapping) and value and key not in FIELDS and key.count(".") < 3:  # YAML can hold cycles
             yield from flatten(value, key + ".")
         else:
@@ -170,7 +170,7 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, An
 
 
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A YAML file as dotted keys, with the provenance that a saved configuration has; ConfigError if it is none."""
+    """A YAML file as dotted keys, with the provenance of a saved configuration; ConfigError if it is not one."""
     try:
         tree = notation.read(path.read_text()) or {}
         if not isinstance(tree, dict):
@@ -185,18 +185,18 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _recipe_file(recipe: str) -> Path:
-    """The file of a recipe by its name, or of one that is no part of the package by its path."""
+    """The file of a packaged recipe by its name, or of another recipe by its path."""
     if recipe in recipes():
         return RECIPES / f"{recipe}.yaml"
     if recipe.endswith((".yaml", ".yml")):
         return Path(recipe)
-    fix = meant(recipe, recipes(), "or give the path of a .yaml file")
+    fix = meant(recipe, recipes(), "or pass the path of a .yaml file")
     must = f"must be one of {', '.join(recipes())}"
     raise ConfigError([Fault("recipe", must, shown(recipe), fix, origin=COMMAND_LINE)])
 
 
 def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], list[Fault]]:
-    """`key=value`; Hydra's `+key=value` and `++key=value` are the same, and `~key` takes it out of the layers below."""
+    """`key=value`; Hydra's `+key=value` and `++key=value` are the same, and `~key` removes it from lower layers."""
     leaves: dict[str, Any] = {}
     faults: list[Fault] = []
     for text in overrides:
@@ -228,7 +228,7 @@ def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -
 
 
 def _fix_of_unknown(key: str) -> str:
-    """What to do about a key that does not exist: the key that was meant, or the groups there are."""
+    """The fix for an unknown key: the closest key, or the list of groups."""
     if instead := _INSTEAD.get(key) or _INSTEAD.get(key.partition(".")[0]):
         return instead
     group, _, name = key.rpartition(".")
@@ -241,9 +241,9 @@ def _fix_of_unknown(key: str) -> str:
 
 
 def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """The layer by the names of `FIELDS`; a notice for each reason why keys may be left out; faults.
+    """The layer with the names of `FIELDS`; a notice for each reason to omit keys; faults.
 
-    A fault is an unknown key, one that is given twice under two names, and one of `IMPLIED` with another value.
+    Faults are an unknown key, a key given twice under two names, and a key of `IMPLIED` with another value.
     """
     own: dict[str, Any] = {}
     spelled: dict[str, str] = {}
@@ -268,11 +268,11 @@ def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str
             own[key], spelled[key] = value, given
             continue
         faults.append(Fault(given, must, shown(value), fix, origin=layer))
-    return own, [f"{', '.join(keys)} ({layer}) may be left out: {why}" for why, keys in needless.items()], faults
+    return own, [f"{', '.join(keys)} ({layer}) can be omitted: {why}" for why, keys in needless.items()], faults
 
 
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
-    """`model.size` and `model.variant` set keys of the network in their own layer, below what it sets itself."""
+    """`model.size` and `model.variant` set keys of the network in their own layer, below the layer's explicit keys."""
     found, origin = dict(leaves), dict.fromkeys(leaves, layer)
     name = leaves.get("model.size")
     size: Mapping[str, Any] = {}
@@ -315,14 +315,14 @@ def resolve(
     Parameters
     ----------
     recipe : a name of `recipes()`, a path of a YAML file, or None for the bare defaults.
-    config_file : a YAML file of groups and keys; a saved `config.yaml` of a run is one.
+    config_file : a YAML file of groups and keys, for example a run's saved `config.yaml`.
     overrides : strings `group.key=value`, the value in YAML notation; the last one wins.
     training : also require what a training run needs (a data set that exists, or `dataset.mock=true`).
     world_size : also require that the parallel layout fits this number of processes.
-    settings_of : the settings by dotted key that `checkpoint.pretrained` brings along, from its value.
-    run_dir : where the training writes. The `config.yaml` of the run that resumes, there or where `checkpoint.load` and
-        `load_checkpoint` point, is the highest layer for what the run took from a default, recipe, size or weights that
-        are still asked for, and for what `auto` was settled to: the package may have changed.
+    settings_of : `checkpoint.pretrained` -> the settings by dotted key that come with these weights.
+    run_dir : where the training writes. The `config.yaml` of a resumed run, there or where `checkpoint.load` and
+        `load_checkpoint` point, is the highest layer for values that the run got from a default, recipe, size or
+        weights that are still requested, and for resolved `auto` values, because the package may have changed.
 
     Raises
     ------
@@ -339,11 +339,11 @@ def resolve(
             leaves, origin = _read_yaml(find(given))
         except ConfigError as error:
             faults += error.faults
-        else:  # what a saved configuration marks as derived is derived anew
+        else:  # values that a saved configuration marks as derived are derived again
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
     start = next((x["checkpoint.pretrained"] for x in reversed(layers.values()) if "checkpoint.pretrained" in x), None)
-    below = {k: layers.pop(k) for k in [f"recipe {recipe}"] if recipe in recipes()}  # a user's own lies above the rest
+    below = {k: layers.pop(k) for k in [f"recipe {recipe}"] if recipe in recipes()}  # a user's recipe is above the rest
     if settings_of and isinstance(start, str) and weights_path(start).exists():
         given = set().union(*layers.values())
         below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)
@@ -357,7 +357,7 @@ def resolve(
     again = _settle(below | layers | {f"run {begun}": own}, [], training, world_size)
     changed = {k: again.get(k) for k in own if again.get(k) != now.get(k)}
     stays = [
-        f"{key} stays {value}, which {begun} has; new runs take {now.get(key)}"
+        f"{key} stays {value}, as in {begun}; new runs use {now.get(key)}"
         for key, value in changed.items()
         if now.get(key) != "auto"
     ]
@@ -376,14 +376,14 @@ def _without_modules(settings: dict[str, Any], origin: str, given: set[str]) -> 
 
 
 def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
-    """The configuration of the run that resumes, if one does."""
+    """The configuration of the run to resume, if there is one."""
     places = [written_path(p) for p in (start.load_checkpoint, start.load, run_dir) if p]
     files = [f / "config.yaml" for p in places for f in (p, *sorted(p.glob("iter_*"), reverse=True))]
     return next((f for f in files if f.is_file()), None)
 
 
 def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
-    """What a run that resumes keeps of its `stored` values."""
+    """The `stored` values that a resumed run keeps."""
 
     def source(origin: str) -> str:
         """`default`, `recipe NAME`, `size NAME` or `weights of PATH`; empty for what a user has set or is derived."""
@@ -398,7 +398,7 @@ def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
         settled |= same_minutes and began.startswith(DIALLED) and source(origin) != ""
         if settled or (source(origin) != "" and source(origin) == source(began)):
             kept[key] = stored.get(key)
-    for several in ("model.size", "model.variant"):  # what these names set is kept key by key
+    for several in ("model.size", "model.variant"):  # the settings behind these names are kept key by key
         kept.pop(several, None)
     return kept
 
@@ -406,7 +406,7 @@ def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
 def _settle(
     layers: Mapping[str, dict[str, Any]], faults: list[Fault], training: bool = False, world_size: int | None = None
 ) -> Resolved:
-    """Layers, lowest first, to one configuration; each is typed by itself, so that a fault names its layer."""
+    """Merge layers, lowest first; each is typed separately, so that a fault names its layer."""
     values: dict[str, Any] = {}
     provenance = dict.fromkeys(FIELDS, DEFAULT)
     notices: list[str] = []
@@ -417,14 +417,14 @@ def _settle(
         faults = faults + unknown + no_size + refused
         for key, other in (*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)):
             if leaves.get(key) and values.get(other):
-                notices.append(f"{key} ({layer}) puts aside {other}={values.pop(other)} ({provenance[other]})")
+                notices.append(f"{key} ({layer}) overrides {other}={values.pop(other)} ({provenance[other]})")
                 provenance[other] = f"{DERIVED}: {key}"
         values |= {k: v for k, v in leaves.items() if k not in {fault.key for fault in refused}}
         provenance |= origin
         notices += needless
     config, _ = _typed(values, provenance)
     resolved = _derive(Resolved(config, provenance, tuple(notices)))
-    # A rule over a key whose value was refused would speak of the default in its place.
+    # A rule about a rejected value would report the default instead.
     bad = {fault.key for fault in faults}
     broken = [f for f in faults_of(config, training, world_size) if bad.isdisjoint((f.key, *f.also))]
     faults = faults + [_blame(fault, provenance, list(layers)) for fault in broken]
@@ -434,7 +434,7 @@ def _settle(
 
 
 def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fault:
-    """Name the highest layer among the keys of a broken rule: the user's own setting rather than the recipe's."""
+    """Name the highest layer among the keys of a broken rule: the user's setting rather than the recipe's."""
     origins = [provenance.get(key, "") for key in (fault.key, *fault.also)]
     # `size DiT-S (recipe default)` is of that recipe
     named = (origin for layer in reversed(layers) for origin in origins if layer in origin)
@@ -442,7 +442,7 @@ def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fa
 
 
 def _followers(config: Config) -> dict[str, tuple[int, str]]:
-    """What keys that are null follow from: value and reason."""
+    """Values and reasons for keys that are null."""
     steps = config.train.train_iters
     return {
         "model.ffn_hidden_size": (4 * config.model.hidden_size, "4 * model.hidden_size"),
@@ -452,7 +452,7 @@ def _followers(config: Config) -> dict[str, tuple[int, str]]:
 
 
 def _derive(resolved: Resolved) -> Resolved:
-    """Fill the nulls that follow from other keys."""
+    """Fill the nulls that are derived from other keys."""
     for key, (value, why) in _followers(resolved.config).items():
         if resolved.get(key) is None:
             group, name = key.split(".")
@@ -465,27 +465,27 @@ def _derive(resolved: Resolved) -> Resolved:
 
 
 def to_yaml(resolved: Resolved) -> str:
-    """The whole configuration as YAML, with a `provenance` map of the keys that are not defaults.
+    """The complete configuration as YAML, with a `provenance` map of the keys that are not defaults.
 
-    The text is a legal `--config-file`; keys marked as derived are derived again when it is read as one.
+    The text is a valid `--config-file`; keys marked as derived are derived again when it is read as one.
     """
     provenance = {k: v for k, v in resolved.provenance.items() if v != DEFAULT}
     return notation.write(resolved.config.model_dump() | {"provenance": provenance})
 
 
 def from_yaml(source: str | Path) -> Resolved:
-    """Read a configuration that `to_yaml` wrote; the values come back as they were saved, derived ones included.
+    """Read a configuration that `to_yaml` wrote, with the saved values, including derived ones.
 
-    Keys outside `model` that this version does not have are left out with a warning: they say nothing of the network.
+    Keys outside `model` that this version does not have are skipped with a warning: they do not affect the network.
 
     Raises
     ------
     FileNotFoundError : there is no such file.
-    ConfigError : a key or value is not legal in this version.
+    ConfigError : a key or value is not valid in this version.
     """
     path = Path(source)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no configuration file; a run folder keeps one as config.yaml")
+        raise FileNotFoundError(f"{path} is not a configuration file; a run folder has one as config.yaml")
     leaves, provenance = _read_yaml(path)
     if unknown := [k for k in leaves if k not in {*FIELDS, *_ALIASES, *IMPLIED} and not k.startswith("model.")]:
         _left_out(", ".join(unknown))
@@ -493,9 +493,9 @@ def from_yaml(source: str | Path) -> Resolved:
     return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
 
 
-@cache  # a run and its checkpoint have a configuration each, and both are read
+@cache  # once, although the configurations of a run and of its checkpoint are both read
 def _left_out(keys: str) -> None:
-    log.warning("a configuration of another version of dfm_nb is read without what this one does not have: %s", keys)
+    log.warning("keys of another version of dfm_nb are skipped: %s", keys)
 
 
 def print_config(resolved: Resolved) -> str:

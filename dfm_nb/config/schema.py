@@ -1,9 +1,9 @@
 """The typed settings: one pydantic model per group, one `option(...)` per key with its default, help text and limits.
 
-Add a setting by adding one line here and reading it where it is used: forms, `--print-config`, the checks and what
-fine-tuning takes from weights follow. One of `model` that not every network reads has the mark `variants`, which names
-those that do; others refuse all but its default. `tests/model/test_dit.py` finds one that lacks the mark.
-Limits on one key stand here; rules that join several keys stand in `checks`.
+Add a setting by adding one line here and reading it where it is used: forms, `--print-config`, the checks and
+fine-tuning follow. A setting of `model` that not every network reads has `variants`, the networks that do; others
+accept only its default. `tests/model/test_dit.py` finds a setting without it.
+Limits on one key are here; rules between several keys are in `checks`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from dfm_nb.base.options import Field, fields, option
 
 INT_LIMIT = 2**31
-"""Whole numbers lie below this: larger ones are slips, and the rules between keys factor these numbers."""
+"""Upper limit of integers: larger ones are typing errors, and the rules between keys factor these numbers."""
 
 
 def _whole(value: Any) -> Any:
-    """1e4 is how people write ten thousand, and YAML reads it as a float."""
+    """Accept 1e4, which YAML reads as a float."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int) and value >= INT_LIMIT:
@@ -30,14 +30,14 @@ def _whole(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """A name may look like a number; `${...}` and `???` are placeholders of other tools, and nothing fills them in."""
+    """A name may look like a number; `${...}` and `???` are other tools' placeholders, which are not supported."""
     if isinstance(value, str) and ("${" in value or value == "???"):
-        raise PydanticCustomError("placeholder", "Input should be the value itself: ${...} and ??? are not filled in")
+        raise PydanticCustomError("placeholder", "Input should be a value: ${...} and ??? are not supported")
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
 def _precision(value: Any) -> Any:
-    """`bf16_mixed` is Megatron-Bridge's name, and a mapping with `bf16: true` how it prints it."""
+    """`bf16_mixed` is Megatron-Bridge's name, and a mapping with `bf16: true` its printed form."""
     return "bf16" if value == "bf16_mixed" or (isinstance(value, dict) and value.get("bf16") is True) else value
 
 
@@ -50,7 +50,7 @@ Precision = Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_precisio
 
 
 class Group(BaseModel):
-    """Settings that belong together; values are of exactly the declared type, and unknown names are errors."""
+    """A group of settings; values must have exactly the declared type, and unknown names are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -67,8 +67,8 @@ class LoraConfig(Group):
 
 
 class ModelConfig(Group):
-    """The network. A training from weights takes these settings from them, but for those with `network=False`, which
-    are of the data or of this run. Those with `shape=True` decide what the weights mean: they cannot differ.
+    """The network. Training from weights uses their values of these settings, except for settings with `network=False`,
+    which belong to the data or the run. Settings with `shape=True` define the weights and cannot differ.
     """
 
     size: Text | None = option(None, "a row of sizes.py (DiT-S, DiT-B, ..., Wan-14B): sets layers, width and heads")
@@ -87,17 +87,17 @@ class ModelConfig(Group):
         None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True, variants=("dit", "dfm")
     )
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
-    rope: bool = option(False, "RoPE in self attention beside the sine-cosine embedding", shape=True)
+    rope: bool = option(False, "RoPE in self attention, in addition to the sine-cosine embedding", shape=True)
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
     sigma_data: float = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)", gt=0)
-    # Where neighbours tell a denoiser something, in latents of 512 px pictures and 256 px clips
-    # (benchmarks/results/noise_levels.md). The upper end of that band rises by 0.4 to 0.5 when the sides double, so
-    # large clips need strong noise. At 64 px the measure gives about -0.4 and 1.0, which EDM2 chose for latents and the
-    # demo uses. EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
+    # The noise band in which neighbours inform a denoiser, in latents of 512 px pictures and 256 px clips
+    # (benchmarks/results/noise_levels.md). Its upper end rises by 0.4 to 0.5 when the sides double, so large clips need
+    # strong noise. At 64 px the measurement gives about -0.4 and 1.0, EDM2's values for latents, which the demo uses.
+    # EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
     P_mean: float = option(0.2, "mean of ln(sigma) in training")
     P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
     objective: Literal["edm", "flow"] = option(
-        "edm", "what the network gives: EDM's F, or flow matching's velocity (with sigma_data 1)", shape=True
+        "edm", "output of the network: EDM's F, or flow matching's velocity (with sigma_data 1)", shape=True
     )
     times: Literal["logit-normal", "uniform"] = option(
         "logit-normal",
@@ -107,7 +107,7 @@ class ModelConfig(Group):
         None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1
     )
     text_padding: Int | None = option(
-        None, "fill a text up to this many rows with zeros (attended to), and cut it there", ge=1, shape=True
+        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones", ge=1, shape=True
     )
     pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector", shape=True)
     tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1, network=False)
@@ -118,7 +118,7 @@ class ModelConfig(Group):
     context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1, network=False)
     sequence_parallel: bool = option(False, "SP: split activations between products over the TP ranks", network=False)
     attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
-        "auto", "kernel for packed sequences; auto takes the fastest that this machine has", network=False
+        "auto", "kernel for packed sequences; auto: the fastest on this machine", network=False
     )
     recompute_granularity: Literal["selective", "full"] | None = option(
         None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
@@ -130,7 +130,7 @@ class ModelConfig(Group):
 class TrainConfig(Group):
     minutes: float | None = option(
         None,
-        "train for so long; iterations, network, packs, noise levels and checkpoints follow (dfm_nb.training.dial)",
+        "training time; it sets iterations, network, packs, noise levels and checkpoints (dfm_nb.training.dial)",
         gt=0,
     )
     train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
@@ -140,7 +140,7 @@ class TrainConfig(Group):
     )
     eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
-    # the unconditional estimate that guidance needs is learnt from these (Ho & Salimans 2022 found 0.1 and 0.2 alike)
+    # the unconditional estimate for guidance is learned from these (Ho & Salimans 2022: 0.1 and 0.2 work equally well)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
     max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
     exit_on_signal: bool = option(True, "on SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
@@ -180,19 +180,19 @@ class DatasetConfig(Group):
     path: Text | None = option(
         None, "folder with the shards that `dfm prepare` wrote, or its URL (https://, s3://, what fsspec opens)"
     )
-    cache_dir: Text | None = option(None, "where shards from a server are kept; null: ~/.cache/dfm_nb")
-    cache_gib: float = option(64.0, "how many GiB of them", gt=0)
+    cache_dir: Text | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
+    cache_gib: float = option(64.0, "size of that cache in GiB", gt=0)
     task_encoder_seq_length: Int = option(8192, "tokens in a pack; no sample may be longer", ge=1)
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
     lanes: Int = option(
         0,
-        "at most so many streams of whole shards, which give their packs in turn, best a multiple of the data-parallel "
-        "sizes; 0: one below a million samples, else 256; a resumed run keeps its own",
+        "maximum number of shard streams, which yield packs in turn, best a multiple of the data-parallel size; "
+        "0: one below a million samples, else 256; a resumed run keeps its value",
         ge=0,
     )
-    lane_window: Int = option(8192, "samples of a lane that are shuffled with one another, if there are several", ge=1)
+    lane_window: Int = option(8192, "shuffle window of a lane in samples, if there are several lanes", ge=1)
     balance_steps: Int = option(
-        1, "steps whose packs are dealt so that all of a step take the same work; a resumed run keeps its own", ge=1
+        1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value", ge=1
     )
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     max_bad_fraction: float = option(
@@ -219,19 +219,19 @@ class DatasetConfig(Group):
 class CheckpointConfig(Group):
     checkpoint_dir: Text | None = option(None, "folder for checkpoints; null: checkpoints/ in the run folder")
     load: Text | None = option(
-        None, "resume from the newest checkpoint of this folder or run; where it has none yet, start anew"
+        None, "resume from the newest checkpoint of this folder or run, or start from scratch if it has none"
     )
     load_checkpoint: Text | None = option(None, "resume from this run, checkpoint folder or iter_*, which must exist")
     pretrained: Text | None = option(None, "start from these weights with a fresh optimizer and data order")
     save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
-    async_save: bool = option(False, "write checkpoints in the background while training goes on")
-    keep_last: Int = option(3, "newest checkpoints that are kept; 0 keeps all", ge=0)
-    keep_best: bool = option(False, "also save and keep the one with the lowest validation loss")
+    async_save: bool = option(False, "write checkpoints in the background during training")
+    keep_last: Int = option(3, "number of newest checkpoints to keep; 0 keeps all", ge=0)
+    keep_best: bool = option(False, "also save and keep the checkpoint with the lowest validation loss")
     keep_every: Int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
 
 
 class EmaConfig(Group):
-    # EDM2's two: from both, `dfm export` rebuilds what lies between (Karras et al. 2024)
+    # EDM2's two: from both, `dfm export` reconstructs lengths in between (Karras et al. 2024)
     sigma_rels: list[SigmaRel] = option(
         [0.05, 0.10], "relative widths of the power-function EMAs, below 0.2886; [] keeps none"
     )
@@ -252,24 +252,24 @@ class RngConfig(Group):
 
 
 class GenerationConfig(Group):
-    """What a checkpoint recommends: `dfm generate`, `dfm evaluate`, validation and `Pipeline` take these by default."""
+    """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
 
-    num_steps: Int = option(35, "sampler steps that this model is best generated with", ge=1)
-    guidance: float = option(7.0, "its guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
-    sampler: Text = option("heun", "its sampler, one of `dfm generate --sampler`")
-    schedule: Text = option("karras", "its schedule, one of `dfm generate --schedule`")
-    shift: float = option(1.0, "the shift of its schedule, if that is `flow`", gt=0)
+    num_steps: Int = option(35, "recommended sampler steps", ge=1)
+    guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
+    sampler: Text = option("heun", "sampler, one of `dfm generate --sampler`")
+    schedule: Text = option("karras", "schedule, one of `dfm generate --schedule`")
+    shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
-    sigma_max: float = option(80.0, "the noise level that it starts from", gt=0)
-    height: Int | None = option(None, "its px; null: as most training samples", ge=16, multiple_of=16, network=False)
-    width: Int | None = option(None, "its px; null: likewise", ge=16, multiple_of=16, network=False)
-    num_video_frames: Int | None = option(None, "its frames, 1 + 4 k; null: likewise", ge=1, network=False)
-    fps: float | None = option(None, "its frames per second; null: likewise", gt=0, network=False)
+    sigma_max: float = option(80.0, "noise level of the start", gt=0)
+    height: Int | None = option(None, "px; null: as most training samples", ge=16, multiple_of=16, network=False)
+    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
+    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
+    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
 
 
 class ValidationConfig(Group):
     samples: bool = option(True, "generate a sample per GPU (model replica) at each validation")
-    prompts: list[Text] = option([], "what to sample; [] means captions of validation samples, with stored embeddings")
+    prompts: list[Text] = option([], "prompts to sample; []: captions of validation samples, with stored embeddings")
     num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1)
     guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
     height: Int | None = option(None, "height of the samples; null: the validation sample's", ge=16, multiple_of=16)
@@ -283,14 +283,14 @@ class DistConfig(Group):
     timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0)
     hang_timeout_s: float = option(
         30.0,
-        "end the job and name the rank when a step takes longer, and five times longer than any before; 0 means never",
+        "end the job and report the rank if a step takes longer, and five times longer than any before; 0 means never",
         ge=0,
     )
 
 
 class Config(Group):
     mixed_precision: Precision = option(
-        "auto", "arithmetic of the network; auto is bf16 where the machine multiplies it; weights stay fp32"
+        "auto", "arithmetic of the network; auto: bf16 if the machine supports it; weights stay fp32"
     )
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
@@ -310,13 +310,13 @@ FIELDS: dict[str, Field] = fields(Config)
 
 
 def marked(mark: str) -> list[str]:
-    """Keys of settings that a checkpoint's weights decide.
+    """Keys of settings that a checkpoint's weights determine.
 
-    mark : "network", what a training takes from the weights that it starts from; "shape", what cannot differ from them.
+    mark : "network", settings that training takes from its initial weights; "shape", settings that cannot differ.
     """
     groups = ("model.", "generation.")
     return [k for k, f in FIELDS.items() if k.startswith(groups) and f.marks.get(mark, mark == "network")]
 
 
 TRAINED_SIZE = tuple(k for k in FIELDS if k.startswith("generation.") and k not in marked("network"))
-"""What follows from the training samples, so fine-tuning on others does not take it from the weights."""
+"""Settings that depend on the training samples, so fine-tuning does not take them from the weights."""

@@ -1,11 +1,11 @@
-"""The table of DiT sizes, each with its source, and of GPUs' peaks. What a size costs is in `counts`."""
+"""Tables of DiT sizes, each with its source, and of GPU peaks. The cost of a size is in `counts`."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
 LATENT_CHANNELS, TEXT_DIM = 16, 384
-"""What a model is taken to be fed where no data set says it: 16-channel tokenizers and MiniLM."""
+"""Assumed inputs of a model without a data set: 16-channel tokenizers and MiniLM."""
 
 PEAK_FLOPS: dict[str, float] = {
     "H100 NVL": 835e12,
@@ -17,20 +17,20 @@ PEAK_FLOPS: dict[str, float] = {
     "A100": 312e12,
     "L40S": 362e12,
 }
-"""Dense bf16 FLOP/s by a part of the name that torch gives a GPU, the more special first.
+"""Dense bf16 FLOP/s by a part of torch's name of a GPU, the more specific first.
 
 They are half of what data sheets print "with sparsity".
 """
 
 
 def peak_flops(gpu: str) -> float | None:
-    """Dense bf16 peak of a GPU by its name, None when it is not in the table."""
+    """Dense bf16 peak of a GPU by its name, None if it is not in the table."""
     return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu), None)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A row of the table; `source` says where the numbers are from."""
+    """A row of the table; `source` is the origin of the numbers."""
 
     name: str
     num_layers: int
@@ -58,8 +58,8 @@ SIZES: dict[str, Size] = {
         Size("base", 6, 192, 6, "ours: the packaged model, two hours on two CPU cores"),
         Size("DiT-S", 12, 384, 6, _DIT),
         Size("DiT-B", 12, 768, 12, _DIT),
-        # With cross attention, full-rank adaLN would make 637 and 938 M of the paper's 458 and 675 M; rank 256 makes
-        # 473 and 686 M, and is what NeMo DFM has.
+        # With cross attention, full-rank adaLN would raise the paper's 458 and 675 M to 637 and 938 M; rank 256, as in
+        # NeMo DFM, gives 473 and 686 M.
         Size("DiT-L", 24, 1024, 16, _DIT, adaln_lora_dim=256),
         Size("DiT-XL", 28, 1152, 16, _DIT, adaln_lora_dim=256),
         Size("DiT-7B", 28, 4096, 32, "Cosmos 1.0 7B (arXiv 2501.03575), its trunk", adaln_lora_dim=256),
@@ -73,7 +73,7 @@ SIZES: dict[str, Size] = {
 VARIANTS: dict[str, dict[str, int | float | bool | str]] = {
     "dfm": {
         "adaln_lora_dim": 256,
-        "layernorm_epsilon": 1e-5,  # its 1e-6 is no field of the dataclass, so megatron-core's default holds
+        "layernorm_epsilon": 1e-5,  # its 1e-6 is not a field of the dataclass, so megatron-core's default applies
         "qk_layernorm": True,
         "pooled_text": False,
         "rope": False,
@@ -97,10 +97,10 @@ VARIANTS: dict[str, dict[str, int | float | bool | str]] = {
 """The keys of `model` that a variant of the network sets."""
 
 SUGGESTED = ("layernorm_epsilon", "text_padding", "objective", "sigma_data", "P_mean", "P_std")
-"""Those of them that may be set otherwise."""
+"""Keys of these that may be overridden."""
 
 
 def find_size(name: str) -> Size | None:
-    """The row of that name, in any case and with or without a patch suffix (`dit-xl/2`)."""
+    """The row of that name, ignoring case and a patch suffix (`dit-xl/2`)."""
     by_lower = {row.lower(): size for row, size in SIZES.items()}
     return by_lower.get(name.strip().lower().removesuffix("/2"))

@@ -57,7 +57,7 @@ def test_mock_and_a_path_put_each_other_aside_across_layers(tmp_path):
     path, mock = write(tmp_path, "dataset: {path: /x}", "p.yaml"), write(tmp_path, "dataset: {mock: true}", "m.yaml")
     by_mock, by_path = C.resolve("demo", path, ["dataset.mock=true"]), C.resolve("demo", mock, ["dataset.path=/y"])
     assert (by_mock.config.dataset.mock, by_mock.config.dataset.path) == (True, None)
-    assert by_mock.notices == (f"dataset.mock (command line) puts aside dataset.path=/x ({path})",)
+    assert by_mock.notices == (f"dataset.mock (command line) overrides dataset.path=/x ({path})",)
     assert (by_path.config.dataset.mock, by_path.config.dataset.path) == (False, "/y")
     assert by_path.provenance["dataset.mock"] == "derived: dataset.path"
     assert C.resolve("demo", path, ["dataset.mock=false"]).config.dataset.path == "/x"
