@@ -104,7 +104,7 @@ def test_a_rank_that_loses_another_says_so_in_one_line(tmp_path):
     lost = subprocess.Popen([sys.executable, script], env={**os.environ, "RANK": "1"})
     done = subprocess.run([sys.executable, script], env={**os.environ, "RANK": "0"}, text=True, capture_output=True)
     assert lost.wait(60) == -signal.SIGKILL and done.returncode == 1
-    assert re.search(r"^rank 0 ends, as it lost another process: .*Connection", done.stderr, re.M)
+    assert re.search(r"^rank 0 ends because it lost another process: .*Connection", done.stderr, re.M)
     assert "RuntimeError" not in done.stderr
 
 

@@ -1,1 +1,1 @@
-"""What every room uses: records, plugins, files, the run folder, metrics, log, video. Imports nothing of ours."""
+"""Shared by all rooms: records, plug-ins, files, the run folder, metrics, log, video. Imports no other room."""

@@ -1,4 +1,4 @@
-"""What every command line of the project shares: flags in both spellings, short errors.
+"""Shared parts of all command lines: flags in both spellings, short errors.
 
 A driver module has `main(argv: list[str] | None = None) -> int`, reads its options (`base.options`) and ends with
 `if __name__ == "__main__": raise SystemExit(guard(main))`. `dfm <verb>` calls the same `main`.
@@ -33,7 +33,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return super().parse_known_args([_dashed(a) for a in args], namespace)
 
     def error(self, message: str) -> NoReturn:
-        """ValueError, which `guard` says in one sentence; of an unknown flag, with the nearest one."""
+        """Raise ValueError, which `guard` prints as one sentence; for an unknown flag, with the closest one."""
         unknown = re.search(r"unrecognized arguments: --([\w-]+)", message)
         flags = [flag for action in self._actions for flag in action.option_strings]
         fix = meant("--" + unknown[1], flags, "see its --help", 0.7) if unknown else "see its --help"
@@ -51,7 +51,7 @@ Command = Callable[[list[str]], int]
 
 
 def run_command(prog: str, commands: Mapping[str, tuple[Command, str]], argv: list[str] | None) -> int:
-    """Run `prog COMMAND ...` of a verb that has several; `commands` has, by name, the command and a line about it."""
+    """Run `prog COMMAND ...` of a verb with several commands; `commands` maps names to (command, help)."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(usage(f"{prog} COMMAND", commands))
@@ -62,26 +62,26 @@ def run_command(prog: str, commands: Mapping[str, tuple[Command, str]], argv: li
 
 
 def usage(words: str, about: Mapping[str, tuple[Any, str]]) -> str:
-    """What `--help` of `words` shows: a line about each name that may stand for the last word."""
+    """The `--help` of `words`: a line about each name that may follow."""
     width = max(map(len, about))
     lines = (f"  {name:<{width}}  {text}" for name, (_, text) in about.items())
     return f"usage: {words} ...   ({words} --help for its flags)\n\n" + "\n".join(lines)
 
 
 def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None) -> int:
-    """Run `main`; a user's mistake ends in one sentence on stderr and exit code 2, an interrupt in 130.
+    """Run `main`; a user's error gives one sentence on stderr and exit code 2, an interrupt exit code 130.
 
     `DFM_DEBUG=1` shows the traceback.
     """
     quiet_libraries()
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun puts its workers in sessions of their own
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun starts its workers in new sessions
         end_with_parent()
     try:
         return main(argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has gone
+    except BrokenPipeError:  # the reader of our output (head, less) has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -93,21 +93,21 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         lost = isinstance(error, RuntimeError) and re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
         if not lost:
             raise
-        rank = os.environ.get("RANK", 0)  # whoever ended first says why: it, or its launcher
-        print(f"rank {rank} ends, as it lost another process: {lost[1]}", file=sys.stderr, flush=True)
-        time.sleep(1)  # the launcher, which looks ten times a second, sees who was first
+        rank = os.environ.get("RANK", 0)  # the process that ended first, or its launcher, prints the cause
+        print(f"rank {rank} ends because it lost another process: {lost[1]}", file=sys.stderr, flush=True)
+        time.sleep(1)  # the launcher polls ten times a second and sees which was first
         return 1
 
 
 def mistake(error: Exception) -> str | None:
-    """What a user, or who runs the machine, can mend, in a sentence; None for a fault of ours."""
+    """A sentence for errors that a user or administrator can fix; None for a bug of ours."""
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     if number in DISK_FULL:
         where = f" for {file}" if file else ""
-        return f"there is no space left{where} (or ulimit -f is too low); make room and give the same command again"
+        return f"there is no space left{where} (or ulimit -f is too low); free some space and run the command again"
     if number == errno.ENAMETOOLONG:
         return f"a path must be shorter: {str(file)[:80]}..."
-    if (full := os.strerror(errno.EMFILE)) in str(error):  # of Python or of gloo
+    if (full := os.strerror(errno.EMFILE)) in str(error):  # from Python or gloo
         return f"a process must be able to open more files ({full}); raise ulimit -n"
     if not isinstance(error, USER_ERRORS):
         return None
@@ -120,7 +120,7 @@ def world_size_from_env() -> int:
 
 
 def quiet_libraries() -> None:
-    """Leave out of a command's output what megatron-core and torch say of their own future."""
+    """Suppress deprecation warnings of megatron-core and torch in a command's output."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(megatron|torch\.distributed).*")
     warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(megatron|torch\.jit).*")
     for message in ("full scope is deprecated", "Apex is not installed", ".* is experimental and still under"):
@@ -130,22 +130,22 @@ def quiet_libraries() -> None:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """`quiet_libraries` for a call from Python, whose filters are the caller's own; also a decorator."""
+    """`quiet_libraries` for a call from Python, which restores the caller's filters; also a decorator."""
     with warnings.catch_warnings():
         quiet_libraries()
         yield
 
 
-NPROC = "dfm also takes --nproc-per-node N: that many processes on this machine, one for each GPU or CPU core."
+NPROC = "dfm also accepts --nproc-per-node N: N processes on this machine, one for each GPU or CPU core."
 """Epilog of the help of a verb that runs under torchrun."""
 
 
 def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
-    """Take `--nproc-per-node N` (either spelling, with or without `=`) out of argv."""
+    """Remove `--nproc-per-node N` (either spelling, with or without `=`) from argv."""
     p = ArgumentParser(add_help=False, allow_abbrev=False)
     p.add_argument("--nproc-per-node", nargs="?", const="")
     known, rest = p.parse_known_args(argv)
     n = known.nproc_per_node
     if n is not None and (not n.isdigit() or int(n) < 1):
-        raise ValueError(f"--nproc-per-node needs a positive whole number; got {n!r}")
+        raise ValueError(f"--nproc-per-node needs a positive integer; got {n!r}")
     return None if n is None else int(n), rest

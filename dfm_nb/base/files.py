@@ -18,21 +18,21 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path in the same folder to write to, which becomes `path` at the end: `with replacing(path) as temporary:`.
+    """A temporary path in the same folder, renamed to `path` at the end: `with replacing(path) as temporary:`.
 
-    Readers see the old content or the whole new one, also after a crash: the bytes are on disk before the rename. A
-    block that fails leaves `path` as it was and no temporary. The file has the mode that the umask gives, whatever the
-    writer in the block does.
+    Readers see the complete old or new content, also after a crash, because the bytes are on disk before the rename. If
+    the block fails, `path` is unchanged and the temporary is removed. The file's mode follows the umask, whatever the
+    block does.
     """
     path = Path(path)
     temporary = temporary_of(path)
-    # made here to learn the umask's mode without setting the umask, which threads share
+    # created here to get the umask's mode without setting the umask, which threads share
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     mode = os.fstat(descriptor).st_mode & 0o777
     os.close(descriptor)
     try:
         yield temporary
-        os.chmod(temporary, mode)  # safetensors puts a file of mode 0600 in its place
+        os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
         fsync_replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -40,19 +40,19 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def temporary_of(path: Path) -> Path:
-    """A new name beside `path`, of the one form that `remove_temporaries` takes away."""
+    """A new name next to `path`, in the form that `remove_temporaries` removes."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what a killed process left in a folder that is ours; nothing whose name has not exactly our form."""
+    """Remove a killed process's temporaries from one of our folders; only names of exactly our form."""
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def older(path: object, fix: str) -> str:
-    """What is said of a file or folder in a format that is no longer read."""
+    """The message for a file or folder in an old format."""
     return f"{path} was written by an older dfm_nb; commit d3d8367 reads it ({fix})"
 
 
@@ -61,14 +61,14 @@ def is_url(path: object) -> bool:
 
 
 def local(path: str | os.PathLike) -> Path:
-    """A path to write to, `~` expanded; ValueError for a URL, also for what `Path` makes of one (`s3:/bucket`)."""
+    """An output path, `~` expanded; ValueError for a URL, also in the form that `Path` gives it (`s3:/bucket`)."""
     if re.match(r"\w{2,}:/", os.fspath(path)):
-        raise ValueError(f"what is written must lie in a local folder; got {path}; copy it there afterwards")
+        raise ValueError(f"output must be in a local folder; got {path}; copy it there afterwards")
     return Path(path).expanduser()
 
 
 def lies_inside(name: str) -> bool:
-    """Whether a relative name, as a file of somebody else's gives it, stays in the folder that it is below.
+    """Whether a relative name from an untrusted file stays inside its folder.
 
     It is short, too: pathlib makes a folder below thousands of others by recursion. And it has no `::`, which
     chains places in fsspec.
@@ -79,13 +79,13 @@ def lies_inside(name: str) -> bool:
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:
-    """Write a file that readers see whole or not at all."""
+    """Write a file atomically: readers see it whole or absent."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def fsync_replace(source: Path, target: Path) -> None:
-    """Bring `source` to disk, then give it its final name in one step."""
+    """Sync `source` to disk, then rename it to its final name."""
     sync(source)
     os.replace(source, target)
 
@@ -108,12 +108,12 @@ def sha256(path: Path) -> str:
 
 
 def listed_as(path: Path) -> dict[str, Any]:
-    """What a listing says of a file."""
+    """A listing's entry of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def seal(path: Path, files: Mapping[str, dict[str, Any]]) -> None:
-    """Write a listing: of each file by its name in the folder what `listed_as` gives, and the same of the listing.
+    """Write a listing: by file name the entry of `listed_as`, and an entry of the listing itself.
 
     {"a.tar": {"bytes": 10240, "sha256": "5f..."}, "checksums.json": {"bytes": 97, "sha256": "0c..."}}
     """
@@ -127,10 +127,10 @@ def _listing(name: str, files: Mapping[str, dict[str, Any]]) -> bytes:
 
 
 def read_listing(path: Path) -> dict[str, dict[str, Any]]:
-    """What `seal` was given; ValueError when the listing is damaged or names files outside its folder."""
+    """The listing that `seal` wrote; ValueError if it is damaged or names files outside of its folder."""
     files = read_json(path) or {}
     files.pop(path.name, None)
-    # Written one way only, so that a byte that was flipped shows, also where JSON would not mind.
+    # The form is unique, so that a flipped byte is detected even where JSON would ignore it.
     if path.read_bytes() != _listing(path.name, files):
         raise ValueError(f"{path} is damaged: its content does not match its own checksum; restore it")
     for name, entry in files.items():
@@ -141,7 +141,7 @@ def read_listing(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def check(folder: Path, listing: Mapping[str, dict[str, Any]], names: Iterable[str], fix: str) -> None:
-    """ValueError for the first of the names that is not in the folder as it is listed, and how to `fix` it."""
+    """ValueError for the first of the names whose file differs from the listing, with the `fix`."""
     for name in names:
         path, listed = folder / name, listing.get(name)
         # the size first: a sparse file would be hashed for minutes
@@ -150,11 +150,11 @@ def check(folder: Path, listing: Mapping[str, dict[str, Any]], names: Iterable[s
             raise ValueError(f"{path} is missing or has changed since its checksum was taken; {fix}")
 
 
-PIECES, PIECE_BYTES = 64, 1 << 16  # of each file of weights that go into the hash: T5-11B's are 45 GB
+PIECES, PIECE_BYTES = 64, 1 << 16  # parts of each weight file that are hashed: T5-11B's files have 45 GB
 
 
 def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
-    """Hash of a configuration and of evenly spaced pieces of its weights: others are told apart in a second."""
+    """Hash of a configuration and of evenly spaced pieces of its weights: it distinguishes models in a second."""
     digest = hashlib.sha256(config.read_bytes())
     for path in weights:
         size = path.stat().st_size
@@ -167,7 +167,7 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None when there is no such file (a pipe would never end), or something else in it."""
+    """The JSON object in a file; None if it is not a regular file (a pipe might never end) or not a JSON object."""
     try:
         value = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Sizes of a clip in pixels and in latents: every rule of the 4x8x8 tokenizers and the network's patch, in one place.
 
-A tokenizer codes the first frame alone and then every group of 4 frames, and 8x8 pixels become one latent pixel. So a
+A tokenizer encodes the first frame alone, then every group of 4 frames; 8x8 pixels become one latent pixel. So a
 clip has 1 + 4k frames, and with the network's patch of 2 latent pixels its sides are multiples of 16 px.
 """
 
@@ -14,7 +14,7 @@ SIDE_MULTIPLE = 2 * PX_PER_LATENT
 
 
 def is_frame_count(frames: int) -> bool:
-    """Whether a clip can have so many frames: 1 + 4k."""
+    """Whether a clip can have this number of frames: 1 + 4k."""
     return frames >= 1 and (frames - 1) % FRAMES_PER_LATENT == 0
 
 
@@ -35,7 +35,7 @@ def nearest_frames(frames: int) -> str:
 
 
 def is_side(px: int) -> bool:
-    """Whether a clip can be so many pixels high or wide: a positive multiple of 16."""
+    """Whether a clip can have this height or width in px: a positive multiple of 16."""
     return px >= SIDE_MULTIPLE and px % SIDE_MULTIPLE == 0
 
 
@@ -61,7 +61,7 @@ def pixel_size(t: int, h: int, w: int) -> tuple[int, int, int]:
 
 
 def check_codable(shape: tuple[int, ...]) -> None:
-    """ValueError unless `shape` is [B, 3, 1 + 4k, H, W] with sides that a tokenizer can code."""
+    """ValueError unless `shape` is [B, 3, 1 + 4k, H, W] with sides that a tokenizer can encode."""
     _, channels, frames, height, width = shape
     if channels != 3 or not is_frame_count(frames) or height % PX_PER_LATENT or width % PX_PER_LATENT:
         raise ValueError(f"the tokenizer needs [B, 3, 1 + 4k, H, W] with H and W divisible by 8; got {list(shape)}")

@@ -1,6 +1,6 @@
 """Is there a person with a browser in front of this notebook?
 
-Answers for JupyterLab, Voila, papermill, nbconvert, nbmake and plain Python. `DFM_HEADLESS=1` or `0` overrides it.
+It works in JupyterLab, Voila, papermill, nbconvert, nbmake and plain Python. `DFM_HEADLESS=1` or `0` overrides it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TextIO
 
 
 def is_headless() -> bool:
-    """True when nobody can press a button: papermill, nbmake, nbconvert, a script, a terminal.
+    """True if nobody can press a button: papermill, nbmake, nbconvert, a script, a terminal.
 
-    `JPY_SESSION_NAME` does not tell (papermill inherits it); whether the client accepts input requests does.
+    It depends on whether the client accepts input requests; `JPY_SESSION_NAME` is not enough (papermill inherits it).
 
     Raises
     ------
@@ -31,10 +31,10 @@ def is_headless() -> bool:
 
 
 def message_stream() -> TextIO:
-    """Where log lines and bars of text go: stderr; in a kernel stdout, as notebooks show stderr in red."""
+    """The stream of log lines and progress bars: stderr; in a kernel stdout, because notebooks show stderr in red."""
     return sys.stdout if getattr(_ipython(), "kernel", None) else sys.stderr
 
 
 def _ipython():
-    ipython = sys.modules.get("IPython")  # a notebook's process has it; training must not bring it in
+    ipython = sys.modules.get("IPython")  # loaded in a notebook's process; training must not import it
     return ipython.get_ipython() if ipython else None

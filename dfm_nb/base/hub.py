@@ -1,4 +1,4 @@
-"""Files of Hugging Face's hub: from its cache on this machine, else fetched."""
+"""Files of the Hugging Face hub: from the cache on this machine, otherwise downloaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.request import getproxies
 
 
 def hub_is_known() -> bool:
-    """False when the hub's name cannot be resolved here: its client would try again for a minute."""
+    """False if the hub's host name cannot be resolved; its client would retry for a minute."""
     from huggingface_hub import constants
 
     if getproxies().keys() & {"https", "all"}:
@@ -26,12 +26,12 @@ def hub_file(repository: str, name: str, fix: str, **where: Any) -> Path:
 
     Parameters
     ----------
-    fix : the end of the message; what to do when the file cannot be had.
+    fix : the end of the message: what to do if the file is not available.
     **where : `cache_dir`, `repo_type` and `revision` of `hf_hub_download`.
 
     Raises
     ------
-    FileNotFoundError : it is neither in the cache nor to be fetched.
+    FileNotFoundError : it is not in the cache and cannot be downloaded.
     """
     from huggingface_hub import hf_hub_download
 

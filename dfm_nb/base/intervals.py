@@ -1,4 +1,4 @@
-"""Intervals of shares."""
+"""Confidence intervals of proportions."""
 
 from __future__ import annotations
 

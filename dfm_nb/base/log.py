@@ -14,7 +14,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def legible(text: str) -> str:
-    r"""A text for a terminal: what would control it, and what UTF-8 cannot say, becomes `\x1b`; lines and tabs stay."""
+    r"""Text for a terminal: control and non-UTF-8 characters are escaped as `\x1b`; newlines and tabs stay."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
@@ -34,7 +34,7 @@ class _Console(logging.StreamHandler):
 
 
 class _LogFile(logging.FileHandler):
-    """A line that cannot be written ends the program, as a full disk does, instead of a traceback for each."""
+    """A line that cannot be written (full disk) ends the program, instead of a traceback for each line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -47,7 +47,7 @@ def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     """Send the `dfm_nb` logger to the console, and on rank 0 of a run to `log.txt` (with the time before each line).
 
     Rank 0 shows lines as `[INFO] text`; other ranks show warnings and errors only, as `[WARNING] [rank 3] text`.
-    Calling it again replaces the former set-up.
+    Calling it again replaces the previous set-up.
     """
     stop_logging()
     log.setLevel(logging.INFO)
@@ -73,7 +73,7 @@ def stop_logging() -> None:
 
 
 def iteration_line(iteration: int, train_iters: int, loss: float, lr: float | None = None, **more: str | float) -> str:
-    """`Iteration  100/10000, Loss: 0.312, LR: 1.00e-04, grad norm: 0.8`; further words in the order given.
+    """`Iteration  100/10000, Loss: 0.312, LR: 1.00e-04, grad norm: 0.8`; more values in the given order.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 
 def available_bytes(device: torch.device) -> int:
-    """What this process can still take: of the GPU, or of the machine and its control group."""
+    """Free memory for this process: on the GPU, or on the machine and in its control group."""
     if device.type == "cuda":
         import torch
 

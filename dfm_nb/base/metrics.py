@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON record a line, readable while it is written and after a crash."""
+"""`metrics.jsonl`: one JSON record per line, readable while it is written and after a crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RISEN_ROUNDS = 3
-"""Validations without a better one before that is said."""
+"""Number of validations without improvement before it is reported."""
 
 
 class Metrics:
@@ -25,7 +25,7 @@ class Metrics:
 
     Parameters
     ----------
-    path : the file; made if need be. A torn last line, left by a kill, is removed.
+    path : the file; created if missing. An incomplete last line, left by a kill, is removed.
     """
 
     def __init__(self, path: str | Path):
@@ -38,7 +38,7 @@ class Metrics:
 
         Parameters
         ----------
-        record : JSON-able, NumPy scalars included; it needs a whole-number `iteration`.
+        record : JSON-serialisable, including NumPy scalars; it needs an integer `iteration`.
         """
         assert isinstance(record.get("iteration"), int), f"a metrics record needs an integer iteration: {record}"
         line = orjson.dumps(dict(record), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
@@ -68,14 +68,14 @@ class Metrics:
 
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The whole records of `metrics.jsonl` or of a run folder, also while it is written; none when it is not there."""
+    """The complete records of `metrics.jsonl` or of a run folder, also while it is written; [] if it does not exist."""
     return tail_metrics(path)[0]
 
 
 def read_table(path: str | os.PathLike) -> pd.DataFrame:
-    """`dfm_nb.read_metrics`: the records of `metrics.jsonl` or of a run folder as a table, a row a record.
+    """`dfm_nb.read_metrics`: the records of `metrics.jsonl` or of a run folder as a table, one row per record.
 
-    A round of validation is a record of its own, so its row has no loss and the others no `val_loss`.
+    A validation round is a separate record, so its row has no loss and the others no `val_loss`.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
 def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int]:
     """Records after `offset` bytes, and the offset for the next call.
 
-    limit : bytes that are read at most; -1 for all.
+    limit : maximum number of bytes to read; -1 reads all.
 
     Raises
     ------
@@ -134,13 +134,13 @@ def _is_record(record: Any) -> bool:
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """Iterations and values of the records that have a number under `key` (null, NaN and Inf are left out)."""
+    """Iterations and values of the records that have a number under `key` (null, NaN and Inf are skipped)."""
     numbers = [(r["iteration"], v) for r in records if isinstance(v := r.get(key), (int, float)) and math.isfinite(v)]
     return [i for i, _ in numbers], [v for _, v in numbers]
 
 
 def compared_loss(keys: Iterable[str]) -> str:
-    """The key by which rounds of validation are compared: of the widest average, as samples are made with it.
+    """The key for comparing validation rounds: the loss of the widest average, which also generates the samples.
 
     >>> compared_loss(["val_loss", "val_loss_ema_0.05", "val_loss_ema_0.1", "val_loss_ema_0.1_by_sigma"])
     'val_loss_ema_0.1'

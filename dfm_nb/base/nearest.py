@@ -1,4 +1,4 @@
-"""The name that a misspelt one was meant to be, and the words in which an error says so."""
+"""The closest known name of a misspelt one, and the hint in an error message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is spelt most like `name`, in any case; None when none is near.
+    """The known name with the most similar spelling, ignoring case; None if none is close.
 
     Parameters
     ----------
@@ -19,6 +19,6 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def meant(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
-    """The end of an error about a wrong name: `did you mean 'demo'?`, or `otherwise` when no known one is near."""
+    """The end of an error about a wrong name: `did you mean 'demo'?`, or `otherwise` if no known name is close."""
     near = nearest(name, known, cutoff)
     return f"did you mean {near!r}?" if near else otherwise

@@ -1,8 +1,8 @@
 """One declaration for every option: a field `name: type = option(default, help, limits)` of a pydantic model.
 
-From the fields follow the command line (`parser`, `parse`), a call in Python (the model itself), its inverse
-(`words`), the settings of a training (`dfm_nb.config.schema`), forms and tables (`fields`). What is wrong is a
-ValueError of one sentence with the nearest legal name.
+The fields define the command line (`parser`, `parse`), a call in Python (the model itself), its inverse (`words`), the
+settings of a training run (`dfm_nb.config.schema`), forms and tables (`fields`). An invalid value is a ValueError of
+one sentence with the closest valid name.
 
     class Export(Options):
         "Write consolidated weights."
@@ -41,20 +41,20 @@ def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks:
 
     Parameters
     ----------
-    default : without one the option must be given.
+    default : without one the option is required.
     help : one line for `--help`, `--print-config` and the tooltip of a form.
     **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
-        else are marks: `positional` (an argument without a flag), `flag` (where it does not follow from the name),
+        others are marks: `positional` (an argument without a flag), `flag` (if it does not follow from the name),
         `flags` (its other names), `metavar`, `action` (argparse's), `python_only` (no flag), `output` (a path that is
-        written, so no URL), `unset` (on a command line the default is another's, which comes later), or what the reader
-        of `fields` knows.
+        written, so not a URL), `unset` (on a command line the default is set later, elsewhere), or any mark that a
+        reader of `fields` uses.
     """
     limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
     return PydanticField(default, description=help, json_schema_extra=limits_and_marks or None, **limits)
 
 
 def plain(value: Any) -> Any:
-    """A NumPy number or array, a tensor or a path as JSON has it; anything else as it is."""
+    """A NumPy number or array, a tensor or a path as JSON types; anything else unchanged."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -62,13 +62,13 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Field:
-    """What a command line, a form, a help page or an error needs to know about one option.
+    """The description of one option for command lines, forms, help pages and errors.
 
     key : its name; in a group of a configuration, `group.name`.
     type : the type without null and without limits.
-    default : PydanticUndefined where the option must be given.
-    limits : pydantic's, and `choices`; those that are set.
-    marks : what else `option` was told.
+    default : PydanticUndefined if the option is required.
+    limits : pydantic's limits and `choices`, if set.
+    marks : the other arguments of `option`.
     """
 
     key: str
@@ -97,8 +97,8 @@ class Field:
 
 @functools.cache
 def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
-    """The options of a model by key, those of groups within it with their group's name before theirs."""
-    hints = typing.get_type_hints(model)  # leaves out what Annotated adds
+    """The options of a model by key; options of nested groups have the group's name as a prefix."""
+    hints = typing.get_type_hints(model)  # without Annotated's additions
     found: dict[str, Field] = {}
     for name, info in model.model_fields.items():
         kind = hints[name]
@@ -119,7 +119,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
 
 
 class OptionError(ValueError):
-    """Options that are wrong: one sentence for each by its name, "" for what is wrong with them together."""
+    """Invalid options: one sentence for each by its name; "" is for their combination."""
 
     def __init__(self, faults: Mapping[str, str]):
         super().__init__("; ".join(faults.values()))
@@ -130,14 +130,14 @@ class OptionError(ValueError):
 
 
 class Options(BaseModel):
-    """Options of a verb, a request, a preparation or a plug-in. None stands for the default.
+    """Options of a verb, a request, a preparation or a plug-in. None means the default.
 
-    Words of a command line become numbers, lists tuples, and paths and NumPy numbers what JSON has.
+    Words of a command line become numbers, lists become tuples, and paths and NumPy numbers become JSON types.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True, arbitrary_types_allowed=True)
     prog: ClassVar[str] = "this"
-    """What takes these options, for errors: `dfm export`."""
+    """The command of these options, for errors: `dfm export`."""
     epilog: ClassVar[str | None] = None
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other names that a call in Python may use."""
@@ -147,10 +147,10 @@ class Options(BaseModel):
         for alias, value in values.items():
             name = self.aliases.get(alias, alias)
             if name in given:
-                raise ValueError(f"{alias} is another name of {name}; give one of the two")
+                raise ValueError(f"{alias} is another name of {name}; use one of the two")
             if value is not None:
                 number = not isinstance(value, bool) or name not in known or known[name].type is bool
-                given[name] = plain(value) if number else str(value)  # true is no number
+                given[name] = plain(value) if number else str(value)  # true is not a number
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -177,7 +177,7 @@ class Options(BaseModel):
                 said = f"{cls.prog} needs {known[name].flag} ({known[name].help})"
             else:
                 said = f"{known[name].flag} {must(details['msg'])}; got {details['input']!r:.60}"
-            faults.setdefault(name, said)  # of a union, what its first type says
+            faults.setdefault(name, said)  # for a union, its first type's message
         return faults
 
     @classmethod
@@ -189,7 +189,7 @@ class Options(BaseModel):
 
     @classmethod
     def parser(cls) -> ArgumentParser:
-        """A command line with a flag for each option; the class's docstring says what the command does."""
+        """A command line with a flag for each option; the class's docstring is its description."""
         shown = argparse.ArgumentDefaultsHelpFormatter
         parser = ArgumentParser(cls.prog, None, cls.__doc__, cls.epilog, formatter_class=shown, allow_abbrev=False)
         cls.add_flags(parser)
@@ -197,20 +197,20 @@ class Options(BaseModel):
 
     @classmethod
     def parse(cls, argv: list[str] | None) -> Self:
-        """The options that a command line gives."""
+        """The options of a command line."""
         return cls(**vars(cls.parser().parse_intermixed_args(argv)))
 
     def replace(self, **values: Any) -> Self:
-        """A copy with other values, checked as a new one is."""
+        """A copy with other values, checked like a new one."""
         return type(self)(**{**dict(self), **values})
 
     def changed(self, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The values that are not the default's, or where it has one that of `usual`."""
+        """The values that differ from `usual`, or from the default of an option that `usual` lacks."""
         defaults = {name: field.default for name, field in fields(type(self)).items()} | dict(usual or {})
         return {name: value for name, value in self if value != defaults[name]}
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
-        """The words of a command line that mean these options, without what it takes from the defaults or `usual`."""
+        """The command-line words of these options, without values equal to the defaults or `usual`."""
         known = fields(type(self))
         words: list[str] = []
         for name, value in self.changed(usual).items():
@@ -223,7 +223,7 @@ class Options(BaseModel):
                 words.append(known[name].flag)
             elif known[name].several and known[name].marks.get("action") != "append":
                 words += [known[name].flag, *several]
-            else:  # with =, as a value that begins with a minus would read as a flag
+            else:  # with =, because a value that begins with a minus would be parsed as a flag
                 words += [f"{known[name].flag}={one}" for one in several]
         return words
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's colours, which people with colour-blindness can tell apart."""
+"""Okabe and Ito's colours, which colour-blind people can distinguish."""
 
 
 @contextlib.contextmanager
 def figure(path: str | Path, width_in: float, height_in: float) -> Iterator[Figure]:
-    """An empty figure to draw on, which becomes the PNG `path`."""
+    """An empty figure to draw on, saved as the PNG `path`."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
     drawn = Figure(figsize=(width_in, height_in), dpi=120, layout="constrained")
@@ -32,7 +32,7 @@ def figure(path: str | Path, width_in: float, height_in: float) -> Iterator[Figu
 
 
 def plain(axes: Axes) -> None:
-    """Without a frame, and with faint lines to read values by."""
+    """Style axes without a frame, with a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 

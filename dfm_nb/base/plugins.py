@@ -5,7 +5,7 @@ line, in the configuration of a run, in Python. Data and checkpoints choose no m
 up (`load_saved`).
 
 To add one, add a module with a function `build`: here, one file in `dfm_nb/data/<kind>/` and its name in `BUILT_IN`;
-in a package of your own, an entry point, for example for a source that is then `dfm prepare --source moths`:
+in your own package, an entry point, for example for a source that is then `dfm prepare --source moths`:
 
     [project.entry-points."dfm_nb.sources"]
     moths = "their_package.moths"
@@ -20,16 +20,16 @@ without a file.
 The module may also have:
 
 - `class Flags(Options)`, its own flags of `dfm prepare`, each with a default (`wing_grey: int | None = option(None,
-  "moths: how bright")` is `--wing-grey`); those that are given reach `build` as keywords, and plugins that share a
-  name share the flag (`tokenizer_window` is a flag of `dfm generate` too: a field of `Request`, which reaches `encode`
-  and `decode_windows` as `window`);
-- tokenizers: `SHORT_SIDE_PX`, the picture size it was made for; `CARRIED = True` when its file is small and holds
-  encoder and decoder, so that data sets take it along; `fit(videos)`, when it is fitted to the data, which
-  returns a tokenizer that has `save(path)`;
-- text encoders: `PATH_FLAG`, another name for `--text-encoder-path`; `BUNDLED = True` when its weights are a package,
-  so that no path is needed and nothing is fetched;
-- sources: a parameter `size_px` of `build`, when it makes pictures at the size that is asked for; `FETCHES = True`
-  when opening it may download.
+  "moths: how bright")` is `--wing-grey`); given flags are keywords of `build`, and plug-ins with the same flag name
+  share the flag (`tokenizer_window` is also a flag of `dfm generate`: a field of `Request`, passed to `encode` and
+  `decode_windows` as `window`);
+- tokenizers: `SHORT_SIDE_PX`, the picture size it was trained for; `CARRIED = True` if its file is small and contains
+  encoder and decoder, so that data sets include it; `fit(videos)`, if it is fitted to the data, which returns a
+  tokenizer with `save(path)`;
+- text encoders: `PATH_FLAG`, another name for `--text-encoder-path`; `BUNDLED = True` if its weights are a package, so
+  that no path is needed and nothing is downloaded;
+- sources: a parameter `size_px` of `build`, if it renders pictures at the requested size; `FETCHES = True` if opening
+  it may download.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ BUILT_IN = {
     "tokenizers": ("cosmos_cv", "pca", "residual", "wan_vae"),
     "text_encoders": ("minilm", "t5", "umt5"),
 }
-"""By kind, the modules of `dfm_nb/data/<kind>/`; a bare checkout, which no entry point describes, has them too."""
+"""By kind, the modules of `dfm_nb/data/<kind>/`; they also work in a checkout without entry points."""
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
-"""Keywords that `build` gets, besides those of its own flags."""
+"""Keywords of `build` in addition to its own flags."""
 MODULE_NAME = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
 ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
 
 
 @functools.cache
 def _found(kind: str) -> dict[str, EntryPoint]:
-    """Where the plugins of a kind are, by name.
+    """The modules of a kind's plug-ins, by name.
 
-    A name is only ever looked up here, never imported, so that one in a manifest reaches no other module.
+    Names are only looked up here, never imported, so that a name in a manifest cannot load another module.
     """
     group, built_in = f"dfm_nb.{kind}", BUILT_IN.get(kind, ())
     own = [EntryPoint(name, ELSEWHERE.get(name, f"dfm_nb.data.{kind}.{name}"), group) for name in built_in]
@@ -72,7 +72,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
 
 
 def names(kind: str) -> list[str]:
-    """Names of the plugins of a kind, sorted."""
+    """Names of a kind's plug-ins, sorted."""
     return sorted(_found(kind))
 
 
@@ -113,7 +113,7 @@ def load(kind: str, name: str) -> Any:
     try:
         inspect.signature(module.build).bind(None, **dict.fromkeys((*PASSED[kind], *own_flags(module))))
     except (AttributeError, TypeError) as error:
-        raise ValueError(f"{kind}: {name} must have a `build` as dfm_nb.base.plugins says; {error}") from None
+        raise ValueError(f"{kind}: {name} must have a `build` as described in dfm_nb.base.plugins; {error}") from None
     return module
 
 
@@ -135,16 +135,16 @@ def load_saved(kind: str, name: str, path: str | Path | None) -> tuple[Any, str 
 
 
 def carried(name: str, folder: Path) -> Path | None:
-    """`folder`, if data or a checkpoint there bring this tokenizer's file; ValueError if that would run code.
+    """`folder`, if data or a checkpoint there include this tokenizer's file; ValueError if that would run code.
 
-    TorchScript files are programs, so a folder may bring tokenizers of tensors only.
+    TorchScript files are programs, so a folder may only include tokenizers that consist of tensors.
     """
     if not (folder / "tokenizer.safetensors").is_file():
         return None
     if not getattr(load_saved("tokenizers", name, None)[0], "CARRIED", False):
         raise ValueError(
-            f"{folder} names the tokenizer {name}, whose files are programs that run, and brings its own file; "
-            f"no program is taken from a folder of data or a checkpoint: remove tokenizer.safetensors there to use the "
+            f"{folder} names the tokenizer {name}, whose files are programs, and includes its own file; programs from "
+            f"a folder of data or a checkpoint are not run: remove tokenizer.safetensors there to use the "
             f"hub's {name}, or pass a copy that you trust with --tokenizer-path"
         )
     return folder
@@ -166,7 +166,7 @@ def flags(kind: str) -> dict[str, Field]:
 
 
 def all_flags() -> type[Options]:
-    """Those of all kinds, as one model."""
+    """The flags of all kinds, as one model."""
     return _joined(*(getattr(module, "Flags", Options) for kind in BUILT_IN for module in load_all(kind).values()))
 
 
@@ -182,11 +182,11 @@ def takes(module: ModuleType, parameter: str) -> bool:
 
 
 def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `given` that are for this plugin, as keywords for its `build`; other kinds' are left out.
+    """The entries of `given` that are for this plug-in, as keywords for its `build`; other kinds' are ignored.
 
     Raises
     ------
-    ValueError : an entry is for other plugins of this kind; the message says for which, and what this one takes.
+    ValueError : an entry is for other plug-ins of this kind; the message lists them, and this one's flags.
     """
     own = own_flags(load(kind, name))
     strange = {n: flag.flag for n, flag in flags(kind).items() if n in given and n not in own}
@@ -194,7 +194,7 @@ def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]
         usable = ", ".join(flag.flag for flag in own.values()) or "no such flags"
         others = [n for n, module in load_all(kind).items() if strange.keys() & own_flags(module).keys()]
         raise ValueError(
-            f"--{kind[:-1].replace('_', '-')} {name} has no use for {', '.join(strange.values())}, "
-            f"which is for {', '.join(others)}; it takes {usable}"
+            f"--{kind[:-1].replace('_', '-')} {name} does not use {', '.join(strange.values())}, "
+            f"which is for {', '.join(others)}; it accepts {usable}"
         )
     return {n: given[n] for n in own if n in given}

@@ -1,4 +1,4 @@
-"""Models that come with the package, by name: `FOLDER` has NAME.safetensors, each with a card, NAME.md."""
+"""Packaged models by name: `FOLDER` has NAME.safetensors, each with a card, NAME.md."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dfm_nb.base.run import iteration_folders, written_path
 
 FOLDER = Path(__file__).parents[1] / "butterflies" / "pretrained"
 DEFAULT = "butterflies"
-"""What `dfm generate` takes without `--checkpoint-path`."""
+"""The model of `dfm generate` without `--checkpoint-path`."""
 EXPORTED = "model.safetensors"
-"""What a folder of exported or imported weights holds."""
+"""File name in a folder of exported or imported weights."""
 
 
 def names() -> list[str]:
@@ -20,14 +20,14 @@ def names() -> list[str]:
 
 
 def packaged(name: object) -> Path | None:
-    """The file of the packaged model of that name; None when there is none."""
+    """The file of the packaged model of that name; None if there is none."""
     return FOLDER / f"{name}.safetensors" if str(name) in names() else None
 
 
 def weights_path(path: str | os.PathLike) -> Path:
-    """What a user's path of weights means: a packaged model by its name, unless the path exists and is no data set.
+    """Resolve a user's path of weights: a packaged model by its name, unless the path exists and is not a data set.
 
-    Of a folder with model.safetensors and no checkpoints, that file.
+    For a folder with model.safetensors and no checkpoints, it is that file.
     """
     path = written_path(Path(path))
     if (path / EXPORTED).is_file() and not any(iteration_folders(p) for p in (path, path / "checkpoints")):

@@ -1,6 +1,6 @@
-"""Processes: start one, know it again, see whether it lives, end it with everything below it.
+"""Processes: start one, identify it later, check whether it is alive, end it with its descendants.
 
-A record `{"pid", "host", "started_s"}` names a process for good, also in a file: a reused pid has another start time.
+A record `{"pid", "host", "started_s"}` identifies a process permanently: a reused pid has another start time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-"""Options of Linux's prctl, which Python has no names for."""
+"""Options of Linux's prctl, which Python does not define."""
 POLL_S = 0.05
-"""Between two looks at a process: an end is seen at once, and a look at all of a machine's costs milliseconds."""
+"""Polling interval: short enough to see an end at once; polling all of a machine's processes costs milliseconds."""
 GRACE_S = 120.0
-"""A run that is asked to stop saves a checkpoint first; only one that hangs takes this long."""
+"""Time for a stopping run to save a checkpoint; only a run that hangs needs all of it."""
 MARGIN_S = 20.0
-"""More than the grace, for whoever passes the request on: it ends what hangs before it counts as hung itself."""
+"""Added to the grace time for a process that forwards the request: it must end a hung child first."""
 SETTLE_S = 10.0
-"""After a SIGKILL: for a parent to collect and record what was killed below it, on a busy machine."""
+"""Time after a SIGKILL for a parent to reap and record killed children, on a busy machine."""
 
 
 def identity() -> dict[str, Any]:
@@ -37,7 +37,7 @@ def identity() -> dict[str, Any]:
 
 
 def find(record: Mapping[str, Any]) -> psutil.Process | None:
-    """The living process that a record names; None when it has ended or runs on another host, or nothing is named."""
+    """The live process of a record; None if it has ended or runs on another host, or the record is empty."""
     try:
         process = psutil.Process(int(record["pid"]))
         same = abs(process.create_time() - float(record["started_s"])) < 1 and record["host"] == socket.gethostname()
@@ -47,7 +47,7 @@ def find(record: Mapping[str, Any]) -> psutil.Process | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """A zombie, which has ended and waits to be collected by its parent, is not."""
+    """Whether a process is alive; a zombie, which has ended and waits for its parent to reap it, is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -55,7 +55,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def tree(top: psutil.Process) -> list[psutil.Process]:
-    """What lives of a process and all below it, itself first."""
+    """The live processes of a tree, the root first."""
     try:
         return [p for p in (top, *top.children(recursive=True)) if is_alive(p)]
     except psutil.Error:
@@ -63,7 +63,7 @@ def tree(top: psutil.Process) -> list[psutil.Process]:
 
 
 def send(processes: Iterable[psutil.Process], number: int) -> None:
-    """A signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
@@ -74,8 +74,8 @@ def start(command: Sequence[object], log: Path, own_session: bool, **env: str) -
 
     Parameters
     ----------
-    log : gets what it prints, at its end. env : set on top of this process's environment.
-    own_session : Ctrl-C here, and the end of the terminal, do not reach it.
+    log : its output is appended here. env : added to this process's environment.
+    own_session : Ctrl-C here, and closing the terminal, do not affect it.
     """
     with log.open("ab") as out:
         return psutil.Popen(
@@ -89,34 +89,34 @@ def start(command: Sequence[object], log: Path, own_session: bool, **env: str) -
 
 
 def end(top: psutil.Process, grace_s: float) -> None:
-    """Ask a process to end, and kill what lives of it and below it after `grace_s`; returns when nothing does.
+    """Ask a process to end, and kill it and its descendants after `grace_s`; returns when none is alive.
 
-    It passes the request on as it sees fit: a supervisor asks the trainers, which save first.
+    The process may forward the request: a supervisor asks the trainers, which save first.
     """
     known = set(tree(top))
     send([top], signal.SIGTERM)
     give_up = time.monotonic() + grace_s
     while any(map(is_alive, known)) and time.monotonic() < give_up:
         time.sleep(POLL_S)
-        known |= set(tree(top))  # also those that came up meanwhile
+        known |= set(tree(top))  # including new ones
     send(known - {top}, signal.SIGKILL)
-    psutil.wait_procs([top], timeout=SETTLE_S)  # a supervisor still records how that ended
+    psutil.wait_procs([top], timeout=SETTLE_S)  # a supervisor still records the exit
     send(known, signal.SIGKILL)
     psutil.wait_procs(known, timeout=SETTLE_S)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what is below this process when its own parent ends (Linux), instead of init."""
+    """Become the parent of orphaned descendants (Linux), instead of init."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> None:
-    """When the process that started this one is gone, this one gets a signal instead of working on unseen.
+    """Send this process a signal when its parent ends, so that it does not continue unseen.
 
-    Linux sends it at once; elsewhere, and where it gets lost, a look at the parent does within a second.
+    Linux sends it at once; elsewhere, and if it is lost, polling the parent does within a second.
 
-    parent : its pid, where it may have gone before this call; default: the parent of now.
+    parent : its pid, if it may have ended before this call; default: the current parent.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Progress bars: tqdm's widget in front of a person with a notebook, its line of text everywhere else."""
+"""Progress bars: tqdm's widget in an interactive notebook, its line of text everywhere else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dfm_nb.base.headless import is_headless, message_stream
 
 
 def tqdm(*args: Any, **settings: Any) -> Any:
-    """`tqdm.tqdm(...)` in the form for where it runs. A headless notebook's text goes to the terminal as it comes."""
+    """`tqdm.tqdm(...)` in the form for its environment. A headless notebook's text goes to the terminal unchanged."""
     if is_headless():
         from tqdm import tqdm as bar
     else:

@@ -1,7 +1,7 @@
-"""The types that cross stages, and the one error that means "this sample cannot be used".
+"""The types passed between stages, and the error that means "this sample cannot be used".
 
-A source yields `Clip`; preparation turns it into an `EncodedClip` and writes it to a shard; the data set
-reads it back. Nothing else travels between stages.
+A source yields `Clip`; preparation turns it into an `EncodedClip` and writes it to a shard; the data set reads it back.
+Nothing else is passed between stages.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ KEY_PATTERN = re.compile(r"[A-Za-z0-9_\-]+")
 
 
 class SampleError(ValueError):
-    """One sample cannot be used; it is dropped, counted under `reason` and named by `key`, and the run goes on.
+    """One sample cannot be used; it is dropped, counted under `reason` and reported with `key`, and the run continues.
 
     Parameters
     ----------
     reason : short slug, the same for every sample with this fault (`unreadable_image`, `no_caption`, `too_small`, ...).
-    detail : one sentence for people: the file, what is wrong with it and the fix.
+    detail : one sentence for the user: the file, the error and the fix.
     """
 
     def __init__(self, reason: str, detail: str):
         self.reason = reason
-        self.detail = detail.encode("utf-8", "backslashreplace").decode()  # a file's name may be no UTF-8
+        self.detail = detail.encode("utf-8", "backslashreplace").decode()  # a file name may not be UTF-8
         super().__init__(self.detail)
 
     def __reduce__(self):  # so that it survives a worker process
@@ -37,14 +37,14 @@ class SampleError(ValueError):
 
 @dataclass(slots=True)
 class Clip:
-    """Pixels and a caption as a source delivers them.
+    """Pixels and a caption from a source.
 
     video : uint8 [T, H, W, 3], RGB; T = 1 for an image.
     caption : text that UTF-8 can encode; otherwise a SampleError, as encoders and shards refuse it.
     more_captions : further ones, which training takes in turns with the first.
     tags : single words and phrases, of which `--tag-captions` makes further captions.
     fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
-    attributes : what is known to be true of the picture (used to measure models on synthetic data).
+    attributes : known facts about the picture (used to measure models on synthetic data).
     original_size : height and width before it was resized, if it was.
     """
 
@@ -76,7 +76,7 @@ class Clip:
 class EncodedClip:
     """One training sample.
 
-    latent : bfloat16 [1, C, T, H, W], as the tokenizer gave it (not normalised by the manifest's mean and std).
+    latent : bfloat16 [1, C, T, H, W], the tokenizer's output (not normalised by the manifest's mean and std).
     text_emb : bfloat16 [1, L, D], L the caption's true number of tokens.
     meta : image_height, image_width, num_frames (pixels), fps, caption, more_captions, key, source, ...
     more_text : the same as `text_emb` of each further caption.
@@ -90,9 +90,9 @@ class EncodedClip:
 
 
 class Source(Protocol):
-    """A list of items (an image, a video file, a table row); an item gives zero, one or many clips.
+    """A list of items (an image, a video file, a table row); an item yields zero, one or many clips.
 
-    A source may also have `item_split(index)`: `train`, `val`, `test`, or None where the fractions decide.
+    A source may also have `item_split(index)`: `train`, `val`, `test`, or None to use the fractions.
     """
 
     name: str
@@ -104,11 +104,11 @@ class Source(Protocol):
         ...
 
     def read(self, index: int) -> Iterator[Clip]:
-        """Raises SampleError when the item cannot be used."""
+        """Raises SampleError if the item cannot be used."""
         ...
 
     def identity(self) -> dict:
-        """JSON-able description of what is read (paths, counts, seeds); equal identities mean equal samples."""
+        """JSON-serialisable description of the input (paths, counts, seeds); equal identities mean equal samples."""
         ...
 
 
@@ -129,7 +129,7 @@ class Tokenizer(Protocol):
 
 
 class TextEncoder(Protocol):
-    """`encode` gives, for each caption, bfloat16 [L, D] with L its true number of tokens; "" is a valid caption."""
+    """`encode` returns, for each caption, bfloat16 [L, D] with L its true number of tokens; "" is a valid caption."""
 
     name: str
     dim: int

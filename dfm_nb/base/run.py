@@ -45,7 +45,7 @@ def written_path(path: str | Path) -> Path:
 
 
 class Run:
-    """Paths of a run folder; making one touches nothing, `create` looks at the disk."""
+    """Paths of a run folder; the constructor does not access the disk, `create` does."""
 
     def __init__(self, path: Path):
         self.path, self.name = path, path.name
@@ -56,7 +56,7 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path) -> Run:
-        """The folder, made if need be; an existing run is opened, to be resumed.
+        """The folder, created if missing; an existing run is opened, to be resumed.
 
         Raises
         ------
@@ -73,29 +73,29 @@ class Run:
         return run
 
     def sample_folder(self, iteration: int) -> Path:
-        """`samples/iter_0000100`, made if need be."""
+        """`samples/iter_0000100`, created if missing."""
         folder = self.samples / iteration_name(iteration)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def newest_samples(self) -> tuple[int, list[Path]] | None:
-        """The last iteration that has samples, and its pictures and clips by name; None when there are none yet."""
+        """The last iteration with samples, and its pictures and clips by name; None if there are none yet."""
         for iteration, folder in reversed(iteration_folders(self.samples)):
             if media := media_in(folder):
                 return iteration, media
         return None
 
     def save_config(self, text: str) -> None:
-        """Write `config.yaml`, whole or not at all."""
+        """Write `config.yaml` atomically."""
         write_atomically(self.config_file, text.encode())
 
-    # ---- who writes here ------------------------------------------------------------------------------------------
+    # ---- the folder's owner ---------------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Make this process the folder's one writer, until `release` or its end; `run.pid` says who it is.
+        """Make this process the folder's only writer, until `release` or its end; `run.pid` identifies it.
 
-        A lock of the kernel decides, so two processes cannot both get it, and none outlives its owner. Some network
-        file systems know it on one host only: there the owner also touches `run.pid` every few seconds.
+        It is a kernel lock, so two processes cannot both get it, and it ends with its owner. On some network file
+        systems the lock works on one host only: there the owner also touches `run.pid` every few seconds.
 
         Raises
         ------
@@ -104,14 +104,14 @@ class Run:
         if self._key in _HELD:
             return
         here, place = socket.gethostname(), self.path / ".run.lock"
-        # without the kernel's locks no file in their place: that of a host which is gone would stay for good
+        # without kernel locks no lock file replaces them: the lock file of a lost host would stay forever
         lock = FileLock(place, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
             free = True
         except Timeout:
             free = False
-        except OSError:  # a file system without locks: `run.pid` must do
+        except OSError:  # a file system without locks: `run.pid` must suffice
             free = self.owner() is None
         owner = read_json(self.pid_file) or {}
         elsewhere = owner.get("host", here) != here and _age_s(self.pid_file) < STALE_S
@@ -122,7 +122,7 @@ class Run:
                 f"{who} is writing to {self.path}; wait for it, stop it, or choose another --run-dir (one that was "
                 f"killed on another host counts for {STALE_S} s)"
             )
-        remove_temporaries(self.path)  # of an owner that was killed
+        remove_temporaries(self.path)  # of a killed owner
         identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
         write_atomically(self.path / IDENTITY, orjson.dumps(identity))
         write_atomically(self.pid_file, orjson.dumps(process.identity()))
@@ -131,40 +131,40 @@ class Run:
 
     @property
     def id(self) -> str | None:
-        """Made by the first `claim`; a folder that is moved or copied keeps it."""
+        """Created by the first `claim`; a moved or copied folder keeps it."""
         return (read_json(self.path / IDENTITY) or {}).get("id")
 
     def made_here(self, record: dict[str, Any] | None = None) -> bool:
-        """Whether a record (its own, if None) was written on this host for this folder, not for that of a copy."""
+        """Whether a record (default: the folder's) was written on this host for this folder, not for a copy of it."""
         record = record or read_json(self.path / IDENTITY) or {}
         return record.get("host") == socket.gethostname() and record.get("inode") == self.path.stat().st_ino
 
     def own(self, root: Path) -> None:
-        """Make a folder of checkpoints this run's, which may then replace and remove what lies there.
+        """Assign a folder of checkpoints to this run, which may then replace and remove its checkpoints.
 
         Raises
         ------
-        FileExistsError : it lies elsewhere, and its owner file names another run, or it has checkpoints and no owner.
+        FileExistsError : it is outside of the run, and has another owner, or checkpoints and no owner.
         """
         record = read_json(root / OWNER) or {}
         whose = record.get("run") or ("an unknown run" if iteration_folders(root) else str(self.path))
         if whose != str(self.path) and record.get("id") != self.id and root != self.checkpoints:
             raise FileExistsError(
-                f"a run may replace and remove its own checkpoints only; {root} has those of {whose}; choose another "
+                f"a run may replace and remove only its own checkpoints; {root} has those of {whose}; choose another "
                 f"checkpoint.checkpoint_dir (checkpoint.load={root} starts from them)"
             )
         root.mkdir(parents=True, exist_ok=True)
         write_atomically(root / OWNER, orjson.dumps({"run": str(self.path), "id": self.id}))
 
     def tell(self, phase: str) -> None:
-        """Write into `run.pid` what its owner does now, and since when; other processes write nothing."""
+        """Write the owner's current activity and its start into `run.pid`; other processes write nothing."""
         if self._key in _HELD:
             told = {**process.identity(), "phase": phase, "since_s": time.time()}
-            with contextlib.suppress(OSError):  # the folder may have been moved, and a checkpoint is still to be saved
+            with contextlib.suppress(OSError):  # the folder may have been moved, and a checkpoint must still be saved
                 write_atomically(self.pid_file, orjson.dumps(told))
 
     def release(self) -> None:
-        """Give the folder up, if it is ours."""
+        """Release the folder, if it is ours."""
         if lock := _HELD.pop(self._key, None):
             self.pid_file.unlink(missing_ok=True)
             lock.release()
@@ -185,12 +185,12 @@ class Run:
 
 
 BEAT_S, STALE_S = 10, 60
-"""Seconds: several beats may be late on a busy machine before its run counts as gone."""
+"""Seconds after which a run counts as dead: several heartbeats may be late on a busy machine."""
 _HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
 
 
 def _age_s(path: Path) -> float:
-    """Since it was written, by the clock of its file system: hosts may disagree on the time."""
+    """Seconds since the file was written, by the clock of its file system, because hosts may disagree on the time."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
         return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
 

@@ -1,4 +1,4 @@
-"""Random numbers as a function of what they are for, not of process, order or layout."""
+"""Random numbers that depend on their purpose, not on process, order or layout."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch
 
 
 def generator_for(*key: object) -> torch.Generator:
-    """A CPU generator that depends on `key` alone (SHA-256 of its text), the same on every rank and in every layout."""
+    """A CPU generator that depends only on `key` (SHA-256 of its text), the same on every rank and in every layout."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,10 +1,10 @@
 """torchrun for the processes of one machine: nothing listens beyond the loopback.
 
-torchrun's own store and that of its agent listen on all interfaces, and whoever can reach them can write what is
+torchrun's store and its agent's store listen on all interfaces, and anybody who can reach them can write data that is
 unpickled there. Here the agent's rendezvous is a file in a folder that only this user can open (`--rdzv-conf
 store_type=file`; torch 2.13 opens a second TCP store for the workers unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is
-set), the workers find each other through a file beside it (`parallel.groups` reads `STORE`), and gloo and NCCL talk
-over the loopback device. Several nodes need a network: `torchrun` itself, see docs/cluster.md.
+set), the workers find each other through a file next to it (`parallel.groups` reads `STORE`), and gloo and NCCL use the
+loopback device. Several nodes need a network: `torchrun` itself, see docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import psutil
 from dfm_nb.base import process
 
 HUNG = 3
-"""Exit code of a process that ends a run that hangs (`training.watchdog`)."""
+"""Exit code of a process that ends a hung run (`training.watchdog`)."""
 STORE = "DFM_NB_STORE"
 """Environment variable: the file through which the processes of one machine find each other."""
 
@@ -37,12 +37,12 @@ def torchrun_argv(module: str, argv: Sequence[str], nproc_per_node: int) -> list
 
 
 def run_under_torchrun(argv: Sequence[str]) -> int:
-    """Be torchrun, with one machine's rendezvous and one OpenMP thread a process unless that is set.
+    """Run torchrun with one machine's rendezvous, and one OpenMP thread per process unless that is set.
 
-    It runs in this process: whoever kills it kills the launcher itself, and a worker's mistake ends in the worker's
-    own sentence, without torchrun's report below it. Returns the exit code of the worker that failed first.
+    It runs in this process: a kill reaches the launcher itself, and a worker's error ends with the worker's own
+    sentence, without torchrun's report. Returns the exit code of the worker that failed first.
 
-    argv : as torchrun takes them, without any about the rendezvous.
+    argv : torchrun's arguments, without those of the rendezvous.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -52,7 +52,7 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with tempfile.TemporaryDirectory(prefix="dfm_nb-") as folder:  # mode 700
         os.environ[STORE] = f"{folder}/workers"
-        # the agent's heartbeats are appended to the file; one a minute, as no other node waits for them
+        # the agent's heartbeats are appended to the file: one a minute, because no other node waits for them
         conf = "store_type=file,keep_alive_interval=60"
         args = parse_args(["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}", *argv])
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(args.nproc_per_node))))
@@ -62,9 +62,9 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         except SignalException as stopped:
             return 128 + stopped.sigval
         except ChildFailedError as failed:
-            if Path(f"{folder}/workers.hung").exists():  # the watchdog has said why, and killed processes itself
+            if Path(f"{folder}/workers.hung").exists():  # the watchdog printed the cause, and killed processes itself
                 return HUNG
-            # the others end at once when one is gone, so that torchrun may see them first
+            # the others end at once when one has ended, so torchrun may see them first
             signalled = {r: f for r, f in failed.failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
             rank, failure = next(iter(signalled.items()), None) or failed.get_first_failure()
             if failure.exitcode >= 0:
@@ -72,22 +72,22 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
                     print(f"rank {rank} failed first", file=sys.stderr, flush=True)
                 return failure.exitcode
             name = signal.Signals(-failure.exitcode).name
-            hint = "; often that means that memory ran out" if name == "SIGKILL" else ""
+            hint = "; often the machine ran out of memory" if name == "SIGKILL" else ""
             print(f"error: the process of rank {rank} was ended by {name}{hint}", file=sys.stderr, flush=True)
             return 128 - failure.exitcode
 
 
 def mark_hung() -> None:
-    """Tell the launcher that the run hangs and why has been printed, before processes are killed for it."""
+    """Tell the launcher, before processes are killed, that the run hangs and the cause was printed."""
     if STORE in os.environ:
         Path(f"{os.environ[STORE]}.hung").touch()
 
 
 def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
-    """What `init_process_group` needs so that processes of one machine talk over the loopback; of several, nothing.
+    """Arguments of `init_process_group` that keep one machine's processes on the loopback; {} for several machines.
 
-    The ranks' store is TCP, as the watchdog's heartbeats would fill a file; rank 0 binds it to the loopback itself,
-    because torch binds to all interfaces.
+    The ranks' store is TCP, because the watchdog's heartbeats would fill a file; rank 0 binds it to the loopback
+    itself, because torch binds to all interfaces.
     """
     import torch.distributed as dist
 
@@ -98,12 +98,12 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if "RANK" not in os.environ:
         return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    if STORE not in os.environ:  # a torchrun of the user's own
+    if STORE not in os.environ:  # the user runs torchrun
         return {}
     shared = dist.FileStore(os.environ[STORE], world)
     host, listener = "127.0.0.1", None
     if rank == 0:
-        server = socket.create_server((host, 0))  # whoever connects early waits in its backlog
+        server = socket.create_server((host, 0))  # early connections wait in its backlog
         shared.set("port", str(server.getsockname()[1]))
         listener = server.detach()
     port = int(shared.get("port"))
@@ -116,7 +116,7 @@ def launch(verb: str, argv: list[str], num_processes: int) -> None:
 
     Raises
     ------
-    RuntimeError : it failed, after it has said why.
+    RuntimeError : it failed, after it printed the cause.
     """
     started = psutil.Popen([sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv])
     try:
@@ -124,7 +124,7 @@ def launch(verb: str, argv: list[str], num_processes: int) -> None:
     finally:
         process.end(started, process.GRACE_S)
     if code:
-        raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; it says why above")
+        raise RuntimeError(f"dfm {verb} on {num_processes} processes ended with exit code {code}; the cause is above")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Pixels in and out of files: pictures, animations and videos to uint8 [T, H, W, 3], and back to MP4, PNG and HTML.
 
-What comes in is RGB: upright (EXIF and display rotation applied), opaque (transparency composited on `background`),
-with frames per second when it moves. What cannot be read raises `SampleError` with one sentence, and nothing decodes
-to more than `MAX_BYTES`.
+Input becomes RGB: upright (EXIF and display rotation applied), opaque (transparency composited on `background`), with
+frames per second if it moves. An unreadable file raises `SampleError` with one sentence, and nothing decodes to more
+than `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from dfm_nb.base.records import Clip, SampleError
 
 MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
-"""Of decoded pixels of one picture, animation or video read as a whole; a small file can hide far more."""
+"""Limit of decoded pixels of one picture, animation or video; a small file can decode to far more."""
 LARGE_PX, _LARGE = 1 << 24, threading.Lock()
-"""Threads decode pictures of more pixels one at a time: Pillow and numpy take up to 20 bytes a pixel for a moment."""
+"""Above this many pixels, threads decode pictures one at a time: Pillow and numpy briefly need 20 bytes per pixel."""
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "BMP", "TIFF")  # Pillow's JPEG opens MPO
-"""The content decides among these, whatever a file is called: Pillow would start Ghostscript for PostScript."""
+"""Formats to detect by content, not by file name; not more, because Pillow starts Ghostscript for PostScript."""
 VIDEO_FORMATS = {"format_whitelist": "mov,matroska,avi,mpeg,mpegts,mpegvideo,gif", "protocol_whitelist": "file"}
 """The same for FFmpeg (Matroska is WebM too), whose playlists would open other files."""
 FRAMES_PER_STORED = 240
-"""Most frames that resampling delivers for each stored one, 10 s at 24 fps: a few bytes can say "for a week"."""
+"""Maximum number of resampled frames per stored one, 10 s at 24 fps: a few bytes can mean "for a week"."""
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
@@ -54,15 +54,15 @@ Media = str | Path | bytes | Image.Image | np.ndarray
 
 
 def check_regular(path: str | Path) -> None:
-    """SampleError unless it is a file: a FIFO waits for a writer that may never come, a device may have no end."""
+    """SampleError unless it is a regular file: a FIFO may wait forever, a device may have no end."""
     if not Path(path).exists():
-        raise SampleError("missing_file", f"{path} does not exist, or is a link to what does not: check the path")
+        raise SampleError("missing_file", f"{path} does not exist, or is a broken link: check the path")
     if not Path(path).is_file():
         raise SampleError("not_a_file", f"{path} must be a regular file; it is a folder, a device, a pipe or a socket")
 
 
 def _file(source: str | Path | bytes) -> str | io.BytesIO:
-    """What Pillow and FFmpeg open: the path of a regular file, or a file's content."""
+    """The input of Pillow and FFmpeg: the path of a regular file, or a file's content."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
     check_regular(source)
@@ -70,12 +70,12 @@ def _file(source: str | Path | bytes) -> str | io.BytesIO:
 
 
 def _name(source: Media) -> str:
-    return str(source) if isinstance(source, (str, Path)) else "what is in memory"
+    return str(source) if isinstance(source, (str, Path)) else "a file in memory"
 
 
 @contextlib.contextmanager
 def _opened(source: Media) -> Iterator[Image.Image]:
-    """A Pillow image; every way in which opening or decoding can fail becomes a SampleError."""
+    """A Pillow image; every error of opening or decoding becomes a SampleError."""
     try:
         if isinstance(source, Image.Image):
             yield source
@@ -87,7 +87,7 @@ def _opened(source: Media) -> Iterator[Image.Image]:
     except SampleError:
         raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
-        unknown = isinstance(error, UnidentifiedImageError)  # whose text shows an object's address
+        unknown = isinstance(error, UnidentifiedImageError)  # its text contains an object's address
         said = "no known format" if unknown else " ".join(str(error).split())
         reason = "too_large" if isinstance(error, Image.DecompressionBombError) else "unreadable_image"
         raise SampleError(reason, f"{_name(source)} is not a readable image ({said})") from None
@@ -127,7 +127,7 @@ def read_image(source: Media, background: RGB = WHITE) -> np.ndarray:
 
 
 def read_still_or_animation(source: Media, background: RGB = WHITE) -> tuple[np.ndarray, float]:
-    """The frames and mean rate of what holds an animation, whatever it is called; otherwise `read_image` at 1 fps."""
+    """The frames and mean rate of an animation, whatever its file name; otherwise `read_image` at 1 fps."""
     durations_ms: list[float] = []
 
     def frames_of(image: Image.Image) -> Iterator[np.ndarray]:
@@ -159,7 +159,7 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
 
     Parameters
     ----------
-    fps : frames per second to deliver (the last frame shown at each instant); None keeps every stored frame.
+    fps : frames per second of the result (the frame shown at each instant); None keeps every stored frame.
 
     Yields
     ------
@@ -168,7 +168,7 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
 
     Raises
     ------
-    SampleError : `missing_file`, `not_a_file` or `unreadable_video`, when opening and when going through `frames`.
+    SampleError : `missing_file`, `not_a_file` or `unreadable_video`, on opening and while iterating over `frames`.
     """
     file, name = _file(source), _name(source)
     try:
@@ -208,11 +208,11 @@ def _decoded(name: object, container: Any, stream: Any, rate: float) -> Iterator
 def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.ndarray]:
     """The frame on screen at 0, 1/fps, 2/fps, ... of (seconds, frame); the last one stays for 1 / `rate`.
 
-    Of frames at 0, 0.1 and 0.2 s with rate 10, 20 fps show each twice, and 5 fps the first and the third.
+    For frames at 0, 0.1 and 0.2 s with rate 10, 20 fps shows each twice, and 5 fps the first and the third.
 
     Raises
     ------
-    SampleError : `too_long`, for more than `FRAMES_PER_STORED` frames for each of those that came so far.
+    SampleError : `too_long`, for more than `FRAMES_PER_STORED` frames per frame read so far.
     """
     shown, given, end = None, 0, 0.0
     for stored, (time, frame) in enumerate(itertools.chain(timed, [(math.inf, None)])):
@@ -230,13 +230,13 @@ def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.
 
 
 def fit_size(height: int, width: int, short_side: int, upscale: bool = False) -> tuple[int, int]:
-    """Size in px to which a picture is resized: the short side is `short_side`, both sides floored to multiples of 16.
+    """The resized picture's size in px: the short side is `short_side`, both sides are floored to multiples of 16.
 
     A picture smaller than that keeps its size (floored) unless `upscale`.
 
     Raises
     ------
-    SampleError : `extreme_aspect` when one side is more than 8 times the other, `too_small` under 16 px.
+    SampleError : `extreme_aspect` if one side is more than 8 times the other, `too_small` under 16 px.
     """
     short, long = sorted((height, width))
     if short < 1 or long > MAX_ASPECT * short:
@@ -311,12 +311,12 @@ GAP_PX, LINE_PX, CAPTION_LINES = 12, 16, 5
 
 
 def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8) -> np.ndarray:
-    """A page of pictures with their captions beneath; of a clip, four frames in reading order.
+    """A page of pictures with captions below; a clip shows four frames in reading order.
 
     Parameters
     ----------
     videos : uint8 [T, H, W, 3] each, any sizes.
-    captions : one each; wrapped, and cut with an ellipsis after five lines.
+    captions : one each; wrapped, and truncated with an ellipsis after five lines.
 
     Returns
     -------
@@ -339,7 +339,7 @@ def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns
 
 
 def _thumbnail(video: np.ndarray, cell: int) -> Image.Image:
-    """A picture; or 2 x 2 frames, evenly over a clip."""
+    """A picture, or 2 x 2 evenly spaced frames of a clip."""
     _check(video)
     if len(video) > 1:
         frames = video[np.linspace(0, len(video) - 1, 4).round().astype(int)]
@@ -348,7 +348,7 @@ def _thumbnail(video: np.ndarray, cell: int) -> Image.Image:
 
 
 def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
-    """(media type, bytes) of uint8 [T, H, W, 3]: as `write_mp4` makes it, a PNG for one frame."""
+    """(media type, bytes) of uint8 [T, H, W, 3]: the MP4 of `write_mp4`, or a PNG for one frame."""
     if len(frames) == 1:
         return "image/png", _png(frames[0])
     with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
@@ -358,23 +358,23 @@ def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
 
 
 def poster(frames: np.ndarray) -> bytes:
-    """A PNG of a clip's first frame, for `media_html`; of a still, which is its own, nothing."""
+    """A PNG of a clip's first frame, for `media_html`; empty for a still."""
     return _png(frames[0]) if len(frames) > 1 else b""
 
 
 def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"", playing: str = "") -> str:
     """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
 
-    A video's controls come under the pointer, and browsers rest a muted autoplaying video while it is off the screen.
-    JupyterLab removes a `<source>` inside, and the two event handlers, from notebooks that are not trusted, as those of
-    papermill; what is left still plays.
+    A video's controls appear under the pointer, and browsers pause a muted autoplaying video while it is off screen.
+    From untrusted notebooks, such as papermill's, JupyterLab removes a `<source>` inside and the two event handlers;
+    the rest still plays.
 
     Parameters
     ----------
     kind, data : media type and bytes.
-    said : read aloud in place of the picture; escaped here.
-    poster : PNG that is shown until the clip plays, and where it cannot.
-    playing : script for when a clip begins to play; "" for none.
+    said : alternative text for screen readers; escaped here.
+    poster : PNG that is shown until the clip plays, or if it cannot play.
+    playing : script to run when a clip begins to play; "" for none.
     """
     said = html.escape(said, quote=True)
     src, style = data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
@@ -389,17 +389,17 @@ def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes =
 
 
 def data_url(kind: str, data: bytes) -> str:
-    """Bytes of a media type as an address that needs no file."""
+    """Bytes of a media type as a data URL."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
-    """A <figure> that carries its pixels: a looping MP4 for a clip, a PNG for one frame.
+    """A self-contained <figure>: a looping MP4 for a clip, a PNG for one frame.
 
     Parameters
     ----------
     frames : uint8 [T, H, W, 3].
-    caption : shown beneath and read aloud in place of the picture; escaped here.
+    caption : shown below, also as alternative text; escaped here.
     """
     width = max(frames.shape[2], 192)
     media = media_html(*compressed(frames, fps), caption, width, poster(frames))
@@ -418,7 +418,7 @@ def show(clips: Iterable[Clip]) -> None:
 
 
 def show_html(text: str) -> None:
-    """Display HTML of ours in the notebook."""
+    """Display our HTML in the notebook."""
     from IPython.display import HTML, display
 
     display(HTML(text))

@@ -101,7 +101,7 @@ def steps_done(launcher) -> int:
         ("raise", "KeyError: 'the sample has no caption'"),
         ("rank 1", "KeyError: 'the sample has no caption' (rank 1)"),
         ("mistake", "--limit must be at least 1; got 0"),
-        ("killed", "the process of rank 0 was ended by SIGKILL; often that means that memory ran out"),
+        ("killed", "the process of rank 0 was ended by SIGKILL; often the machine ran out of memory"),
     ],
 )
 def test_failing_run_raises_its_own_error_last(launch, ending, cause):
