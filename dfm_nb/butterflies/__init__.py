@@ -1,1 +1,1 @@
-"""The toy world, as an outside plug-in would be: butterflies drawn on the spot, captions, a judge, a trained model."""
+"""The toy world, written like an external plug-in: rendered butterflies, captions, a judge, a trained model."""

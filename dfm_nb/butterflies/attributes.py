@@ -1,9 +1,9 @@
-"""Do samples show what their captions ask for? Five attributes, by the classifier of `judge`, counted in two ways.
+"""Prompt adherence: five attributes, classified by `judge`, counted in two ways.
 
-*Argmax* takes the likeliest name, so that something is always found. *Sure* also asks for a probability that 98 % of
-real renders through the `residual` tokenizer give the right name: a blob that looks a little more like spots than like
-stripes is not counted. These thresholds come with the package (`thresholds.json`, from 2,000 stills and 2,000 clips of
-9 frames by `scripts/train_classifier.py`), for any tokenizer. Other real renders are measured as samples are.
+*Argmax* is the likeliest name, so it always finds something. *Sure* also requires the probability that 98 % of real
+renders through the `residual` tokenizer reach for the right name: a blob slightly more like spots than like stripes
+does not count. These thresholds are packaged (`thresholds.json`, from 2,000 stills and 2,000 clips of 9 frames by
+`scripts/train_classifier.py`), for any tokenizer. Other real renders are measured like samples.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dfm_nb.butterflies.judge import HEADS, AttributeClassifier, wing_motion
 MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")
 TOGETHER = {"all three": CORE, "all five": MEASURED}
-"""Attributes that must be right at once."""
+"""Attributes that must be right together."""
 MOST_RENDERS = {"images": 250, "clips": 150}
-"""Real renders of each half: distances are from one half to the other."""
+"""Real renders per half: distances are from one half to the other."""
 THRESHOLDS = Path(__file__).with_name("thresholds.json")
 
 Videos = Sequence[np.ndarray]
 Attributes = Sequence[dict[str, str]]
 Sure = Mapping[str, Mapping[str, float]]
-"""{"low", "value", "high"}: of each attribute the threshold, and the ends of its 95 % interval."""
+"""{"low", "value", "high"}: each attribute's threshold, and the ends of its 95 % interval."""
 
 
 def unseen_attributes(count: int, motion: str, part: str = "development") -> list[dict[str, str]]:
-    """`count` distinct attribute sets that training never showed, by turns of unseen pairs and of unseen triples.
+    """`count` distinct attribute sets that training never showed, alternately of unseen pairs and unseen triples.
 
-    part : `development`, to choose settings with, or `test` (`synthetic.unseen_combinations`).
+    part : `development`, for choosing settings, or `test` (`synthetic.unseen_combinations`).
     """
     by = [synthetic.unseen_combinations(part, how) for how in ("pairs", "triples")]
     species, postures = synthetic.SPECIES, synthetic.POSTURES
@@ -51,7 +51,7 @@ def unseen_attributes(count: int, motion: str, part: str = "development") -> lis
         number, which = divmod(i, 2)
         turn, place = divmod(number, len(by[which]))
         own = {
-            "species": species[(place + turn) % len(species)],  # each turn has other pairs of species and posture
+            "species": species[(place + turn) % len(species)],  # each round has other pairs of species and posture
             "posture": postures[(place // 2 + turn // len(species) + turn) % len(postures)],
         }
         out.append({**by[which][place], **own, "motion": motion})
@@ -65,15 +65,15 @@ def is_pair(attributes: Mapping[str, str]) -> bool:
 
 
 def stored_thresholds(kind: str) -> Sure:
-    """What comes with the package for "images" or "clips"."""
+    """The packaged thresholds for "images" or "clips"."""
     return json.loads(THRESHOLDS.read_text())[kind]
 
 
 def shares(classifier: AttributeClassifier, videos: Videos, wanted: Attributes, sure: Sure) -> dict[str, Any]:
-    """Of each attribute, and of those of `TOGETHER`: {"argmax", "sure"}, each {"share", "low", "high"}, and "wrong".
+    """For each attribute, and for `TOGETHER`: {"argmax", "sure"}, each {"share", "low", "high"}, and "wrong".
 
-    "wrong" is how often a wrong name passes: of all samples with names that were asked of another one instead, the
-    share in which these would count as sure.
+    "wrong" is how often a wrong name passes: each sample is compared with the names requested of another sample, and
+    "wrong" is the share that would count as sure.
     """
     return _shares(classifier.probabilities(videos), wanted, sure)
 
@@ -93,19 +93,19 @@ def _shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure) -> d
 
 
 def _asked(wanted: Attributes, parts: Sequence[str]) -> np.ndarray:
-    """int [N, parts], the place of the asked name."""
+    """int [N, parts], the index of the requested name."""
     return np.array([[HEADS[n].index(w[n]) for n in parts] for w in wanted])
 
 
 def _sure(said: Mapping[str, np.ndarray], at: Mapping[str, float], parts: Sequence[str]) -> np.ndarray:
-    """int [N, parts], the place of the likeliest name; -1 where its probability is below `at`."""
+    """int [N, parts], the index of the likeliest name; -1 where its probability is below `at`."""
     return np.stack([np.where(said[n].max(1) >= at[n], said[n].argmax(1), -1) for n in parts], 1)
 
 
 def _sure_share(
     said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure, parts: Sequence[str], which: Any = slice(None)
 ) -> dict[str, float]:
-    """`share` of all `parts` right and sure; the interval also holds what the thresholds' own interval changes."""
+    """`share` of all `parts` right and sure; the interval includes the uncertainty of the thresholds."""
     asked = _asked(wanted, parts)
     right = {end: (_sure(said, at, parts) == asked).all(1)[which] for end, at in sure.items()}
     found = share(right["value"])
@@ -115,13 +115,13 @@ def _sure_share(
 
 
 def share(right: np.ndarray) -> dict[str, float]:
-    """Of bool [N]: {"share", "low", "high"}."""
+    """{"share", "low", "high"} of bool [N]."""
     low, high = wilson(int(right.sum()), len(right))
     return {"share": float(right.mean()), "low": low, "high": high}
 
 
 class Renders:
-    """Fresh real renders of a part, and what the tokenizer leaves of them: what a perfect model would be measured as.
+    """New real renders of a part, raw and through the tokenizer: the measurement of a perfect model.
 
     Parameters
     ----------
@@ -157,20 +157,20 @@ class Renders:
 
 
 def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, sure: Sure) -> dict[str, Any]:
-    """`shares` of samples, what was found instead of what was asked, and the wing motion of clips.
+    """`shares` of samples, a table of requested and found names, and the wing motion of clips.
 
-    Where combinations are unseen, `pairs` and `triples` are the shares of samples with all three right and sure, of
-    unseen pairs of colour and pattern and of unseen triples.
+    For unseen combinations, `pairs` and `triples` are the shares of samples with all three right and sure, for unseen
+    pairs of colour and pattern and for unseen triples.
 
     Parameters
     ----------
-    videos : uint8 [T, H, W, 3]; clips (T > 1) get their mean wing motion, beside that of real ones, as well.
-    wanted : the attributes asked of each.
+    videos : uint8 [T, H, W, 3]; for clips (T > 1) also the mean wing motion, compared with real ones.
+    wanted : the requested attributes of each.
     """
     said = classifier.probabilities(videos)
     out: dict[str, Any] = {"samples": len(videos), "thresholds": dict(sure["value"]), **_shares(said, wanted, sure)}
     for name in MEASURED:
-        by_value: dict[str, dict[str, int]] = {}  # asked: {found: how often}
+        by_value: dict[str, dict[str, int]] = {}  # requested: {found: count}
         found = [HEADS[name][i] for i in said[name].argmax(1)]
         for (asked, saw), count in sorted(Counter((w[name], f) for f, w in zip(found, wanted)).items()):
             by_value.setdefault(asked, {})[saw] = count

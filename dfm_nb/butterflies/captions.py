@@ -1,4 +1,4 @@
-"""Says what a butterfly picture shows as people would: synonyms, orders, registers, and captions that leave facts out.
+"""Captions of butterfly pictures in many styles: synonyms, orders, registers, and captions that omit facts.
 
 The words are in `captions.toml`.
 """
@@ -16,7 +16,7 @@ SPOKEN = WORDS["spoken"]
 COLOURS, ADJECTIVES, WINGS, PLACES = (SPOKEN[name] for name in ("colours", "adjectives", "wings", "places"))
 POSTURES, MOTIONS, POSITIONS, KINDS = (SPOKEN[name] for name in ("postures", "motions", "positions", "kinds"))
 SPECIES_SHARE, POSTURE_SHARE = 0.6, 0.5
-"""Of the captions, those that name the species and the posture."""
+"""Shares of the captions that name the species and the posture."""
 
 
 def _one(rng: np.random.Generator, words: Sequence[str]) -> str:
@@ -70,7 +70,7 @@ def _tags(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
 
 
 def _facts(a: dict[str, str], rng: np.random.Generator) -> set[str]:
-    """What a caption tells: in one of eight a part alone."""
+    """The facts of a caption: one in eight captions has only a part of them."""
     named = {"species": SPECIES_SHARE, "posture": POSTURE_SHARE, "motion": 0.9 if a["motion"] == "flapping" else 0.2}
     said = {name for name, share in named.items() if _maybe(rng, share)}
     core = ["colour", "pattern", "background"]
@@ -82,7 +82,7 @@ def _facts(a: dict[str, str], rng: np.random.Generator) -> set[str]:
 
 
 def spoken(attributes: dict[str, str], rng: np.random.Generator) -> str:
-    """A caption of a picture with all these attributes (`synthetic.caption_for`), by one of four ways of speaking."""
+    """A caption of a picture with all these attributes (`synthetic.caption_for`), in one of four styles."""
     said = _facts(attributes, rng)
     way = rng.random()
     if way < 0.15:

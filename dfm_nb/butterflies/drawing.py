@@ -1,7 +1,7 @@
 """Draws one butterfly, still or in flight, with Skia.
 
-A random generator decides everything that a caption does not say: place, size, tilt, shades, clouds, grass, stars. All
-lengths are relative, so one generator state gives the same picture at any size. Wings are drawn in the coordinates of
+A random generator decides everything that a caption does not mention: place, size, tilt, shades, clouds, grass, stars.
+All lengths are relative, so one generator state gives the same picture at any size. Wings have the coordinates of
 `wings.toml`.
 """
 
@@ -36,7 +36,7 @@ PATTERN_RGB = {c: INK if c in ("orange", "yellow", "pink", "white") else CREAM f
 WINGS = tomllib.loads(Path(__file__).with_name("wings.toml").read_text(encoding="utf-8"))
 """{species: {"fore", "hind"}}, each the points of an outline."""
 SMALL = 0.62
-"""Size of a small butterfly, in sizes of a large one."""
+"""Size of a small butterfly, relative to a large one."""
 POSITION = {"centre": (0.0, 0.0), "left": (-0.2, 0.0), "right": (0.2, 0.0), "top": (0.0, -0.2), "bottom": (0.0, 0.2)}
 """Where a butterfly is, in units of the short side from the centre."""
 TILT_DEGREES = {"open": 0.0, "tilted left": -30.0, "tilted right": 30.0, "folded": 0.0}
@@ -182,7 +182,7 @@ class Wing:
         self.dots = (inside[:-1] + inside[1:]) / 2
         self.spots: list[tuple[float, float]] = []
         for x, y in np.vstack([self.dots * 0.82, self.outer[1:-1] * 0.46]).tolist():
-            if all(math.hypot(x - a, y - b) > 0.2 for a, b in self.spots):  # apart, or they would run together
+            if all(math.hypot(x - a, y - b) > 0.2 for a, b in self.spots):  # apart, or they would merge
                 self.spots.append((x, y))
         self.veins = skia.Path()
         for x, y in np.vstack([self.outer, self.dots]).tolist():
@@ -214,8 +214,8 @@ class Wing:
             canvas.drawPath(stripe, paint)
 
     def _eyespot(self, canvas: skia.Canvas) -> None:
-        x, y = (self.points[self.points[:, 1] < 0.75].mean(0) * 1.06).tolist()  # a tail does not count
-        for rgb, r in ((INK, 0.30), (CREAM, 0.255), (INK, 0.15)):  # an owl butterfly's: a ring must be seen at 64 px
+        x, y = (self.points[self.points[:, 1] < 0.75].mean(0) * 1.06).tolist()  # without the tail
+        for rgb, r in ((INK, 0.30), (CREAM, 0.255), (INK, 0.15)):  # an owl butterfly's: a ring must be visible at 64 px
             canvas.drawCircle(x, y, r, _fill(rgb))
         canvas.drawCircle(x - 0.05, y - 0.05, 0.05, _fill((255, 255, 255)))
 
@@ -239,7 +239,7 @@ def _body(canvas: skia.Canvas, bend: float) -> None:
 def draw(
     attributes: dict[str, str], rng: np.random.Generator, height_px: int, width_px: int, num_frames: int
 ) -> np.ndarray:
-    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a wing beat that begins open.
+    """uint8 [num_frames, height_px, width_px, 3]; one frame is a still, more are a wing beat from open wings.
 
     Raises
     ------
@@ -277,7 +277,7 @@ def draw(
 
 
 class _Pose:
-    """Where the butterfly is, how large and how it is turned."""
+    """Position, size and rotation of the butterfly."""
 
     def __init__(self, attributes: dict[str, str], rng: np.random.Generator, w: float, h: float):
         posture, (dx, dy) = attributes["posture"], POSITION[attributes["position"]]
@@ -318,7 +318,7 @@ class _Pose:
         _body(canvas, self.bend)
 
     def _side_view(self, canvas, fore: Wing, hind: Wing, shadow: skia.Paint, spread: float) -> None:
-        """Wings together over the back, perched on a twig, head to the left (or mirrored)."""
+        """Wings closed over the back, perched on a twig, head to the left (or mirrored)."""
         canvas.translate(self.facing * -0.07 * self.scale, 0.27 * self.scale)
         canvas.scale(self.facing * self.size * 1.3, self.size * 1.3)
         canvas.rotate(self.degrees * 0.7)

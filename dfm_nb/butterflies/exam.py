@@ -1,4 +1,4 @@
-"""What `dfm evaluate` asks of a model of butterflies, and how it judges the answers (`attributes`)."""
+"""The prompts of `dfm evaluate` for a butterfly model, and the judgement of its samples (`attributes`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dfm_nb.butterflies.judge import AttributeClassifier
 FRAMES = {"images": 1, "clips": 9}
 MOTION = {"images": "still", "clips": "flapping"}
 REAL_SEED = 987_654
-"""Of the real renders, far from the seeds of data sets."""
+"""Seed of the real renders, far from the seeds of data sets."""
 
 Videos = list[np.ndarray]
 
@@ -26,7 +26,7 @@ class Exam:
     Parameters
     ----------
     generate : prompts and a number of frames -> a video uint8 [T, H, W, 3] for each.
-    round_trip : a video through the model's tokenizer. part, size_px : of `synthetic.PARTS`; the side of the renders.
+    round_trip : a video through the model's tokenizer. part : one of `synthetic.PARTS`. size_px : side of the renders.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Exam:
 
         Parameters
         ----------
-        counts : of "images" and "clips". num_worded : images of each form of `wordings`.
+        counts : numbers of "images" and "clips". num_worded : images per form of `wordings`.
         distances : measures sets of videos, as `evaluation.diversity.against_renders`.
         """
         found: dict[str, Any] = {}
@@ -65,7 +65,7 @@ class Exam:
         return found
 
     def judged(self, kind: str, videos: Videos, wanted: Sequence[dict[str, str]]) -> dict[str, Any]:
-        """What was found of the attributes asked for; nothing where they are not those of a butterfly."""
+        """The found attributes of the requested ones; empty if they are not those of a butterfly."""
         if not all(set(MEASURED) <= set(w) for w in wanted):
             return {}
         real, sure = self.renders(kind, max(map(len, videos))), stored_thresholds(kind)
@@ -77,7 +77,7 @@ class Exam:
         return {"samples": len(videos), **found["all three"]}
 
     def _sets(self, kind: str, videos: Videos) -> dict[str, Videos]:
-        """Equal numbers of samples and of real renders; the real ones that all are compared to are drawn apart."""
+        """Equal numbers of samples and real renders; the real renders for comparison are separate."""
         renders = self.renders(kind, max(map(len, videos)))
         n = min(len(videos), renders.half)
         real = renders.as_drawn[renders.half :]

@@ -1,9 +1,9 @@
-"""Reads five attributes off a picture, and measures wing motion: the judge of models on synthetic data.
+"""Classifies five attributes of a picture, and measures wing motion: the judge of models on synthetic data.
 
-The classifier (85,000 weights, which travel with the package) was trained on real renders alone, blurred, noised and
-coded by blocks as a small tokenizer's decoder leaves them; never on a model's output. `scripts/train_classifier.py`
-trains and measures it. A clip is judged by the product of what its frames say, so that one with closed wings can
-abstain, and every picture together with its mirror image.
+The classifier (85,000 packaged weights) was trained only on real renders, with blur, noise and block coding like a
+small tokenizer's decoder; never on a model's output. `scripts/train_classifier.py` trains and measures it. A clip is
+judged by the product of its frames' probabilities, so that a frame with closed wings can abstain, and every picture
+together with its mirror image.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADS = {name: synthetic.ATTRIBUTES[name] for name in ("colour", "background", "
 IN_THE_MIRROR = {"tilted left": "tilted right", "tilted right": "tilted left"}
 ASSET = Path(__file__).with_suffix(".safetensors")
 INPUT_PX = 64
-MAX_FRAMES = 5  # of a clip that are looked at
+MAX_FRAMES = 5  # number of a clip's frames to judge
 
 
 class Net(nn.Module):
@@ -47,16 +47,16 @@ class Net(nn.Module):
         pooled = []
         for level, (conv, norm) in enumerate(zip(self.convs, self.norms)):
             x = F.relu(norm(conv(x)))
-            if level:  # spots are small: the second level sees them best
+            if level:  # spots are small: the second level detects them best
                 pooled += [x.mean((2, 3)), x.amax((2, 3))]
         return self.head(torch.cat(pooled, 1))
 
 
 def product(logits: Tensor, sample: Tensor, count: int, mirrored: Tensor) -> list[Tensor]:
-    """What the frames say of each sample together: per head, sums of log-probabilities [count, names].
+    """Combine the frames of each sample: per head, sums of log-probabilities [count, names].
 
     logits : [N, 26] of N frames. sample : int64 [N], the sample of each frame, below `count`. mirrored : bool [N],
-        frames that were shown in the mirror, where left is right.
+        mirrored frames, where left is right.
     """
     out = []
     for names, z in zip(HEADS.values(), logits.split([len(v) for v in HEADS.values()], 1)):
@@ -89,8 +89,8 @@ class AttributeClassifier:
 
     Parameters
     ----------
-    net : a trained network; `load` reads the one that comes with the package.
-    identity : how it was trained, and the `drawing` it knows.
+    net : a trained network; `load` reads the packaged one.
+    identity : how it was trained, and the version of `drawing`.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class AttributeClassifier:
 
     @torch.inference_mode()
     def probabilities(self, videos: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """Of each attribute, the probability of each name, float32 [N, names], for N uint8 [T, H, W, 3]."""
+        """By attribute, the probability of each name, float32 [N, names], for N uint8 [T, H, W, 3]."""
         rows: dict[str, list[Tensor]] = {name: [] for name in HEADS}
         for video in videos:
             if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3:
@@ -117,20 +117,20 @@ class AttributeClassifier:
         return {name: torch.cat(each).numpy() for name, each in rows.items()}
 
     def predict(self, videos: Sequence[np.ndarray]) -> list[dict[str, str]]:
-        """The likeliest name of each attribute, of each uint8 [T, H, W, 3]."""
+        """The likeliest name of each attribute, for each uint8 [T, H, W, 3]."""
         best = {name: p.argmax(1) for name, p in self.probabilities(videos).items()}
         return [{name: HEADS[name][best[name][i]] for name in HEADS} for i in range(len(videos))]
 
     def save(self, path: str | Path) -> None:
-        """Write the weights as safetensors, with the names they stand for."""
+        """Write the weights as safetensors, with the names of the classes."""
         meta = {"heads": json.dumps(HEADS), "identity": json.dumps(self.identity)}
         save_file(self.net.state_dict(), str(path), metadata=meta)
 
     @classmethod
     def load(cls, path: str | Path = ASSET) -> AttributeClassifier:
-        """Read what `save` wrote; ValueError when it is not that, or is for other attributes or drawings."""
+        """Read a file of `save`; ValueError if it is not one, or is for other attributes or drawings."""
         if not Path(path).exists():
-            raise FileNotFoundError(f"{path} does not exist; make one with scripts/train_classifier.py")
+            raise FileNotFoundError(f"{path} does not exist; create one with scripts/train_classifier.py")
         try:
             with safe_open(str(path), "pt") as file:
                 meta, state = file.metadata() or {}, {k: file.get_tensor(k) for k in file.keys()}
@@ -145,7 +145,7 @@ class AttributeClassifier:
 
 
 def wing_motion(video: np.ndarray) -> float:
-    """How much a clip moves: mean absolute change from frame to frame, over how much the picture varies in space.
+    """Motion of a clip: mean absolute change from frame to frame, divided by the picture's spatial variation.
 
     0 for a still or a frozen clip; a wing beat gives 0.09 to 0.35. uint8 [T, H, W, 3] in.
     """

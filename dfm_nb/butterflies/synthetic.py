@@ -1,11 +1,11 @@
-"""`synthetic`: butterflies drawn on the spot, stills and clips whose every attribute is known; nothing is downloaded.
+"""`synthetic`: rendered butterflies, stills and clips with known attributes; nothing is downloaded.
 
 Captions name colour, pattern, background, species and posture; `attributes` holds the same facts. Item `index` is a
 pure function of (seed, index), so growing the source changes no earlier image.
 
 A quarter of the (colour, pattern) pairs and a fifth of the other (colour, pattern, background) triples never occur
 unless `unseen=True`, which draws only those: they measure whether a model composes or recalls. Half of each are for
-choosing settings (`development`), half for what is reported once (`test`).
+choosing settings (`development`), half for the final report (`test`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "size": ("large", "small"),
     "position": tuple(drawing.POSITION),  # of small ones; a large one fills the picture
 }
-"""Their values; the first one holds where nothing is said."""
+"""Their values; the first one is the default."""
 COLOURS, PATTERNS, BACKGROUNDS, SPECIES, POSTURES, MOTIONS, SIZES, POSITIONS = ATTRIBUTES.values()
 PARTS = ("development", "test")
 
@@ -41,11 +41,11 @@ class Flags(Options):
     seed: int | None = option(None, "synthetic: seed")
 
 
-DRAWING = 3  # raised whenever the pictures change, so that prepared data do not pass for newer ones
-HELD_OUT = 2  # likewise whenever other combinations are held out
+DRAWING = 3  # raised when the pictures change, so that old prepared data are not used as new ones
+HELD_OUT = 2  # likewise, when other combinations are held out
 
 SMALL_SHARE, DOUBLE_SHARE, PLAIN_SHARE = 0.2, 0.15, 0.25
-"""Of `varied` items: small butterflies, items at twice the size, and captions by `TEMPLATES`."""
+"""Shares of `varied` items: small butterflies, items at twice the size, and captions by `TEMPLATES`."""
 
 CLIP_FRAMES = ((9, 0.65), (17, 0.35))
 CLIP_FPS = (8.0, 12.0)
@@ -68,7 +68,7 @@ NUM_TEMPLATES = len(TEMPLATES["still"])
 def _combinations() -> Iterator[tuple[str | None, str | None, dict[str, str]]]:
     """(by, part, attributes) of every (colour, pattern, background); `by` and `part` are None where training shows it.
 
-    Every colour lacks one pattern and every pattern two colours; both parts have all patterns and half of the colours.
+    Every colour lacks one pattern, every pattern two colours; both parts have all patterns and half of the colours.
     """
     held_triples = 0
     for (i, colour), (j, pattern), (k, place) in product(*map(enumerate, (COLOURS, PATTERNS, BACKGROUNDS))):
@@ -86,7 +86,7 @@ def unseen_combinations(part: str | None = None, by: str | None = None) -> list[
 
     Parameters
     ----------
-    part : `development`, to choose settings with, or `test`, to report; None for both.
+    part : `development`, for choosing settings, or `test`, for reporting; None for both.
     by : `pairs`, whose colour never had that pattern, or `triples`, whose pairs all occur; None for both.
     """
     return [a for how, where, a in _combinations() if how and part in (None, where) and by in (None, how)]
@@ -98,7 +98,7 @@ def seen_combinations() -> list[dict[str, str]]:
 
 
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
-    """All attributes, the missing ones by default, each a known name."""
+    """All attributes with defaults for missing ones; each must be a known name."""
     for name, value in attributes.items():
         if value not in ATTRIBUTES.get(name, ()):
             options = ", ".join(ATTRIBUTES.get(name, ATTRIBUTES))
@@ -107,7 +107,7 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def words_of(attributes: dict[str, str]) -> dict[str, str]:
-    """The words that templates have fields for."""
+    """The words for the fields of templates."""
     a = _checked(attributes)
     wings, adjective = WINGS_WORDS[a["pattern"]]
     place, posture = PLACE_WORDS[a["background"]], POSTURE_WORDS[a["motion"]][a["posture"]]
@@ -121,8 +121,8 @@ def caption_for(attributes: dict[str, str], template: int = 0) -> str:
     Parameters
     ----------
     attributes : colour, pattern, background, and optionally species, posture and motion (`still` or `flapping`); size
-        and position go unsaid.
-    template : which wording, modulo `NUM_TEMPLATES`.
+        and position are not mentioned.
+    template : index of the wording, modulo `NUM_TEMPLATES`.
     """
     templates = TEMPLATES[_checked(attributes)["motion"]]
     return with_articles(templates[template % len(templates)].format(**words_of(attributes)))
@@ -137,12 +137,12 @@ def with_articles(text: str) -> str:
 
 
 def render(attributes: dict[str, str], seed: int, height_px: int, width_px: int, num_frames: int = 1) -> np.ndarray:
-    """Draw one picture (`num_frames=1`) or a wing beat; it begins with open wings, where a still is.
+    """Draw one picture (`num_frames=1`) or a wing beat; it begins with open wings, like a still.
 
     Parameters
     ----------
-    attributes : as for `caption_for`, and `size` and `position`; `motion` is ignored, `num_frames` decides.
-    seed : of what the attributes leave open; the same at every size.
+    attributes : as for `caption_for`, and `size` and `position`; `motion` is ignored, because `num_frames` decides.
+    seed : for everything that the attributes leave open; the same at every size.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def image_size(rng: np.random.Generator, size_px: int, shapes=IMAGE_SHAPES) -> t
 
 @dataclass(eq=False)
 class Synthetic:
-    """Items 0 .. num_images - 1 are images, then come `num_clips` clips; the fields are the parameters of `build`."""
+    """Items 0 .. num_images - 1 are images, followed by `num_clips` clips; the fields are the parameters of `build`."""
 
     num_images: int
     num_clips: int
@@ -207,7 +207,7 @@ class Synthetic:
             if rng.random() < SMALL_SHARE:
                 attributes |= {"size": "small", "position": POSITIONS[rng.integers(len(POSITIONS))]}
         height, width = image_size(rng, size_px, CLIP_SHAPES if moving else IMAGE_SHAPES)
-        if self.square:  # after the draw, so that all else about the item stays as it is
+        if self.square:  # after the draw, so that the rest of the item is unchanged
             height = width = size_px
         frames = _pick(rng, CLIP_FRAMES) if moving else 1
         fps = CLIP_FPS[rng.integers(len(CLIP_FPS))]
@@ -235,17 +235,17 @@ def build(
 
     Parameters
     ----------
-    spec : None, or words of `unseen`, `square` and `varied` with commas between, for the parameters of these names.
+    spec : None, or a comma-separated list of `unseen`, `square` and `varied`, which sets these parameters.
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
     unseen : draw only the combinations held out of training.
-    square : every side is `size_px`; all else about an item stays as it is without.
+    square : every side is `size_px`; the rest of an item is the same as without.
     varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of the
         items at twice the size.
     """
     words = set(spec.split(",")) if spec else set()
     switches = {"unseen": unseen, "square": square, "varied": varied}
     if not words <= switches.keys():
-        raise ValueError(f"--source synthetic takes no SPEC but unseen, square and varied, with commas; got {spec!r}")
+        raise ValueError(f"--source synthetic accepts unseen, square and varied, with commas; got {spec!r}")
     given = {name: on or name in words for name, on in switches.items()}
     return Synthetic(num_images, num_clips, size_px, seed, **given)

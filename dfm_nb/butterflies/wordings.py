@@ -15,17 +15,17 @@ FILE = Path(__file__).with_suffix(".toml")
 
 @functools.cache
 def forms() -> dict[str, dict[str, Any]]:
-    """What the file holds, by form."""
+    """The file's content, by form."""
     return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
 def prompt(form: str, part: str, attributes: Mapping[str, str], i: int) -> str:
-    """The i-th prompt of a form that asks for a still with these attributes.
+    """The i-th prompt of a form, for a still with these attributes.
 
     Parameters
     ----------
     part : `development` or `test`; they share no sentence and no synonym.
-    attributes : all that `synthetic.caption_for` names.
+    attributes : all attributes of `synthetic.caption_for`.
     """
     form_words, sentences = forms()[form].get("words", {}), forms()[form][part]
     chosen = synthetic.PARTS.index(part) * 2 + i % 2  # of four synonyms, each part has two

@@ -1,6 +1,6 @@
-"""Bytes that a forward holds on one process, beside the weights: of the guided denoiser, and of `cosmos_cv`.
+"""Memory of a forward on one process, without the weights: the guided denoiser, and `cosmos_cv`.
 
-Of the measured growth of a process on CPU (float32, 4,096 and 8,192 tokens) the denoiser's estimate was 0.98.
+The denoiser's estimate was 0.98 of a process's measured growth on CPU (float32, 4,096 and 8,192 tokens).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
 
 TEXT_TOKENS = 32
-"""Of a prompt: two sentences."""
+"""Text tokens of a prompt: two sentences."""
 STATES = 8
 """float64 copies of the batch that a sampler and its guidance hold at once."""
 COSMOS_PER_PX, COSMOS_PER_PAIR = 96, 3
-"""Numbers that cosmos_cv holds at once. The decoder's tensors are 32 a pixel, the encoder's 20 (the published source at
+"""Values that cosmos_cv holds per pixel. The decoder's tensors are 32, the encoder's 20 (the published source at
 full width); with the workspace of convolutions a process grew by up to 91. Spatial attention holds pairs of latent
 pixels."""
 
@@ -33,33 +33,33 @@ def sampling_bytes(
     text_tokens: int = TEXT_TOKENS,
     bytes_per_number: int = 4,
 ) -> dict[str, int]:
-    """Of one call of the guided denoiser, by what holds them; nothing is kept for a backward pass.
+    """Bytes of one call of the guided denoiser, by owner; nothing is kept for a backward pass.
 
     Parameters
     ----------
-    model : with the degrees of its layout. clips : in the batch, latents [in_channels, *grid] each.
-    halves : 2 with guidance, else 1.
+    model : with the degrees of its layout. clips : number in the batch, latents [in_channels, *grid] each.
+    halves : 2 with guidance, otherwise 1.
     """
     tp, cp = model.tensor_model_parallel_size, model.context_parallel_size
     layers = model.num_layers // model.pipeline_model_parallel_size
     e, h, each = bytes_per_number, model.hidden_size, clip_tokens(model, grid)
     tokens = clips * halves * each
     local = -(-tokens // cp)
-    # Of a layer at most these are alive: residual, input, normed and modulated input, a float32 form of one of them ...
+    # Live tensors of a layer at most: residual, input, normed and modulated input, a float32 copy of one of them ...
     activations = local * h * (4 * e + 4)
     # ... and the inside of one branch: q, k, v and the result of attention, or both sides of the MLP's activation.
     widths = counts.inner_widths(model)
     attention = local * widths["self_attention"] // tp
-    if cp > 1:  # gathered keys and values of the whole sequence
+    if cp > 1:  # gathered keys and values of the complete sequence
         attention += tokens * 2 * h // tp
     activations += max(attention, local * widths["mlp"] // tp) * e
-    # Text keys and values stay from the first call on, those of every layer.
+    # Every layer's text keys and values are kept after the first call.
     per_text_token = h + layers * counts.text_width(model) // tp
     text = clips * halves * text_tokens * per_text_token * e
     return {"activations": activations, "text": text, "state": clips * each * counts.patch_dim(model) * 8 * STATES}
 
 
 def cosmos_bytes(latent_frames: int, area: int, bytes_per_number: int) -> int:
-    """Of encoder or decoder of cosmos_cv on a clip (or tiles of it) of `area` latent pixels a frame."""
+    """Bytes of cosmos_cv's encoder or decoder on a clip (or its tiles) with `area` latent pixels per frame."""
     per_frame = FRAMES_PER_LATENT * PX_PER_LATENT**2 * COSMOS_PER_PX + area * COSMOS_PER_PAIR
     return latent_frames * area * per_frame * bytes_per_number

@@ -1,4 +1,4 @@
-"""How a training is laid out over GPUs (`Plan`), and what each of its steps is fed (`Load`)."""
+"""The layout of training over GPUs (`Plan`), and the input of each step (`Load`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ RECOMPUTE = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class Load:
-    """What is trained on: packs of `tokens` tokens from `samples` samples, `packs` of them a step over all processes.
+    """The input of a step: packs of `tokens` tokens from `samples` samples, `packs` of them over all processes.
 
     cpu : attention is one SDPA call for each run of equal segments, as on CPU, instead of one kernel for the pack.
-    runs : how many such runs there are; the results of several are joined by a copy.
-    imbalance : work of the slowest data-parallel rank over the mean, as benchmarks/packing.py measures it.
+    runs : the number of such runs; the results of several are joined by a copy.
+    imbalance : work of the slowest data-parallel rank divided by the mean, as measured by benchmarks/packing.py.
     """
 
     tokens: int
@@ -35,7 +35,7 @@ class Load:
 
     @classmethod
     def of(cls, config: Config, samples: int, text_tokens: int, **more: Any) -> Load:
-        """The load of these settings. text_tokens : of a sample's caption where `model.text_padding` is null."""
+        """The load of these settings. text_tokens : length of a sample's caption if `model.text_padding` is null."""
         return cls(
             tokens=config.train.micro_batch_size * config.dataset.task_encoder_seq_length,
             samples=samples,
@@ -53,13 +53,13 @@ class Load:
 
     @property
     def rows(self) -> int:
-        """Rows of conditioning of a pack; a last segment for padding is counted as one more."""
+        """Conditioning rows of a pack; a last segment for padding counts as one more."""
         return self.samples + 1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout: degrees of tensor, context, pipeline and data parallelism, and what is sharded or recomputed."""
+    """A layout: degrees of tensor, context, pipeline and data parallelism, with sharding and recomputation."""
 
     tp: int = 1
     cp: int = 1
@@ -71,7 +71,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config, processes: int) -> Plan:
-        """The layout of these settings over so many processes."""
+        """The layout of these settings over a number of processes."""
         m = config.model
         tp, cp, pp = m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size
         dp, sharded = max(1, processes // (tp * cp * pp)), config.optimizer.use_distributed_optimizer
@@ -87,7 +87,7 @@ class Plan:
         return " ".join([*words, f"recompute {self.recompute}"])
 
     def overrides(self) -> list[str]:
-        """The settings of `dfm pretrain` that ask for this layout."""
+        """The settings of `dfm pretrain` for this layout."""
         granularity = "null" if self.recompute == "none" else self.recompute
         return [
             f"model.tensor_model_parallel_size={self.tp}",
@@ -103,16 +103,16 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     def local_tokens(self, load: Load) -> int:
-        """Tokens of a pack that a rank's matrix products see: t."""
+        """Tokens of a pack in a rank's matrix products: t."""
         return load.tokens // self.cp
 
     def outside_tokens(self, load: Load) -> int:
-        """Tokens that it holds between the products, where sequence parallelism splits them over TP."""
+        """Tokens of a rank between the products, where sequence parallelism splits them over TP."""
         return self.local_tokens(load) // (self.tp if self.sp else 1)
 
 
 def layouts(gpus: int) -> Iterator[Plan]:
-    """Every way to split `gpus` processes; SP needs TP, and a distributed optimizer something to share it over."""
+    """Every way to split `gpus` processes; SP needs TP, and a distributed optimizer needs several replicas."""
     for tp in divisors(gpus):
         for cp in divisors(gpus // tp):
             for pp in divisors(gpus // tp // cp):

@@ -1,4 +1,4 @@
-"""Legal layouts of a model by the time of a step, and what one training costs."""
+"""Valid layouts of a model, ranked by step time, and the cost of one training run."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN = 12
-"""Layouts in the table."""
+"""Number of layouts in the table."""
 
 
 def fed(resolved: cfg.Resolved) -> cfg.Config:
-    """The settings, with what a data set usually says where there is none yet."""
+    """The settings, with typical values of a data set if there is none yet."""
     usual = {"model.in_channels": sizes.LATENT_CHANNELS, "model.text_dim": sizes.TEXT_DIM}
     return resolved.with_derived(usual, "assumed").config
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal layout with the bytes of its fullest process, the seconds of its step, and whether it fits."""
+    """A valid layout with the bytes of its fullest process, its seconds per step, and whether it fits."""
 
     plan: Plan
     bytes: dict[str, int]
@@ -48,11 +48,11 @@ class Candidate:
 
 
 def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine, margin_percent: float) -> Layouts:
-    """Every legal layout: the shortest step first, and of equal ones the one of least memory.
+    """Every valid layout: the shortest step first, ties by memory.
 
     Raises
     ------
-    ValueError : no layout is legal (with the faults of plain DP).
+    ValueError : no layout is valid (with the faults of plain DP).
     """
     found = []
     for plan in layouts(gpus):
@@ -62,12 +62,12 @@ def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine, margin_per
             found.append(Candidate(plan, needed, step_seconds(config.model, plan, load, machine), fits))
     if not found:
         fault = _faults(config, Plan(dp=gpus))[0]
-        raise ValueError(f"no layout of {gpus} GPUs is legal for this model and batch: {fault}")
+        raise ValueError(f"no layout of {gpus} GPUs is valid for this model and batch: {fault}")
     return Layouts(sorted(found, key=lambda c: (round(c.step_s, 9), c.total_bytes)), machine.gpu_memory_gib)
 
 
 def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
-    """Why a layout is not legal. The degrees of `config` itself are overwritten; nothing else reads them."""
+    """Why a layout is not valid. The degrees in `config` are overwritten; nothing else reads them."""
     m = config.model
     m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
     m.sequence_parallel = plan.sp
@@ -75,17 +75,17 @@ def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
 
 
 class Layouts(list[Candidate]):
-    """Layouts, the shortest step first. gpu_memory_gib : of the GPUs that they were looked for on."""
+    """Layouts, the shortest step first. gpu_memory_gib : memory of a GPU that they were searched for."""
 
     def __init__(self, candidates: Iterable[Candidate], gpu_memory_gib: float):
         super().__init__(candidates)
         self.gpu_memory_gib = gpu_memory_gib
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a layout: its degrees, GiB per GPU by what holds them, its time relative to the first that fits.
+        """One row per layout: its degrees, GiB per GPU by owner, its time relative to the first that fits.
 
-        `recompute_time`, `elementwise`, `communication` and `bubble` are the parts of that time that are no matrix
-        products of the model. `step_s` is the time itself, at the machine's rates.
+        `recompute_time`, `elementwise`, `communication` and `bubble` are the parts of that time that are not the
+        model's matrix products. `step_s` is the absolute time, at the machine's rates.
         """
         import pandas as pd
 
@@ -93,13 +93,13 @@ class Layouts(list[Candidate]):
         return pd.DataFrame([_row(c, best_s) for c in self])
 
     def table(self) -> pd.DataFrame:
-        """What is worth reading of the shortest that fit; where none does, of those that need least memory."""
+        """The main columns of the fastest layouts that fit; if none does, of those that need the least memory."""
         frame = self.to_frame()
         best = frame[frame.fits] if frame.fits.any() else frame.sort_values("gib_total")
         return best.drop(columns=[*(f.name for f in fields(Plan)), "fits", "overrides"]).head(SHOWN)
 
     def __str__(self) -> str:
-        """How many fit, the table, and the settings of its first row."""
+        """The number of layouts that fit, the table, and the settings of its first row."""
         table = self.table()
         settings = "The first one's settings: " + " ".join(self[table.index[0]].plan.overrides())
         return "\n".join([self._count(), table.to_string(index=False, float_format="%.2f"), settings])
@@ -117,7 +117,7 @@ class Layouts(list[Candidate]):
         least = self.to_frame().groupby("recompute", sort=False).gib_total.min()
         each = ", ".join(f"{recompute} {gib:.1f}" for recompute, gib in least.items())
         found = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
-        return f"{found}; the smallest takes {least.min():.1f} GiB a GPU (recompute {each})."
+        return f"{found}; the smallest needs {least.min():.1f} GiB a GPU (recompute {each})."
 
 
 def _row(c: Candidate, best_s: float) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def _row(c: Candidate, best_s: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a training takes: parameters, bytes on the fullest process, FLOPs of all processes to its last step."""
+    """The cost of training: parameters, bytes on the fullest process, FLOPs of all processes in all steps."""
 
     parameters: int
     bytes: int
@@ -144,11 +144,11 @@ class Cost:
 
 
 def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> Cost:
-    """Before anything is built, on packs full of samples as large as validation generates, else of one sample each.
+    """The cost before anything is built, for packs full of samples of validation's size, otherwise of one sample each.
 
     Parameters
     ----------
-    processes : all of them. text_tokens : of a sample's caption where `model.text_padding` is null; 24 is a sentence.
+    processes : all of them. text_tokens : length of a caption if `model.text_padding` is null; 24 is a sentence.
     """
     config = fed(resolved)
     m, v, samples = config.model, config.validation, 1

@@ -1,6 +1,6 @@
 """Time of a training step, by cause: matrix products at one rate, memory traffic, links, the pipeline's bubble.
 
-Latency is not counted. Nominal rates give ratios of layouts; measured ones give times.
+Latency is not counted. Nominal rates give ratios between layouts; measured rates give times.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dfm_nb.planning.training_memory import layer_saved_bytes, parameters
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates that turn work into time, named as the flags of `dfm plan`.
+    """Rates that convert work to time, named like the flags of `dfm plan`.
 
-    gpu_tflops : 10^12 operations a second of one GPU, of which matrix products reach the share `efficiency`.
-    link_gb_s : 10^9 bytes that one GPU sends a second to its peers within a node; node_link_gb_s : to other nodes.
-    gpus_per_node : GPUs that the faster links join. memory_tb_s : 10^12 bytes a second of one GPU's memory; infinite:
-    it costs no time. The defaults are the data sheet of the DGX H100: bf16 dense, NVLink and InfiniBand one way.
+    gpu_tflops : 10^12 operations per second of one GPU, of which matrix products reach the share `efficiency`.
+    link_gb_s : 10^9 bytes per second from one GPU to its peers within a node. node_link_gb_s : to other nodes.
+    gpus_per_node : GPUs joined by the faster links. memory_tb_s : 10^12 bytes per second of one GPU's memory; infinite:
+    it costs no time. The defaults are from the data sheet of the DGX H100: bf16 dense, NVLink and InfiniBand one way.
     """
 
     gpu_tflops: float = 989
@@ -33,13 +33,13 @@ class Machine:
     efficiency: float = 1.0
 
     def link(self, stride: int, n: int, gpus: int) -> float:
-        """Bytes a second that each rank of a group sends in a ring over `n` ranks, `stride` apart, of `gpus` in all.
+        """Bytes per second that each rank of a group sends in a ring over `n` ranks, `stride` apart, of `gpus` in all.
 
-        Between nodes a ring has the adapters of all its members in a node. Groups begin at multiples of their reach and
-        nodes at multiples of theirs, so the least that both share is the greatest common divisor.
+        Between nodes a ring uses the adapters of all its members in a node. Groups begin at multiples of their span and
+        nodes at multiples of theirs, so the smallest overlap is the greatest common divisor.
 
-        Example: 4 ranks 2 apart on nodes of 8 GPUs reach over 8, so they share one node: `link_gb_s`. 8 ranks 2 apart
-        reach over 16, two nodes with 4 members each: 4 adapters, 4 * `node_link_gb_s`.
+        Example: 4 ranks 2 apart on nodes of 8 GPUs span 8, so they share one node: `link_gb_s`. 8 ranks 2 apart span
+        16, two nodes with 4 members each: 4 adapters, 4 * `node_link_gb_s`.
         """
         shared = math.gcd(self.gpus_per_node, stride * n)
         if gpus <= self.gpus_per_node or shared == stride * n:
@@ -47,9 +47,9 @@ class Machine:
         return 1e9 * min(self.link_gb_s, max(1, shared // stride) * self.node_link_gb_s)
 
 
-# Data sheets: H100 and H200 SXM, DGX H100, H200 and B200, GB200 and GB300 NVL72 (NVIDIA). Dense bf16 is half of what
-# they print with sparsity, NVLink one way half of its total; between nodes an adapter a GPU: ConnectX-7 (400 Gb/s), in
-# GB300 ConnectX-8 (800 Gb/s). What they call GB of memory is within 2 % of the GiB that drivers report.
+# Data sheets: H100 and H200 SXM, DGX H100, H200 and B200, GB200 and GB300 NVL72 (NVIDIA). Dense bf16 is half of their
+# figure with sparsity, NVLink one way half of its total; between nodes one adapter per GPU: ConnectX-7 (400 Gb/s), in
+# GB300 ConnectX-8 (800 Gb/s). Their GB of memory are within 2 % of the GiB that drivers report.
 MACHINES: dict[str, Machine] = {
     "h100": Machine(memory_tb_s=3.35),
     "h200": Machine(memory_tb_s=4.8, gpu_memory_gib=141),
@@ -72,11 +72,11 @@ def step_seconds(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -
     again = {"none": 0.0, "selective": attention, "full": forward}[plan.recompute]
     layers = model.num_layers // plan.pp
     moved = layers * _moved_bytes(model, plan, load) / (1e12 * machine.memory_tb_s)
-    # Ranks count along TP first, then CP, DP and PP, as in megatron-core.
+    # Ranks are ordered along TP first, then CP, DP and PP, as in megatron-core.
     over_tp, over_cp = _layer_traffic(model, plan, load)
     links = layers * over_tp / machine.link(1, plan.tp, plan.gpus)
     links += layers * over_cp / machine.link(plan.tp, plan.cp, plan.gpus)
-    if plan.pp > 1:  # hidden states to the next stage, their gradients back; of several nodes one boundary is between
+    if plan.pp > 1:  # hidden states to the next stage, gradients back; with several nodes one boundary is between nodes
         sent = 2 * plan.outside_tokens(load) * model.hidden_size * load.bytes_per_number
         links += sent / machine.link(plan.gpus, 1, plan.gpus)
     return {
@@ -91,8 +91,8 @@ def step_seconds(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -
 def _exchange_s(model: ModelConfig, plan: Plan, load: Load, machine: Machine, backward_s: float) -> float:
     """Gradients are summed over replicas: a reduce-scatter, then an all-gather of gradients or of new weights.
 
-    The last pack's backward covers what can be sent before it ends; the distributed optimizer's new weights are known
-    only after the step.
+    The last pack's backward hides the transfers that can be sent before it ends; the distributed optimizer's new
+    weights are known only after the step.
     """
     replicas, (_, count) = plan.dp * plan.cp, parameters(model, plan)
     sum_s, gradients_s, weights_s = (
@@ -111,13 +111,11 @@ def _ring(n: int, size: float) -> float:
 
 
 def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> tuple[float, float]:
-    """Bytes a process sends for one layer and pack over TP and over CP: forward, backward, and what recomputation
-    sends again.
-    """
+    """Bytes that a process sends for one layer and pack over TP and over CP: forward, backward, and recomputation."""
     hidden = plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
     text = load.text * model.hidden_size * load.bytes_per_number
     # After attention, cross attention and MLP. An all-reduce is a reduce-scatter and an all-gather. With SP they are
-    # apart, the text is gathered too, and backward gathers each branch's input once more.
+    # separate, the text is gathered too, and backward gathers each branch's input again.
     forward = 3 * 2 * _ring(plan.tp, hidden)
     backward = 3 * 2 * _ring(plan.tp, hidden) + 2 * _ring(plan.tp, text)
     if plan.sp:
@@ -133,7 +131,7 @@ def _moved_bytes(model: ModelConfig, plan: Plan, load: Load) -> float:
     """Bytes that one layer's elementwise work reads and writes for a pack, on one process.
 
     Each tensor kept for backward is written once and read once in forward. Backward reads it, and writes and reads its
-    gradient. Recomputation does forward's part again. Weights, and what is not kept, are left out.
+    gradient. Recomputation repeats forward's part. Weights and tensors that are not kept do not count.
     """
     kept = layer_saved_bytes(model, replace(plan, recompute="none"), load)
     return kept * (7 if plan.recompute == "full" else 5)

@@ -1,10 +1,10 @@
-"""Bytes that a training holds on one process.
+"""Memory of training on one process.
 
-What a layer keeps for backward is the list of tensors that autograd saves, which tests count on real layers;
-`benchmarks/plan_memory.py` holds the total against the peak of real steps on CPU.
+A layer keeps for backward the tensors that autograd saves, which tests count on real layers;
+`benchmarks/plan_memory.py` compares the total with the peak of real steps on CPU.
 
-Letters: t tokens of a pack on a rank, h hidden size, f MLP width, p numbers in a token of the latent, e bytes of a
-number.
+Letters: t tokens of a pack on a rank, h hidden size, f MLP width, p values in a token of the latent, e bytes of a
+value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dfm_nb.planning.layouts import Load, Plan
 
 
 def training_bytes(model: ModelConfig, plan: Plan, load: Load) -> dict[str, int]:
-    """Bytes on the fullest process, which is on the first stage or on the last, by what holds them."""
+    """Bytes on the fullest process, which is on the first or the last stage, by owner."""
     return max((stage_bytes(model, plan, load, stage) for stage in (0, plan.pp - 1)), key=lambda b: sum(b.values()))
 
 
@@ -29,11 +29,11 @@ def stage_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> dict[
     if plan.distributed_optimizer:
         adam //= plan.dp * plan.cp
     averages = 4 * trained * load.ema_averages
-    # One-forward-one-backward schedule: stage i has begun PP - i packs before its first backward.
+    # One-forward-one-backward schedule: stage i starts PP - i packs before its first backward.
     in_flight = min(plan.pp - stage, max(1, load.packs // plan.dp))
     pack = model.num_layers // plan.pp * layer_saved_bytes(model, plan, load) + _outside_bytes(model, plan, load, stage)
     activations = in_flight * pack + _backward_bytes(model, plan, load, stage)
-    # After backward activations are gone, but averaging bf16 weights makes float32 copies of them.
+    # After backward, activations are freed, but averaging bf16 weights needs float32 copies of them.
     update = 4 * trained if load.ema_averages and e < 4 else 0
     return {
         "parameters": e * count,
@@ -44,9 +44,9 @@ def stage_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> dict[
 
 
 def parameters(model: ModelConfig, plan: Plan, stage: int = 0) -> tuple[int, int]:
-    """What a process holds of the network, and how much of it is trained: with LoRA nothing but the adapters.
+    """Parameters of the network on a process, and how many are trained: with LoRA only the adapters.
 
-    Frozen weights are held once, in the network's arithmetic: no gradients, optimizer state, float32 copies, averages.
+    Frozen weights are held once, in the network's dtype: no gradients, optimizer state, float32 copies or averages.
     """
     count = counts.parameter_count(model, plan.tp, plan.pp, stage)
     if not model.lora.rank:
@@ -56,24 +56,24 @@ def parameters(model: ModelConfig, plan: Plan, stage: int = 0) -> tuple[int, int
 
 
 def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
-    """Bytes that autograd keeps of one layer (`model.dit.DiTLayer`) between its forward and its backward.
+    """Bytes that autograd keeps for one layer (`model.dit.DiTLayer`) between forward and backward.
 
     Example: DiT-XL (h = 1152), packs of t = 8192 tokens, bf16, one process. A tensor [t, h] has 18.9 MB. The layer
     keeps 12 of them around its branches and 14 inside: q, k, v and the result; q and the result; 4 before and 4 after
-    GELU. That makes 490 MB, and 14 GB in 28 layers.
+    GELU. In total these are 490 MB, and 14 GB in 28 layers.
     """
     h, e = model.hidden_size, load.bytes_per_number
     t, outside = plan.local_tokens(load), plan.outside_tokens(load)
-    if plan.recompute == "full":  # the layer's input alone
+    if plan.recompute == "full":  # only the layer's input
         return outside * h * e
-    # Each of the three branches keeps its norm's input, the norm's result (for the gradient of the scale), that shifted
-    # and scaled (the product's input), and its own result (for the gradient of the gate). Wan's cross attention, which
-    # has neither scale nor gate, keeps the first and the third.
+    # Each of the three branches keeps its norm's input, the norm's result (for the gradient of the scale), the shifted
+    # and scaled result (the product's input), and its own result (for the gradient of the gate). Wan's cross attention
+    # has neither scale nor gate, and keeps the first and the third.
     kept = (10 if model.variant == "wan" else 12) * outside * h * e
     # Mean and inverse deviation of each norm; float32 on GPUs.
     kept += 3 * 2 * outside * (e if load.cpu else 4)
-    # Inside the branches tensors are split over TP. A product's result is kept by what comes next, attention or GELU,
-    # and the second product's input by that product. Attention keeps its result too, but it is the same tensor.
+    # Inside the branches tensors are split over TP. A product's result is kept by the next operation, attention or
+    # GELU, and the second product's input by that product. Attention keeps its result too, but it is the same tensor.
     kept += t * counts.inner_widths(model).total() // plan.tp * e
     kept += load.text * counts.text_width(model) // plan.tp * e
     kept += load.rows * counts.row_width(model) * e
@@ -83,25 +83,25 @@ def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
 
 
 def _attention_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
-    """What attention keeps besides queries, keys, values and its result."""
+    """Bytes that attention keeps in addition to queries, keys, values and its result."""
     e, t = load.bytes_per_number, plan.local_tokens(load)
     width, heads = model.hidden_size // plan.tp, model.num_attention_heads // plan.tp
     kept = 0
     if model.qk_layernorm:
         # The norms keep unit vectors and their scales in float32; attention keeps the norms' results. The three thirds
-        # of the joint projection stay as well, because the values are a view of it.
+        # of the joint projection are also kept, because the values are a view of it.
         unit = 4 * (width + heads)
-        if model.variant == "wan":  # one scale for all heads; under TP a norm that is trained keeps its input too
+        if model.variant == "wan":  # one scale for all heads; with TP a trained norm keeps its input too
             unit = 4 * (width * (2 if plan.tp > 1 and not model.lora.rank else 1) + 1)
         kept += 2 * t * (unit + width * e)
-        if model.variant != "dit":  # cross attention has both norms too; its raw queries do not stay
+        if model.variant != "dit":  # cross attention has both norms too; its raw queries are not kept
             kept += t * unit + load.text * (unit + width * e)
-    if plan.recompute == "selective":  # attention runs again in backward and keeps nothing of its own
+    if plan.recompute == "selective":  # attention is recomputed in backward and keeps nothing
         return kept
     kept += 2 * t * heads * 4  # logarithm of the softmax's denominator, of self and of cross attention
     if plan.cp > 1:
-        # Keys and values of the whole pack are gathered. They take the place of the local ones, and with norms that of
-        # the whole joint projection and the normed keys.
+        # Keys and values of the complete pack are gathered. They replace the local ones, and with norms also the
+        # complete joint projection and the normed keys.
         kept += 2 * load.tokens * width * e - (4 if model.qk_layernorm else 2) * t * width * e
     if load.cpu and load.runs > 1:
         kept += 2 * t * width * e  # the runs' results, before they are joined
@@ -109,10 +109,10 @@ def _attention_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
 
 
 def _outside_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
-    """What a pack in flight keeps outside the layers: embedders, final layer, loss."""
+    """Bytes that a pack in flight keeps outside of the layers: embedders, final layer, loss."""
     h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), counts.patch_dim(model)
     assert model.text_dim is not None
-    frozen = bool(model.lora.rank)  # then embedders have no backward, and the layers keep the text's embedding alone
+    frozen = bool(model.lora.rank)  # then embedders have no backward, and the layers keep only the text embedding
     # Text embedder: its input and result, and between them the input of DiT's norm or both sides of Wan's activation.
     kept = load.text * (h if frozen else (3 if model.variant == "wan" else 2) * h + model.text_dim) * e
     kept += load.rows * (9 * h + 2 * counts.SINUSOID_DIM) * e  # embedders of noise level and frame rate
@@ -128,19 +128,19 @@ def _outside_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> in
 
 
 def _final_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
-    """What the final layer keeps: its norm's input and result, and its product's input if that is trained."""
+    """Bytes that the final layer keeps: its norm's input and result, and its product's input if that is trained."""
     return (2 if model.lora.rank else 3) * plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
 
 
 def _backward_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
-    """The most that the backward of a stage's last layer holds beyond what was kept for it."""
+    """Peak memory of the backward of a stage's last layer, in addition to the kept tensors."""
     h, e, t = model.hidden_size, load.bytes_per_number, plan.local_tokens(load)
     f = counts.inner_widths(model)["mlp"] // 2 // plan.tp
-    # It is fullest in the MLP, where tensors are widest: gradients of GELU's result, of the residual stream and of fc2.
-    # A frozen fc2 has no gradient, but then GELU's result has one of each product (fc2, LoRA's A), and their sum.
+    # The peak is in the MLP, where tensors are widest: gradients of GELU's result, the residual stream and fc2. A
+    # frozen fc2 has no gradient, but then GELU's result has one for each product (fc2, LoRA's A), and their sum.
     held = t * f * e + plan.outside_tokens(load) * h * e + (t if model.lora.rank else h) * f * e
-    if plan.recompute == "full":  # the layer's own tensors come back
+    if plan.recompute == "full":  # the layer's tensors are recomputed
         return held + layer_saved_bytes(model, replace(plan, recompute="none"), load)
-    # the final layer's tensors have gone by then
+    # the final layer's tensors are freed by then
     freed = _final_bytes(model, plan, load) if stage == plan.pp - 1 else 0
     return max(held - freed, 3 * t * h * e)
