@@ -1,9 +1,9 @@
-"""The samples and packs of training through Energon's own loader, for those who already run one.
+"""The samples and packs of training through Energon's loader, for users who already run one.
 
     python examples/energon_loader.py data/first --packs 3
 
-Cooking and packing are the package's own functions. The project's training reads by `data.loader.PackedLoader`
-instead: its order can be resumed exactly and in another layout (docs/decisions/0002).
+Cooking and packing are the package's functions. Training itself uses `data.loader.PackedLoader`, whose order can be
+resumed exactly and in another layout (docs/decisions/0002).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClipSample(Sample):
 
 @stateless
 def cook_clip(raw: dict) -> ClipSample:
-    """Bytes by part -> sample; runs no code from the data, as the encoder's `decoder` is off."""
+    """Bytes by part -> sample; runs no code from the data, because the encoder's `decoder` is off."""
     return ClipSample(
         __key__=raw["__key__"],
         __restore_key__=raw["__restore_key__"],
@@ -57,8 +57,8 @@ class PackEncoder(DefaultTaskEncoder):
 
     Parameters
     ----------
-    path : the prepared folder, whose statistics and empty caption are used.
-    capacity : tokens of a pack.
+    path : the prepared folder, for its statistics and empty caption.
+    capacity : tokens per pack.
     """
 
     decoder = None
@@ -78,7 +78,7 @@ class PackEncoder(DefaultTaskEncoder):
         return sample
 
     def select_samples_to_pack(self, samples: list[ClipSample]) -> list[list[ClipSample]]:
-        """Every sample of the buffer in one pack; each pack takes the oldest sample and what fills it best."""
+        """Assigns every sample of the buffer to a pack; each pack has the oldest sample and those that fill it best."""
         groups, waiting = [], list(samples)
         while waiting:
             chosen = set(fill([self._tokens(s) for s in waiting], self.capacity))
@@ -103,7 +103,7 @@ class PackEncoder(DefaultTaskEncoder):
 
 
 def pack_loader(path: str | Path, settings: PackSettings, capacity: int, buffer: int = 20, shuffle: bool = False):
-    """Energon's savable loader over a folder's training split, in this process; each batch is a list of one `Pack`."""
+    """Energon's savable loader for a folder's training split, in this process; each batch is a list of one `Pack`."""
     data = get_train_dataset(
         path,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=0),
@@ -118,9 +118,9 @@ def pack_loader(path: str | Path, settings: PackSettings, capacity: int, buffer:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="a folder that dfm prepare made")
-    parser.add_argument("--packs", type=int, default=2, help="how many to show")
-    parser.add_argument("--capacity", type=int, default=1024, help="tokens of a pack")
+    parser.add_argument("folder", help="a folder that dfm prepare wrote")
+    parser.add_argument("--packs", type=int, default=2, help="number of packs to show")
+    parser.add_argument("--capacity", type=int, default=1024, help="tokens per pack")
     args = parser.parse_args(argv)
     batches: Iterator[list[Pack]] = iter(pack_loader(args.folder, PackSettings.of(Config()), args.capacity))
     for _ in range(args.packs):

@@ -1,7 +1,7 @@
 """`make docs`: the API reference from the docstrings, with pdoc.
 
-Every public module of `dfm_nb` and `workbench` is rendered to static HTML with a search index. A warning of pdoc is an
-error.
+Every public module of `dfm_nb` and `workbench` is rendered to static HTML with a search index. Warnings of pdoc are
+errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import dfm_nb
 import workbench
 
 PACKAGES = (dfm_nb, workbench)
-ENTRY_POINTS = ("__main__", "supervisor")  # run as files, nothing to call
+ENTRY_POINTS = ("__main__", "supervisor")  # run as files, without an API
 
 
 def all_modules() -> list[str]:
@@ -28,7 +28,7 @@ def all_modules() -> list[str]:
 
 
 def is_public(name: str) -> bool:
-    """No part of it begins with an underscore, and it is not merely run."""
+    """Whether no part of the name begins with an underscore, and the module is not only a script."""
     parts = name.split(".")
     return not any(p.startswith("_") for p in parts) and parts[-1] not in ENTRY_POINTS
 
@@ -40,11 +40,11 @@ def main(argv: list[str]) -> int:
     pdoc.render.configure(docformat="numpy", footer_text=f"dfm_nb {dfm_nb.__version__}", show_source=False)
     names = all_modules()
     hidden = ["!" + name.replace(".", r"\.") + "$" for name in names if not is_public(name)]
-    for package in PACKAGES:  # their names are loaded when first used
+    for package in PACKAGES:  # their names are loaded on first use
         vars(package).update({name: getattr(package, name) for name in package.__all__})
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module="pdoc")
-        # pdoc takes the modules of a package from its __all__ when there is one; these two name functions and classes
+        # pdoc reads a package's modules from its __all__ if there is one; these two list functions and classes
         top = [name for name in names if name.count(".") < 2 and is_public(name)]
         pdoc.pdoc(*top, *hidden, output_directory=folder)
     print(f"{len(names) - len(hidden)} modules: {folder / 'index.html'}")

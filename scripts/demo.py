@@ -1,4 +1,4 @@
-"""The demo: prepare, train on two processes, measure, generate; finished stages are skipped, so it can be run again.
+"""The demo: prepare, train on two processes, measure, generate; a second run skips finished stages.
 
 python scripts/demo.py [--run-dir runs/demo]
 """
@@ -23,7 +23,7 @@ PROMPTS = (
     "An eyespotted yellow morpho flapping its wings at night, seen from above.",
 )
 MEASURED = 156
-"""Unseen attribute combinations that images, and as many clips, are generated of."""
+"""Number of unseen attribute combinations for images, and for clips."""
 
 
 def dfm(verb: str, *flags: str, **settings: object) -> list[str]:
@@ -33,14 +33,14 @@ def dfm(verb: str, *flags: str, **settings: object) -> list[str]:
 
 
 class Stages:
-    """Commands whose results lie in `run_dir`; `times.json` there says how long each stage took."""
+    """Commands with results in `run_dir`; `times.json` there has the time of each stage."""
 
     def __init__(self, run_dir: Path):
         self.run, self.times = run_dir, run_dir / "times.json"
         self.run.mkdir(parents=True, exist_ok=True)
 
     def stage(self, name: str, about: str, done: Path, *commands: list[str]) -> None:
-        """Run commands unless `done` exists; remember how long they took."""
+        """Run commands unless `done` exists, and record their time."""
         if done.exists():
             print(f"== {name}: already done ({done})", flush=True)
             return
@@ -63,7 +63,7 @@ class Demo(Stages):
     def __init__(self, run_dir: Path):
         super().__init__(run_dir)
         self.data, self.train, self.out = run_dir / "data", run_dir / "train", run_dir / "samples"
-        # A CPU that multiplies bfloat16 in hardware trains on twice the tokens in the same minutes: it gets more data.
+        # A CPU with bfloat16 in hardware trains on twice the tokens in the same time, so it gets more data.
         if fast_bf16():
             self.recipe, self.images, self.clips = "demo_bf16", 12000, 4200
         else:
@@ -141,7 +141,7 @@ Data: {manifest["counts"]["samples"]} butterflies; tokenizer PSNR on held-out sa
 Training: {len(records)} iterations, loss {head:.3f} (first 20) to {tail:.3f} (last 50), {records[-1]["samples"]} \
 samples seen.
 
-## Does the model obey its captions?
+## Does the model follow its captions?
 
 On attribute combinations that training never saw, half of them a colour that never had that pattern:
 

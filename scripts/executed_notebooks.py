@@ -1,9 +1,9 @@
-"""The notebooks as they look after a run, as HTML pages for the docs: no kernel, no network, no paths of this machine.
+"""The executed notebooks as HTML pages for the docs: no kernel, no network, no paths of this machine.
 
     python scripts/executed_notebooks.py [--output build/docs/notebooks] [--only 00_tour 06_your_own_pictures]
 
-They run headless at their defaults, in their order, in one folder, as a reader would go through them: about 12 minutes
-on two cores. The times are printed and stand in index.html.
+They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
+cores. The times are printed and listed in index.html.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def without_places(page: str, folder: Path) -> str:
 
     Raises
     ------
-    ValueError : another path of this machine is in it.
+    ValueError : the page contains another path of this machine.
     """
     for place in (folder.resolve(), folder):
         page = page.replace(str(place), PROJECT)

@@ -1,6 +1,6 @@
-"""Fetch a real set of some 1,350 transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT).
+"""Download about 1,350 real transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT).
 
-Leaves DIR/*.webp and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file name.
+Writes DIR/*.webp and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file name.
 
     python scripts/fetch_fluent.py data/fluent [--limit N]
 
@@ -22,7 +22,7 @@ PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
 
 def caption_of(stem: str) -> str | None:
     """The lower-case Unicode name of a file named by one code point; None for sequences, flags and unnamed ones."""
-    stem = stem.removesuffix("-fe0f")  # the variation selector that asks for the coloured picture
+    stem = stem.removesuffix("-fe0f")  # the variation selector for the coloured picture
     if "-" in stem:
         return None
     try:
@@ -33,7 +33,7 @@ def caption_of(stem: str) -> str | None:
 
 
 def pack(folder: str) -> Path:
-    """Let npm download the package into `folder`; ends the script with one sentence when it cannot."""
+    """Download the package into `folder` with npm; on failure the script ends with one sentence."""
     try:
         done = subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
@@ -47,7 +47,7 @@ def pack(folder: str) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write; made when it is not there")
+    parser.add_argument("folder", type=Path, help="output folder; created if missing")
     parser.add_argument("--limit", type=int, help="only the first N pictures")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""Fetch a real set of some 2,700 captioned drawings: Debian's Open Clip Art Library 0.18 (public domain).
+"""Download about 2,700 real captioned drawings: Debian's Open Clip Art Library 0.18 (public domain).
 
-Leaves DIR/CATEGORY/*.png, transparent and 256 px square; DIR/captions.csv; and DIR/left_out.csv with the reason of each
-drawing that is not there. A caption is the title and up to five keywords: "croissant, food, carbohydrate, menu".
+Writes DIR/CATEGORY/*.png, transparent and 256 px square; DIR/captions.csv; and DIR/left_out.csv with the reason for
+each skipped drawing. A caption is the title and up to five keywords: "croissant, food, carbohydrate, menu".
 
     python scripts/fetch_openclipart.py data/openclipart [--limit N]
 
-Needs apt-get, downloads 156 MB and installs nothing. Only drawings whose own metadata names the public domain are
-taken. Icon themes, buttons, flags, playing cards and series drawn by a program (stars, gradients, ...) are left out.
+It needs apt-get, downloads 156 MB and installs nothing. Only drawings whose metadata declares the public domain are
+used. Icon themes, buttons, flags, playing cards and series drawn by a program (stars, gradients, ...) are skipped.
 
 Then: dfm prepare --source folder:data/openclipart --output-dir data/openclipart-latents
 """
@@ -40,9 +40,9 @@ LEFT_OUT = (
     "special",
 )
 ICON_THEME = re.compile(r"icon|theme", re.IGNORECASE)  # in titles of the computer shelf
-COLLECTION = 4  # so many drawings with one title: it names their collection
+COLLECTION = 4  # with this many drawings of one title, it is the name of a collection
 MAX_KEYWORDS = 5
-NO_KEYWORDS = ("", "unsorted", "signs and symbols", "mapsym", "weathersym", "networksym")  # the library's own shelves
+NO_KEYWORDS = ("", "unsorted", "signs and symbols", "mapsym", "weathersym", "networksym")  # the library's categories
 CC = "{http://web.resource.org/cc/}"
 DC = "{http://purl.org/dc/elements/1.1/}"
 RDF = "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}"
@@ -51,7 +51,7 @@ PUBLIC_DOMAIN = ("http://web.resource.org/cc/PublicDomain", "http://creativecomm
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a drawing's SVG says about it; `file` is its path in the library, without a suffix."""
+    """Metadata of a drawing's SVG; `file` is its path in the library, without a suffix."""
 
     file: PurePosixPath
     title: str
@@ -71,7 +71,7 @@ def read_drawing(path: Path, root: Path) -> Drawing:
     work = svg.find(f".//{CC}Work")
     work = svg if work is None else work
     licence = work.find(f"{CC}license")
-    # The library's own tools left Perl's "HASH(0x8a0a39c)" among keywords and authors.
+    # The library's tools left Perl's "HASH(0x8a0a39c)" among keywords and authors.
     keywords = [" ".join(words(item.text or "")) for item in work.iter(f"{RDF}li")]
     keywords = [k for k in keywords if k not in NO_KEYWORDS and not k.startswith("hash")]
     author = (work.findtext(f"{DC}creator/{CC}Agent/{DC}title") or "").strip()
@@ -85,9 +85,9 @@ def read_drawing(path: Path, root: Path) -> Drawing:
 
 
 def name_of(drawing: Drawing, shared_titles: set[str]) -> str:
-    """What the drawing shows: its title, or what its file is called where the title names a collection or is empty.
+    """The drawing's subject: its title, or its file name if the title is a collection's or empty.
 
-    File names end with the author, cut off after 24 characters: `bee_gerald_g._01`, `half_egg_jean-victor_bal_01`.
+    File names end with the author, truncated after 24 characters: `bee_gerald_g._01`, `half_egg_jean-victor_bal_01`.
     """
     author, title = words(drawing.author), words(drawing.title)
     while title and title[-1] in author:
@@ -105,14 +105,14 @@ def name_of(drawing: Drawing, shared_titles: set[str]) -> str:
 
 
 def caption_of(drawing: Drawing, shared_titles: set[str]) -> str:
-    """The drawing's name and the keywords that it does not hold, between commas; "" when there is neither."""
+    """The drawing's name and the keywords that it does not contain, with commas; "" if there is neither."""
     name = name_of(drawing, shared_titles)
     more = [k for k in drawing.keywords if f" {k}" not in f" {name}" and not set(words(k)) & set(words(drawing.author))]
     return ", ".join(([name] if name else []) + more[:MAX_KEYWORDS])
 
 
 def reason_to_leave(drawing: Drawing) -> str | None:
-    """Why a drawing is left out by what is written about it; None when it is not."""
+    """Why a drawing is skipped because of its metadata; None if it is not."""
     for folder in LEFT_OUT:
         if drawing.file.is_relative_to(folder):
             return folder
@@ -122,7 +122,7 @@ def reason_to_leave(drawing: Drawing) -> str | None:
 
 
 def picture(path: Path) -> Image.Image | str:
-    """The drawing without its empty margin, RGBA, in the middle of a transparent square; or why there is none."""
+    """The drawing without its empty margin, RGBA, centred in a transparent square; or the reason to skip it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -143,15 +143,15 @@ def write(svg: Path, png: Path, folder: Path, limit: int | None = None) -> tuple
 
     Parameters
     ----------
-    svg, png : the library's two trees, which hold the same files but for the suffix.
+    svg, png : the library's two trees, with the same files except for the suffix.
     folder : where to write.
-    limit : only the first so many pictures.
+    limit : maximum number of pictures.
 
     Returns
     -------
-    The pictures written, and how many drawings were left out for each reason.
+    The number of pictures, and of skipped drawings by reason.
     """
-    # A linked file is in two categories; the first drawing with the same pixels is taken.
+    # A linked file is in two categories; the first drawing with the same pixels is used.
     drawings = [read_drawing(path, svg) for path in sorted(svg.rglob("*.svg")) if not path.is_symlink()]
     left = [(d.file.as_posix(), reason) for d in drawings if (reason := reason_to_leave(d))]
     out = {file for file, _ in left}
@@ -190,7 +190,7 @@ def write(svg: Path, png: Path, folder: Path, limit: int | None = None) -> tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write; made when it is not there")
+    parser.add_argument("folder", type=Path, help="output folder; created if missing")
     parser.add_argument("--limit", type=int, help="only the first N pictures")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""Fetch real English text as JSONL: WordNet's glosses, Python's manual, package descriptions, docstrings.
+"""Download real English text as JSONL: WordNet's glosses, Python's manual, package descriptions, docstrings.
 
-Writes DIR/wordnet.jsonl, python_docs.jsonl, packages.jsonl and docstrings.jsonl: an object a line, `text` and `source`.
+Writes DIR/wordnet.jsonl, python_docs.jsonl, packages.jsonl and docstrings.jsonl: one object per line, with `text` and
+`source`.
 
     python scripts/fetch_text.py data/text [--only wordnet python_docs] [--max-megabytes 30]
 
@@ -44,7 +45,7 @@ def debian_files(package: str, folder: Path) -> Path:
 
 
 def wordnet(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each gloss of WordNet: what stands behind the bar in data.noun, data.verb, data.adj, data.adv."""
+    """Each gloss of WordNet: the text after the bar in data.noun, data.verb, data.adj, data.adv."""
     for path in sorted(debian_files("wordnet-base", folder / "wordnet").rglob("data.*")):
         for line in path.read_text(encoding="utf-8").splitlines():
             if not line.startswith("  ") and " | " in line:
@@ -52,19 +53,19 @@ def wordnet(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def python_docs(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each page of Python's manual, as it was written (reStructuredText)."""
-    # python3-doc holds no pages of its own: it depends on the package of the release's Python.
+    """Each page of Python's manual, as source (reStructuredText)."""
+    # python3-doc has no pages: it depends on the package of the release's Python.
     said = subprocess.run(["apt-cache", "depends", "python3-doc"], capture_output=True, text=True).stdout
     package = next(iter(re.findall(r"Depends: (python3\.\d+-doc)", said)), "python3-doc")
     pages = sorted(debian_files(package, folder / "python").rglob("_sources/**/*.txt"))
     if not pages:
-        raise SystemExit(f"error: {package} holds no _sources; leave it out: --only wordnet packages docstrings")
+        raise SystemExit(f"error: {package} has no _sources; leave it out: --only wordnet packages docstrings")
     for path in pages:
         yield path.name, path.read_text(encoding="utf-8").strip()
 
 
 def packages(_: Path) -> Iterator[tuple[str, str]]:
-    """The description that each installed package shows on its page."""
+    """The description of each installed package."""
     found = {d.metadata["Name"] or "": d for d in importlib.metadata.distributions()}
     for name in sorted(found, key=str.lower):
         text = found[name].metadata.get_payload() or found[name].metadata.get("Description") or ""
@@ -110,9 +111,9 @@ def write(path: Path, rows: Iterator[tuple[str, str]], min_chars: int, limit: fl
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where to write; made when it is not there")
-    parser.add_argument("--only", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="which of them")
-    parser.add_argument("--max-megabytes", type=float, default=float("inf"), help="of each, at most")
+    parser.add_argument("folder", type=Path, help="output folder; created if missing")
+    parser.add_argument("--only", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="texts to write")
+    parser.add_argument("--max-megabytes", type=float, default=float("inf"), help="maximum size of each")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,9 +1,9 @@
-"""The budget of the house: code lines a room, against `[tool.dfm_nb.budget]` in pyproject.toml.
+"""The budget: code lines per room, compared with `[tool.dfm_nb.budget]` in pyproject.toml.
 
     python scripts/house_figures.py [--root CHECKOUT] [--record]
 
-A code line is not blank, not a comment alone and not part of a docstring; `ruff format` decides where lines end, so
-dense code wins nothing. The exit code is 1 where a room is above its budget or has none. `--record` adds the row of
+A code line is not blank, not only a comment and not part of a docstring; `ruff format` decides where lines end, so
+dense code gains nothing. The exit code is 1 if a room is above its budget or has none. `--record` adds the row of
 docs/log for this checkout: settings, flags and words.
 """
 
@@ -24,7 +24,7 @@ TREES = ("dfm_nb", "workbench", "tests", "benchmarks", "scripts", "examples")
 def code_lines(source: str) -> int:
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef):  # also strings below constants and fields
+        if isinstance(node, ast.Module | ast.ClassDef):  # including strings below constants and fields
             texts = node.body
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             texts = node.body[:1]
@@ -42,7 +42,7 @@ def code_lines(source: str) -> int:
 
 
 def rooms(root: Path) -> Counter[str]:
-    """{room: code lines}; a folder of the package is a room, its verbs another, and each other tree one."""
+    """{room: code lines}; each folder of the package, its verbs together, and each other tree is a room."""
     found: Counter[str] = Counter()
     for tree in TREES:
         for path in (root / tree).rglob("*.py"):
@@ -62,7 +62,7 @@ def record(root: Path) -> str:
 
     def flags(*command: str) -> int:
         text = printed(*command, "--help")
-        if " ...   (" in text:  # it lists commands below this one
+        if " ...   (" in text:  # it lists subcommands
             return sum(flags(*command, verb) for verb in re.findall(r"^  (\w+) ", text, re.M))
         return len(set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.M)) - {"--help"})
 

@@ -1,10 +1,10 @@
-"""Draw the pictures of the source `drawings` again from the Open Clip Art Library.
+"""Recreate the pictures of the source `drawings` from the Open Clip Art Library.
 
     python scripts/fetch_openclipart.py data/openclipart
     python scripts/make_drawings.py data/openclipart
 
-What is drawn is listed in dfm_nb/data/drawings/{train,test}/metadata.csv: `source` is the file in the library. Captions
-were written by hand, as titles are in five languages and many name a collection. 96 px, on white, RGB.
+The list is dfm_nb/data/drawings/{train,test}/metadata.csv: `source` is the file in the library. Captions were written
+manually, because titles are in five languages and many name a collection. Pictures are 96 px, on white, RGB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[1] / "dfm_nb/data/drawings"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clipart", type=Path, help="what fetch_openclipart.py wrote")
+    parser.add_argument("clipart", type=Path, help="output folder of fetch_openclipart.py")
     clipart = parser.parse_args().clipart
     for table in sorted(FOLDER.glob("*/metadata.csv")):
         with table.open(encoding="utf-8", newline="") as file:

@@ -1,8 +1,8 @@
-"""The pictures of the workbench in the docs: JupyterLab in headless Chromium, looking at the output of `make demo`.
+"""Screenshots of the workbench for the docs: JupyterLab in headless Chromium with the output of `make demo`.
 
     python scripts/screenshots.py [--demo runs/demo] [--other RUN] [--output docs/images] [--only studio form] [--dark]
 
-It writes workbench_NAME.png for each part of the workbench in about two minutes. Needs Chromium and playwright.
+It writes workbench_NAME.png for each part of the workbench in about two minutes, and needs Chromium and playwright.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def take(names: list[str], project: Path, private: Path, output: Path, dark: boo
 
     browser = find_browser()
     if browser is None:
-        raise SystemExit("error: there is no Chromium here; install Debian's package chromium")
+        raise SystemExit("error: Chromium was not found; install Debian's package chromium")
     for name in names:
         write_notebook(project / f"{name}.ipynb", CELLS[name])
     with LabServer(project, private) as server, sync_playwright() as playwright:
@@ -104,7 +104,7 @@ def take(names: list[str], project: Path, private: Path, output: Path, dark: boo
             notebook.run_cell(0)
             notebook.cell(0).locator(f"{SHOWN[name]}, {ERROR}").first.wait_for(timeout=300_000)
             notebook.wait_idle(300)
-            page.wait_for_timeout(2000)  # images and videos are decoded
+            page.wait_for_timeout(2000)  # until images and videos are decoded
             if errors := notebook.errors():
                 raise SystemExit(errors[0])
             page.screenshot(path=output / f"workbench_{name}.png")
@@ -122,7 +122,7 @@ def main() -> None:
     p.add_argument("--dark", action="store_true", help="JupyterLab's dark theme")
     args = p.parse_args()
     if not (args.demo / "train").is_dir():
-        p.error(f"{args.demo} holds no finished demo; run `make demo` first")
+        p.error(f"{args.demo} has no finished demo; run `make demo` first")
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder) / "butterflies"
         project.mkdir()

@@ -1,7 +1,7 @@
 """Train the packaged model `butterflies`: prepare, train on two processes, export, measure, write its model card.
 
-About two and a half hours on two CPU cores, two of them training. Finished stages are skipped and a stopped training
-goes on, so it can be run again.
+It takes about two and a half hours on two CPU cores, two of them for training. A second run skips finished stages and
+resumes a stopped training.
 
     python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
 """
@@ -24,7 +24,7 @@ MEASURED = {"num_prompts": 168, "num_clips": 168, "wordings": 56}
 
 
 class Base(Stages):
-    """The stages, in `run_dir`: data/, train/, evaluation.json; then the asset and its card in `output`."""
+    """The stages: data/, train/, evaluation.json in `run_dir`; then the asset and its card in `output`."""
 
     def main(self, output: Path) -> None:
         data, train, result = self.run / "data", self.run / "train", self.run / "evaluation.json"
@@ -58,7 +58,7 @@ class Base(Stages):
         self.card(asset, json.loads(result.read_text()))
 
     def card(self, asset: Path, measured: dict) -> None:
-        """Write the model card beside the asset."""
+        """Write the model card next to the asset."""
         records = [r for r in read_metrics(self.run / "train" / "metrics.jsonl") if "loss" in r]
         minutes = records[-1]["elapsed_s"] / 60
         flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in MEASURED.items())
@@ -66,8 +66,8 @@ class Base(Stages):
         manifest = json.loads((self.run / "data" / "manifest.json").read_text())
         text = f"""# {NAME}
 
-A small text-to-video Diffusion Transformer that comes with the package: `Pipeline.from_pretrained("{NAME}")`, or
-`dfm generate` without a checkpoint. It draws butterflies, still or in flight, at 64 and 128 px.
+A small packaged text-to-video Diffusion Transformer: `Pipeline.from_pretrained("{NAME}")`, or
+`dfm generate` without a checkpoint. It generates butterflies, still or in flight, at 64 and 128 px.
 
 | | |
 |---|---|
@@ -86,9 +86,9 @@ A small text-to-video Diffusion Transformer that comes with the package: `Pipeli
 
 ## What it cannot do
 
-It knows eight colours, four patterns, four places and six kinds of butterflies. Anything else gives a butterfly, too.
-Other words for colours than those of training are not understood, nor is negation (see the wordings). Of clips,
-frames with half-closed wings lose their pattern. At 128 px wings are softer than at 64 px.
+It knows eight colours, four patterns, four places and six kinds of butterflies. Any other prompt gives a butterfly,
+too. It understands neither colour words that are not in the training captions nor negation (see the wordings). In
+clips, frames with half-closed wings lose their pattern. At 128 px wings are softer than at 64 px.
 """
         asset.with_suffix(".md").write_text(text)
         print(text, flush=True)

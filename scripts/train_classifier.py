@@ -1,14 +1,14 @@
-"""Train the classifier that names five attributes of butterflies (`butterflies.judge`), and measure it.
+"""Train the classifier of five attributes of butterflies (`butterflies.judge`), and measure it.
 
     python scripts/train_classifier.py                 # and its thresholds
-    python scripts/train_classifier.py --thresholds    # these alone, of the one that is there
+    python scripts/train_classifier.py --thresholds    # only the thresholds, of the existing classifier
 
-It sees stills, and random frames of wing beats whose answers are multiplied: a frame that shows nothing, as closed
-wings do, learns to say nothing. Most are worn as a small tokenizer leaves them: a linear code of blocks of 8 x 8
-pixels and, after the first frame, of 4 frames, with noise in it; blur, contrast, tint, grain. Never a model's output,
-nor any tokenizer's.
+It is trained on stills, and on random frames of wing beats whose probabilities are multiplied, so that it learns to
+abstain on a frame without information, such as closed wings. Most samples are degraded as by a small tokenizer: a noisy
+linear code of blocks of 8 x 8 pixels and, after the first frame, of 4 frames; blur, contrast, tint, grain. It never
+sees the output of a model or a tokenizer.
 
-Deterministic for a number of threads. Takes 19 minutes on one core shared with other work.
+The result is deterministic for a number of threads. It takes 19 minutes on one core of a shared machine.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dfm_nb.data.tokenizers import residual
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"
 SIZES_PX = {64: 0.7, 96: 0.15, 128: 0.15}
 CLIP_FRAMES = 9
-GROUPS = ((0, 1), (1, 5), (5, 9))  # frames that a causal tokenizer codes together
-MOST_FRAMES = 5  # of a clip in a batch
-UNSURE_SHARE = 0.02  # of the real renders through the tokenizer, those that fall below a threshold
+GROUPS = ((0, 1), (1, 5), (5, 9))  # frames that a causal tokenizer encodes together
+MOST_FRAMES = 5  # frames of a clip in a batch
+UNSURE_SHARE = 0.02  # share of the real renders through the tokenizer that fall below a threshold
 WORN = 0.6  # share of the samples that go through the block code
 
 
@@ -67,7 +67,7 @@ def _dct(n: int) -> Tensor:
 def compress_blocks(x: Tensor, keep: int, keep_frames: int | None = None) -> Tensor:
     """A linear autoencoder of [T, 3, H, W]: the lowest `keep` x `keep` DCT coefficients of each 8 x 8 block.
 
-    keep_frames : also only so many coefficients along T.
+    keep_frames : number of coefficients along T.
     """
     t, c, h, w = x.shape
     m = _dct(8)[:keep].to(x)
@@ -92,9 +92,9 @@ def coded(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def worn(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Frames [N, 3, 64, 64], half of them mirrored, a quarter blurred, all with a little contrast, tint and grain.
+    """Frames [N, 3, 64, 64], half of them mirrored, a quarter blurred, all with some contrast, tint and grain.
 
-    Returns them, and bool [N]: which are mirrored.
+    Returns the frames, and bool [N]: which are mirrored.
     """
     chance = torch.rand(2, len(x), 1, 1, 1, generator=generator)
     x = torch.where(chance[0] < 0.5, x.flip(3), x)
@@ -127,7 +127,7 @@ def batch_of(
 
 
 def train(stills: int, clips: int, epochs: int, seed: int, lr: float = 6e-3, batch: int = 48) -> Net:
-    """A network trained on `stills` pictures and `clips` wing beats, mixed in every batch in those proportions."""
+    """A network trained on `stills` pictures and `clips` wing beats, mixed in every batch in that proportion."""
     torch.manual_seed(seed)
     net, generator = Net().train(), torch.Generator().manual_seed(seed)
     sets = [draw(stills, 1, seed), draw(clips, CLIP_FRAMES, seed + 1)]
@@ -159,7 +159,7 @@ def round_trip(video: np.ndarray) -> np.ndarray:
 
 
 def thresholds(classifier: AttributeClassifier, videos: Sequence[np.ndarray], wanted: Sequence[dict[str, str]]) -> Sure:
-    """The probability of the right value that 98 % of these reach, and the order statistics that bound it."""
+    """The probability of the right value that 98 % of these reach, and the order statistics of its interval."""
     said = classifier.probabilities(videos)
     of_right = {name: np.sort([p[HEADS[name].index(w[name])] for p, w in zip(said[name], wanted)]) for name in MEASURED}
     below, n = UNSURE_SHARE * len(videos), len(videos)
@@ -171,7 +171,7 @@ def thresholds(classifier: AttributeClassifier, videos: Sequence[np.ndarray], wa
 def accuracy(
     classifier: AttributeClassifier, videos: Sequence[np.ndarray], wanted: Sequence[dict[str, str]]
 ) -> dict[str, float]:
-    """Share of pictures whose likeliest name is the one given, per attribute, and `all` at once."""
+    """Share of pictures whose likeliest name is right, per attribute, and for `all` together."""
     found = classifier.predict(videos)
     right = np.array([[f[name] == w[name] for name in HEADS] for f, w in zip(found, wanted, strict=True)])
     return {name: float(right[:, i].mean()) for i, name in enumerate(HEADS)} | {"all": float(right.all(1).mean())}
@@ -208,7 +208,7 @@ def main() -> None:
     p.add_argument("--epochs", type=int, default=9)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--held-out", type=int, default=400, help="stills and clips to measure with")
-    p.add_argument("--thresholds", action="store_true", help="only the thresholds of the classifier that is there")
+    p.add_argument("--thresholds", action="store_true", help="only the thresholds of the existing classifier")
     args = p.parse_args()
     if args.thresholds:
         return store_thresholds(AttributeClassifier.load(args.output))

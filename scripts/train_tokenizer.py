@@ -1,20 +1,20 @@
-"""Train the `residual` tokenizer on butterflies rendered on the spot, and measure it against the PCA it starts from.
+"""Train the `residual` tokenizer on rendered butterflies, and compare it with the PCA that it starts from.
 
     python scripts/train_tokenizer.py --run-dir runs/one --output runs/one/residual_tokenizer.safetensors
     python scripts/train_tokenizer.py --run-dir runs/two --start-from runs/one --strong-noise 1.5 --strong-share 0.6 \\
         --lr 1.5e-3 --steps 2400 --output ...
 
-Strong noise on most latents is what makes the pictures of a half-trained diffusion model whole: the decoder has learned
-to read latents that are not quite right (Yang et al., "Latent Denoising Makes Good Tokenizers", arXiv:2507.15856). The
-shipped encoder had four trainings, each with its settings in `benchmarks/results/residual_tokenizer.json` (two more of
-the decoder alone are `train_decoder.py`'s); the first saw
-the smaller eyespots of drawing 1 (`sources.synthetic.DRAWING`), the next two drawing 2, whose clips begin anywhere in
-the wing beat. They had a Muon of this script's own that iterated in float32; torch's, used now, iterates in bfloat16.
-So the script trains as good a tokenizer, but not the shipped one to the digit.
+Strong noise on most latents gives coherent pictures from a partially trained diffusion model, because the decoder
+learns to decode inexact latents (Yang et al., "Latent Denoising Makes Good Tokenizers", arXiv:2507.15856). The shipped
+encoder was trained four times, with the settings in `benchmarks/results/residual_tokenizer.json` (`train_decoder.py`
+trained only the decoder, twice more). The first training had the smaller eyespots of drawing 1
+(`butterflies.synthetic.DRAWING`), the next two had drawing 2, whose clips begin anywhere in the wing beat. They used
+this script's former Muon, which iterated in float32; torch's Muon, used now, iterates in bfloat16. So the script trains
+an equally good tokenizer, but not exactly the shipped one.
 
-Step n draws its pictures and its noise from (seed, n) alone, so a run that was stopped goes on from its last checkpoint
-as if it had not been (to rounding). Training sees only the attribute combinations of the training split; the figures
-are of those that it leaves out. A step takes 0.4 to 0.6 s on one idle core that multiplies bfloat16 in hardware.
+Step n draws its pictures and its noise only from (seed, n), so a stopped run resumes from its last checkpoint with the
+same result (to rounding). Training sees only the attribute combinations of the training split; the figures are for the
+held-out ones. A step takes 0.4 to 0.6 s on one idle core that multiplies bfloat16 in hardware.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from dfm_nb.data.tokenizers import residual
 from dfm_nb.data.tokenizers.pca import PCATokenizer
 from dfm_nb.data.tokenizers.residual import ASSET, ResidualTokenizer, Shape
 
-# Height, width in px; (images, clips) at first and from step FROM_IMAGES on; share of the steps.
-# Each batch has about as many pixels.
+# Height, width in px; (images, clips) at first and from step FROM_IMAGES; share of the steps.
+# All batches have about the same number of pixels.
 BATCHES = (
     ((64, 64), (9, 3), (4, 5), 0.55),
     ((64, 80), (7, 3), (3, 4), 0.08),
@@ -70,7 +70,7 @@ def draw(rng: np.random.Generator, height: int, width: int, frames: int) -> np.n
 class Batches(torch.utils.data.Dataset):
     """Item n is step n's (images, clips): uint8 [B, T, H, W, 3], a function of (seed, n).
 
-    Each drawing serves twice, mirrored the second time.
+    Each drawing is used twice, mirrored the second time.
     """
 
     draw = staticmethod(draw)
@@ -108,7 +108,7 @@ def fit_pca(seed: int) -> PCATokenizer:
 
 
 def initialise(model: ResidualTokenizer) -> None:
-    """Where training starts: every block near the identity, the decoder's heads at 0 (the PCA's picture)."""
+    """The start of training: every block near the identity, the decoder's heads at 0 (the PCA's picture)."""
     for block in (m for m in model.modules() if isinstance(m, residual.Block)):
         for conv, gain in ((block.inner, 1.7), (block.outer, 0.3)):
             torch.nn.init.normal_(conv.weight, std=gain / conv.weight[0].numel() ** 0.5)
@@ -121,7 +121,7 @@ def initialise(model: ResidualTokenizer) -> None:
 
 
 def reconstruction_loss(made: Tensor, wanted: Tensor) -> Tensor:
-    """Root mean square error of each sample, averaged: between the L2 error and its logarithm, which the PSNR is."""
+    """Root mean square error of each sample, averaged: between the L2 error and its logarithm (the PSNR)."""
     return ((made - wanted).square().flatten(1).mean(1) + 1e-5).sqrt().mean()
 
 
@@ -151,13 +151,13 @@ def step_loss(model: ResidualTokenizer, batch: tuple[Tensor, Tensor], args, step
 
 
 def learning_rate(step: int, args) -> float:
-    """Linear warm-up over 50 steps, constant for a fifth of them, down to 45 % at three sevenths, slowly to nothing."""
+    """Linear warm-up over 50 steps, constant for a fifth of all, down to 45 % at three sevenths, slowly to 0."""
     corners = [share * args.steps for share in (806 / 4200, 3 / 7, 1)]
     return args.lr * min((step + 1) / 50, float(np.interp(step, corners, (1.0, 0.446, 0.0))))
 
 
 class Training:
-    """The model, its optimiser and where it is; `save` and `load` are exact."""
+    """The model, its optimizer and its step; `save` and `load` are exact."""
 
     def __init__(self, args):
         torch.manual_seed(args.seed)
@@ -180,16 +180,16 @@ class Training:
         self.begin(named, {n: x for n, x in named.items() if x.ndim == 4 and ("coarse" in n or "fine" in n)}, saved)
 
     def saved(self) -> dict | None:
-        """The state in the run's folder; None when there is none."""
+        """The state in the run's folder; None if there is none."""
         found = torch.load(self.file, weights_only=True) if self.file.exists() else None
         if found and found["settings"] != self.settings:
             raise SystemExit(f"{self.file} is of another training ({found['settings']}); choose another --run-dir")
         return found
 
     def begin(self, named: dict[str, torch.nn.Parameter], kernels: dict[str, torch.nn.Parameter], saved: dict | None):
-        """Optimizers of `named`, with Muon for the convolutions `kernels`; go on from `saved`."""
+        """Optimizers of `named`, with Muon for the convolutions `kernels`; resume from `saved`."""
         args, self.kernels = self.args, kernels
-        # torch's Muon takes only matrices: these are the convolutions' weights [out, in * kh * kw], in the same memory.
+        # torch's Muon needs matrices: these are the convolutions' weights [out, in * kh * kw], in the same memory.
         self.matrices = {n: torch.nn.Parameter(x.detach().flatten(1)) for n, x in self.kernels.items()}
         muon = torch.optim.Muon(self.matrices.values(), args.lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
         others = [x for n, x in named.items() if n not in self.kernels]
@@ -219,7 +219,7 @@ class Training:
         return Batches(self.args.seed, self.args.steps)
 
     def run(self) -> None:
-        """Train to `--steps`, or for `--max-minutes`; the last state is saved."""
+        """Train to `--steps`, or for `--max-minutes`, and save the last state."""
         args = self.args
         loader = torch.utils.data.DataLoader(
             self.batches(), batch_size=None, sampler=range(self.step, args.steps), num_workers=1, prefetch_factor=4
@@ -255,7 +255,7 @@ class Training:
         return {"loss": loss.item()} | dict(zip(("images_db", "clips_db"), psnr))
 
     def update(self, rate: float, parameters: Iterable[torch.nn.Parameter], most: float) -> None:
-        """The optimizers' step with gradients of `parameters` cut to the norm `most`."""
+        """The optimizers' step with the gradients of `parameters` clipped to the norm `most`."""
         torch.nn.utils.clip_grad_norm_(parameters, most)
         for name, matrix in self.matrices.items():
             matrix.grad = self.kernels[name].grad.flatten(1)
@@ -268,7 +268,7 @@ class Training:
 
 @torch.no_grad()
 def calibrate(model: ResidualTokenizer, seed: int) -> None:
-    """Give every channel mean 0 and variance 1 over batches that come after the training's."""
+    """Normalise every channel to mean 0 and variance 1 over batches that follow the training's."""
     found: list[list[Tensor]] = [[], []]
     for n in range(CALIBRATION_BATCHES):
         for frames in Batches(seed, 0)[2**31 + n]:
@@ -276,7 +276,7 @@ def calibrate(model: ResidualTokenizer, seed: int) -> None:
             for kind, part in enumerate((z[:, :, :1], z[:, :, 1:])):
                 found[kind].append(part.transpose(0, 1).flatten(1))
     rows = [torch.cat(f, 1) for f in found]
-    model.mean += torch.stack([r.mean(1) for r in rows]) * model.scale  # found in latents of the old normalisation
+    model.mean += torch.stack([r.mean(1) for r in rows]) * model.scale  # measured in latents of the old normalisation
     model.scale *= torch.stack([r.std(1) for r in rows])
 
 
@@ -341,7 +341,7 @@ def main() -> None:
     )
     p.add_argument("--strong-noise", type=float, default=1.0, help="largest standard deviation of strong noise")
     p.add_argument("--strong-share", type=float, default=0.0, help="share of the samples whose noise is strong")
-    p.add_argument("--clips-weight", type=float, default=1.0, help="weight of the clips' loss; that of the images is 1")
+    p.add_argument("--clips-weight", type=float, default=1.0, help="weight of the clips' loss; the images' weight is 1")
     p.add_argument("--start-from", type=Path, help="a tokenizer's file to start from instead of the PCA")
     p.add_argument("--spread", type=float, default=0.01, help="weight of the penalty that keeps latents white")
     p.add_argument("--stay", type=float, default=0.0, help="weight of the squared distance from the PCA's latents")
@@ -349,7 +349,7 @@ def main() -> None:
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--save-every", type=int, default=200)
     p.add_argument("--log-every", type=int, default=50)
-    p.add_argument("--max-minutes", type=float, default=math.inf, help="stop here; run again to go on")
+    p.add_argument("--max-minutes", type=float, default=math.inf, help="stop after this time; run again to resume")
     args = p.parse_args()
     args.run_dir.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
@@ -362,7 +362,7 @@ def main() -> None:
     training.run()
     model = training.model.eval()
     if training.step < args.steps:
-        print(f"stopped at step {training.step}; run the same command again to go on", flush=True)
+        print(f"stopped at step {training.step}; run the same command again to resume", flush=True)
         return
     calibrate(model, args.seed)
     rows = table(model)
