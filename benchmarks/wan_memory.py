@@ -31,7 +31,7 @@ from safetensors import safe_open
 from benchmarks import report
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.checkpoints import exported, wan_folder
+from dfm_nb.checkpoints import exported, tensor_files, wan_folder
 from dfm_nb.model.build import on_meta
 
 OPEN = "import sys; from dfm_nb.checkpoints.weights import find_weights; find_weights(sys.argv[1])"
@@ -67,7 +67,7 @@ def write(model: cfg.ModelConfig, folder: Path) -> None:
     pattern = wan_folder.STEM + "{suffix}.safetensors"
     split = split_torch_state_dict_into_shards(state, filename_pattern=pattern, max_shard_size="5GB")
     for file, names in split.filename_to_tensors.items():
-        exported.save(to / file, exported.Lazy(names, one), {"format": "pt"})
+        tensor_files.write(to / file, exported.Lazy(names, one), {"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (to / f"{wan_folder.STEM}.safetensors.index.json").write_text(json.dumps(index))

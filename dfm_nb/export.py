@@ -17,7 +17,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.argv import guard, quietly
 from dfm_nb.base.options import Options, option
-from dfm_nb.checkpoints import exported, wan_folder
+from dfm_nb.checkpoints import exported, tensor_files, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
 from dfm_nb.model.build import ALONE
@@ -89,7 +89,7 @@ def _write_diffusers(
     if model.lora.rank and asked.lora == "apart":
         output.mkdir(parents=True, exist_ok=True)
         adapters = {n: t.to(dtype or t.dtype) for n, t in wan_folder.updates_out(tensors, model).items()}
-        exported.save(output / LORA_FILE, adapters, {"format": "pt"})
+        tensor_files.write(output / LORA_FILE, adapters, {"format": "pt"})
         print(f"[INFO] wrote {output / LORA_FILE}: {len(adapters)} tensors")
         return
     whole = without_updates(tensors, model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,30 +13,11 @@ from dfm_nb import config as cfg
 from dfm_nb.checkpoints import exported, saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.exported import Lazy, as_dtype
-from dfm_nb.checkpoints.state import model_state
-from dfm_nb.checkpoints.torch_dist import PartReader
 from dfm_nb.model import ema
-from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import is_lora, merged
 
 MAX_ERROR = 0.1
 """Largest relative error of the profile of a rebuilt average."""
-
-
-def stored(folder: Path, model: cfg.ModelConfig, sigma_rel: float | None) -> Mapping[str, Tensor]:
-    """Whole float32 weights of an `iter_*` folder.
-
-    sigma_rel : length of the stored average, or None for the weights themselves. With low-rank updates the averages are
-    of these alone.
-    """
-    places, read, lora = model_state([on_meta(model)])["model"], PartReader(folder), bool(model.lora.rank)
-
-    def one(name: str) -> Tensor:
-        place = places[name]
-        averaged = sigma_rel is not None and is_lora(name) == lora
-        return read(replace(place, key=f"ema.{sigma_rel:g}.{place.key}") if averaged else place)
-
-    return Lazy(places, one)
 
 
 def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
@@ -49,7 +29,7 @@ def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "a
         return source.of_file()
     length = source.length(sigma_rel)
     if length is None or length in source.config.ema.sigma_rels:
-        return stored(source.folder, source.config.model, length)
+        return checkpoint.stored(source.folder, length, bool(source.config.model.lora.rank))
     return _rebuilt(source, float(length))
 
 
@@ -58,7 +38,7 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
 
     Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
     """
-    lengths, model = list(source.config.ema.sigma_rels), source.config.model
+    lengths = list(source.config.ema.sigma_rels)
     if not lengths:
         raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
     folders = checkpoint.whole_checkpoints(source.folder.parent)
@@ -77,7 +57,8 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
             f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints, or that length in ema.sigma_rels"
         )
     print(f"[INFO] EMA of length {sigma_rel:g} from {len(profiles)} stored ones: its profile is off by {error:.1%}")
-    averages, lora = [stored(folder, model, length) for _, length, folder in found], bool(model.lora.rank)
+    lora = bool(source.config.model.lora.rank)
+    averages = [checkpoint.stored(folder, length, lora) for _, length, folder in found]
 
     def combined(name: str) -> Tensor:
         if is_lora(name) != lora:  # frozen: it has no average

@@ -29,11 +29,8 @@ from pydantic import BaseModel, StringConstraints, ValidationError
 from torch import Tensor
 
 from dfm_nb.base.files import older, replacing
-from dfm_nb.checkpoints.torch_dist import CheckpointError, reason
-
-SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
-"""What that format calls the types that weights have."""
-Kind = tuple[torch.dtype, list[int]]
+from dfm_nb.checkpoints import tensor_files
+from dfm_nb.checkpoints.tensor_files import CheckpointError, Place, bytes_of, places_in, reason
 
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
@@ -79,16 +76,12 @@ def as_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mappin
     return Lazy(tensors, lambda name: tensors[name].to(dtype or tensors[name].dtype))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
-
-
 def _checksum(files: dict[str, str], tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(About(files=files).json_text().encode())
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
-        digest.update(_bytes(t))
+        digest.update(bytes_of(t))
     return digest.hexdigest()
 
 
@@ -101,43 +94,15 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
     packed = {BYTES + name: content for name, content in files.items() if name not in texts}
     small = {k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}
     tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
-    kinds = kinds_of(tensors)
+    kinds = {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
     about = {KEY: About(files=texts, sha256=_checksum(texts, tensors)).json_text()}
     with replacing(output) as temporary:
         if output.suffix == ".safetensors":
-            save(temporary, tensors, about, kinds)
+            tensor_files.write(temporary, tensors, about, kinds)
         else:
             torch.save(dict(tensors) | about, temporary)
     count = sum(math.prod(kinds[name][1]) for name in weights)
     print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")
-
-
-def kinds_of(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
-    """Type and shape of each, which is asked for once."""
-    return {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
-
-
-def save(
-    file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, Kind] | None = None
-) -> None:
-    """As safetensors' `save_file`, which must have all tensors in memory. kinds : of the tensors, where known."""
-    kinds = kinds or kinds_of(tensors)
-    header: dict[str, Any] = {"__metadata__": metadata}
-    place = 0
-    # the widest first, so that each begins at a multiple of its own width
-    for name in sorted(tensors, key=lambda name: -kinds[name][0].itemsize):
-        dtype, shape = kinds[name]
-        if dtype not in SAFETENSORS:
-            raise CheckpointError(f"the weight {name} must be float32, bfloat16 or float16; it is {dtype}")
-        end = place + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": SAFETENSORS[dtype], "shape": shape, "data_offsets": [place, end]}
-        place = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8, as in all such files
-    with file.open("wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        for name in list(header)[1:]:
-            f.write(_bytes(tensors[name]))
 
 
 def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, list], note: str = "") -> None:
@@ -200,30 +165,18 @@ def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Tensors stay on disk until they are used; what is written to them stays in memory. Linux refuses safetensors' own
     map when the file is larger than memory, for it reserves all of it.
     """
-    from safetensors import SafetensorError, safe_open
+    places, about = places_in(file)
+    with file.open("rb") as f:
+        # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
+        whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
 
-    try:
-        if file.exists() and not file.is_file():
-            raise OSError("it is no regular file")
-        with safe_open(file, "np"), file.open("rb") as f:  # checks the header
-            # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
-            whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} is missing or damaged ({error}); fetch or export it again") from None
-    start = 8 + int.from_bytes(whole[:8], "little")
-    header = json.loads(bytes(whole[8:start]))
-    about, kinds = header.pop("__metadata__", {}), {name: kind for kind, name in SAFETENSORS.items()}
-    if odd := [name for name, entry in header.items() if entry["dtype"] not in kinds]:
-        kind = header[odd[0]]["dtype"]
-        raise CheckpointError(f"{file}: {odd[0]!r:.120} must be float32, bfloat16 or float16; it is {kind}")
+    def part(place: Place) -> Tensor:
+        count = math.prod(place.shape)
+        if not count:
+            return torch.empty(place.shape, dtype=place.dtype)
+        return torch.frombuffer(whole, dtype=place.dtype, count=count, offset=place.begin).view(place.shape)
 
-    def part(dtype: str, shape: list[int], data_offsets: list[int], **_: Any) -> Tensor:
-        begin, end = (start + place for place in data_offsets)
-        if begin == end:
-            return torch.empty(shape, dtype=kinds[dtype])
-        return torch.frombuffer(whole[begin:end], dtype=kinds[dtype]).view(shape)
-
-    return {name: part(**entry) for name, entry in header.items()}, about
+    return {name: part(place) for name, place in places.items()}, about
 
 
 def unpacked(files: Mapping[str, bytes]) -> Path:

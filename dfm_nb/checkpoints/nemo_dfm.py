@@ -17,7 +17,8 @@ from torch import Tensor
 
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.checkpoints.exported import check_shapes
-from dfm_nb.checkpoints.torch_dist import CheckpointError, load_foreign, reason
+from dfm_nb.checkpoints.tensor_files import CheckpointError, reason
+from dfm_nb.checkpoints.torch_dist import load_foreign
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.model.build import on_meta

@@ -1,80 +1,37 @@
-"""Writes checkpoints, also beside training, and loads one into a trainer; each is whole or absent."""
+"""Writes checkpoints, also while training continues, and loads one into a trainer; each is whole or absent.
+
+Every rank writes what it holds, from a fork of itself: the child has the state as it is at the fork, whatever training
+does next, and the kernel copies a page only when training changes it. A fork does not see device memory, so what is on
+a GPU is copied first. The child of rank 0 waits for the files of the others and closes the checkpoint.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+import signal
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
-from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from torch.distributed.checkpoint.api import CheckpointException
 
 from dfm_nb.base.files import listed_as, seal, sync, write_atomically
+from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
-from dfm_nb.checkpoints.background import checksum_file, optimizer_shards, request_of
-from dfm_nb.checkpoints.state import LAYOUT_FREE, ema_state, load_ema, load_model, model_state
-from dfm_nb.checkpoints.torch_dist import COMMON, data_files, load_tensors
+from dfm_nb.checkpoints import tensor_files
+from dfm_nb.checkpoints.state import Held, Pieces, held, load_into, step_counts
+from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, Index
 from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
-from dfm_nb.model.ema import PowerEMA
+from dfm_nb.parallel.groups import everyones
 
-
-@dataclass
-class Pieces:
-    """What a checkpoint is made of: this rank's unwrapped chunks, megatron-core's optimizer and scheduler, averages."""
-
-    chunks: Sequence[Any]
-    optimizer: Any
-    scheduler: Any
-    ema: PowerEMA
-
-
-def _sharded_state(pieces: Pieces, loading: bool) -> dict[str, Any]:
-    model = model_state(pieces.chunks)
-    state: dict[str, Any] = {**model, "ema": ema_state(pieces.ema, model), "scheduler": pieces.scheduler.state_dict()}
-    inner = pieces.optimizer.chained_optimizers
-    if loading or not isinstance(inner[0], DistributedOptimizer):
-        # the optimizer looks for its parameters among the tensors of one chunk, or in a dict of chunks
-        named = model["model"] if len(pieces.chunks) == 1 else model
-        state["optimizer"] = pieces.optimizer.sharded_state_dict(
-            dict(named), is_loading=loading, metadata=dict(LAYOUT_FREE)
-        )
-    else:
-        # The same content, from the ranks that have it: megatron-core would gather it on one rank first.
-        assert len(inner) == 1
-        tensors = [t for chunk in model.values() for t in chunk.values() if isinstance(t, ShardedTensor)]
-        state["optimizer"], state["optimizer_shards"] = optimizer_shards(inner[0], tensors)
-    return state
-
-
-FORM = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
-"""How megatron-core knows its checkpoints: `metadata.json`."""
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without garbage collection: a plan is 100,000 objects, all needed, and each search through them costs time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+POLL_S = 0.005
+"""Between two looks for what other processes have written."""
 
 
 class Writer:
@@ -84,7 +41,7 @@ class Writer:
     ----------
     keep_last : remove all but the newest so many; 0 keeps all. keep_every : iterations divisible by this stay anyway,
         and so does that of the attribute `best`.
-    asynchronous : return as soon as training may go on; the files are written beside it (`checkpoints.background`).
+    asynchronous : return as soon as training may go on, while the files are being written.
     say : gets a line for each finished checkpoint, on rank 0.
     """
 
@@ -98,15 +55,10 @@ class Writer:
     ):
         self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
         self.best: int | None = None
-        self._queue = AsyncCallsQueue() if asynchronous else None
-        self._validated = False
-        self._pending = ""  # name of the checkpoint that is being written
-        # An asynchronous save ends in two steps: all ranks' files are written (the queue knows), then rank 0 closes it.
-        self._closing = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # used on rank 0
-        self._closed: Future | None = None  # the last save's, on rank 0
-        self._unconfirmed = False  # on every rank: written, but rank 0 may not have closed it
+        self.asynchronous = asynchronous
+        self._pending = Path()  # the folder that is being written
+        self._child: _Child | None = None  # that writes
 
-    @_no_collection()
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
     ) -> None:
@@ -116,86 +68,106 @@ class Writer:
         ------
         ValueError : the disk is full or at fault; the message names the last good checkpoint.
         """
-        final = self.root / iteration_name(iteration)
-        temporary = final.with_name(final.name + ".tmp")
         self.finish()
+        self._pending = final = self.root / iteration_name(iteration)
+        temporary = final.with_name(final.name + ".tmp")
         if dist.get_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         dist.barrier()  # the folder is there
-        self._pending = final.name
-        with self._explained():
-            # The steps of `megatron.core.dist_checkpointing.save`, which from 0.18 on pickles the common values. They
-            # are rank 0's, and checked to be the same on all, but for the optimizer's, which are each rank's own.
-            kept = _sharded_state(pieces, loading=False) | {"content_metadata": dict(LAYOUT_FREE)}
-            sharded, common = save_preprocess(kept, not self._validated, _without_optimizer)
+        parts = [part for part in held(pieces) if part.written]
+        for part in parts:
+            part.values = part.values.detach().contiguous().to("cpu", non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        common = {"optimizer_step": _agreed(step_counts(pieces.optimizer)), "scheduler": pieces.scheduler.state_dict()}
+        small = {"state.json": json.dumps(state | common).encode(), "config.yaml": config_yaml.encode()}
+
+        def work() -> None:
+            _write(parts, temporary, dist.get_rank())
             if dist.get_rank() == 0:
-                torch.save(common, temporary / COMMON)
-            request = request_of(sharded, temporary)
-            if self._queue is None:
-                request.execute_sync()
-        self._validated = True  # the next ones have the same parts
-        small = {"metadata.json": json.dumps(FORM).encode(), "state.json": json.dumps(state).encode()}
-        small |= {"config.yaml": config_yaml.encode(), **(assets or {})}
-        if self._queue is None:
-            dist.barrier()  # every rank has written its files
-            with self._explained():
-                if dist.get_rank() == 0:
-                    self._finalize(temporary, final, small)
-            dist.barrier()
-        else:
-            request.add_finalize_fn(lambda: self._finalize_in_background(temporary, final, small))
-            self._queue.schedule_async_request(request)
+                self._close(temporary, final, small | dict(assets or {}))
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+        self._child = _Child(work)
+        if not self.asynchronous:
+            self.finish()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written; the same on every rank."""
+        return self._child is not None
+
+    def poll(self) -> None:
+        """See whether the last save is whole, on every rank alike; cheap when it is known.
+
+        Raises
+        ------
+        ValueError : it could not be written. On the other ranks SystemExit: one speaks.
+        """
+        if self._child is None:
+            return
+        told = everyones(self._child.outcome())
+        if any(told):
+            self._give_up(next(filter(None, told)))
+        if None not in told:
+            self._child = None
+            if dist.get_rank() == 0:
+                self.say(f"Checkpoint saved: {self._pending}/")
+
+    def finish(self) -> None:
+        """Wait until the last save is whole."""
+        while self.busy:
+            self.poll()
+            time.sleep(POLL_S)
+
+    close = finish
+
+    def _give_up(self, cause: str) -> None:
         """A fault of the disk becomes one sentence of one rank; what is whole stays as it is."""
-        try:
-            yield
-        except (CheckpointException, OSError) as error:
-            if dist.get_rank() != 0:
-                raise SystemExit(2) from None  # megatron-core's CheckpointException reaches all ranks: one speaks
-            whole = whole_checkpoints(self.root)
-            last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
-            free_gib = shutil.disk_usage(self.root).free / 2**30
-            shutil.rmtree(self.root / f"{self._pending}.tmp", ignore_errors=True)
-            cause = str(error).strip().splitlines()[-1].removeprefix("RuntimeError: ")
-            raise ValueError(
-                f"the checkpoint {self._pending} could not be written to {self.root} ({free_gib:.1f} GiB free; "
-                f"{cause}); {last}: make room or lift the quota and give the same command again"
-            ) from None
+        assert self._child is not None
+        self._child.end()
+        self._child = None
+        if dist.get_rank() != 0:
+            raise SystemExit(2)
+        whole = whole_checkpoints(self.root)
+        last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
+        free_gib = shutil.disk_usage(self.root).free / 2**30
+        shutil.rmtree(self._pending.with_name(self._pending.name + ".tmp"), ignore_errors=True)
+        raise ValueError(
+            f"the checkpoint {self._pending.name} could not be written to {self.root} ({free_gib:.1f} GiB free; "
+            f"{cause}); {last}: make room or lift the quota and give the same command again"
+        )
 
-    def _finalize(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
-        """On rank 0: the small files, the listing of all checksums, the final name, and then the pointer.
+    def _close(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
+        """In rank 0's child: the index, the small files, the listing of all checksums, the final name, the pointer.
 
         In this order, so that at every instant a folder without `.tmp` is whole: everything is on disk before the
         checksums are, they are before the folder gets its name, and the tracker moves to a name that is there.
         """
-        for name, content in small.items():
-            (temporary / name).write_bytes(content)
+        index: dict[str, dict] = {}
         listing = {}
-        for name in data_files(temporary):  # the ranks have synced these
-            waiting = checksum_file(temporary / name)
-            if not waiting.is_file() or not (temporary / name).is_file():
-                raise OSError(f"{name} is not there: all nodes must share this folder")
-            listing[name] = json.loads(waiting.read_text())
-            waiting.unlink()
-        for path in sorted(p for p in temporary.iterdir() if p.is_file() and p.name not in listing):
-            listing[path.name] = listed_as(path)
-            sync(path)
+        for rank in range(dist.get_world_size()):
+            note, file = temporary / _note(rank), temporary / _file(rank)
+            while note.name not in os.listdir(temporary):  # not `exists`, whose answer NFS may remember
+                time.sleep(POLL_S)
+            written = json.loads(note.read_bytes())
+            if not file.is_file():
+                raise OSError(f"{file.name} is not there: all nodes must share this folder")
+            listing[file.name] = written["listed"]
+            for name, entry in written["index"].items():
+                index.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+            note.unlink()
+        for name, content in {INDEX: json.dumps(index).encode(), **small}.items():
+            (temporary / name).write_bytes(content)
+            sync(temporary / name)
+            listing[name] = listed_as(temporary / name)
         seal(temporary / CHECKSUMS, listing)
         sync(temporary)
         _discard(final)
         os.rename(temporary, final)
         write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
         sync(self.root)
-        self.say(f"Checkpoint saved: {final}/")
         self._prune()
-
-    def _finalize_in_background(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
-        self._unconfirmed = True
-        if dist.get_rank() == 0:
-            self._closed = self._closing.submit(self._finalize, temporary, final, small)
 
     def _prune(self) -> None:
         old = whole_checkpoints(self.root)[: -self.keep_last] if self.keep_last else []
@@ -206,39 +178,69 @@ class Writer:
         for leftover in self.root.glob("iter_[0-9]*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    @property
-    def busy(self) -> bool:
-        """Whether an asynchronous save is being written; the same on every rank."""
-        return self._queue is not None and self._queue.get_num_unfinalized_calls() > 0
 
-    @_no_collection()
-    def poll(self) -> None:
-        """Finish asynchronous saves whose writing is done on every rank; cheap when there is none."""
-        with self._explained():
-            if self._closed is not None and self._closed.done():
-                self._closed.result()
-            self._finish_written(blocking=False)
+# ---- the writing process ------------------------------------------------------------------------------------------
 
-    def finish(self) -> None:
-        """Wait until the last save is whole."""
-        with self._explained():
-            self._finish_written(blocking=True)
-            if self._closed is not None:
-                self._closed.result()
-        if self._unconfirmed:
-            dist.barrier()  # rank 0 has closed it
-        self._closed, self._unconfirmed = None, False
 
-    def _finish_written(self, blocking: bool) -> None:
-        if self._queue is not None and self.busy:
-            self._queue.maybe_finalize_async_calls(blocking=blocking)
+class _Child:
+    """A fork of this process that does `work` and ends."""
 
-    def close(self) -> None:
-        """Wait until the last save is whole, and end the threads."""
-        self.finish()
-        if self._queue is not None:
-            self._queue.close()
-        self._closing.shutdown()
+    def __init__(self, work: Callable[[], None]):
+        receive, send = os.pipe()
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+            self.pid = os.fork()  # Python 3.12 warns of locks that other threads hold: the child takes none
+        if self.pid:
+            os.close(send)
+            self._error: str | None = None
+            self._receive = os.fdopen(receive)
+            return
+        try:
+            gc.disable()  # it must not end a process group, which would wait for threads that did not come along
+            end_with_parent()
+            # Signals go to the whole process group and mean the trainer, which waits for this process to finish.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            os.nice(5)  # training first
+            work()
+        except BaseException as error:
+            os.write(send, f"{error or type(error).__name__}".encode()[:1000])
+        finally:
+            os._exit(0)
+
+    def outcome(self, options: int = os.WNOHANG) -> str | None:
+        """None while it runs, then its error, or nothing."""
+        if self._error is None:
+            ended, status = os.waitpid(self.pid, options)
+            if ended:
+                with self._receive:
+                    said = self._receive.read()
+                self._error = said or (f"its writing process ended with status {status}" if status else "")
+        return self._error
+
+    def end(self) -> None:
+        if self._error is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.outcome(options=0)
+
+
+def _file(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def _note(rank: int) -> str:
+    """Where a rank says that its file is on disk, and what is in it."""
+    return f"rank-{rank:05d}.json"
+
+
+def _write(parts: list[Held], folder: Path, rank: int) -> None:
+    tensors = {part.name: part.values.view(-1) for part in parts}
+    listed = tensor_files.write(folder / _file(rank), tensors, {})
+    sync(folder / _file(rank))
+    index = {}
+    for part in parts:
+        piece = {"file": _file(rank), "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
+        index[part.name] = {"dtype": NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
+    write_atomically(folder / _note(rank), json.dumps({"listed": listed, "index": index}).encode())
 
 
 def _discard(folder: Path) -> None:
@@ -250,8 +252,7 @@ def _discard(folder: Path) -> None:
         shutil.rmtree(away, ignore_errors=True)
 
 
-def _without_optimizer(common: dict) -> dict:
-    return {k: v for k, v in common.items() if k != "optimizer"}
+# ---- loading ------------------------------------------------------------------------------------------------------
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -259,20 +260,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     return read_object(folder / "state.json")
 
 
-def _make_optimizer_state(optimizer: Any) -> None:
-    """AdamW makes its state at the first step, but a distributed optimizer (0.16) loads into state that is there."""
-    for part in optimizer.chained_optimizers:
-        inner = part.optimizer
-        for p in (p for group in inner.param_groups for p in group["params"]):
-            if not inner.state[p]:
-                # Muon keeps other state than AdamW and says so per parameter (`training.muon`)
-                moments = inner.moments(p) if hasattr(inner, "moments") else ("exp_avg", "exp_avg_sq")
-                inner.state[p].update({name: torch.zeros_like(p.data) for name in moments})
-                inner.state[p]["step"] = torch.zeros((), device=p.device)
-
-
-SET_BY_CONFIG = ("max_lr", "min_lr", "betas", "eps", "momentum")
-"""What a parameter group holds of the configuration. A checkpoint's would win silently over settings changed since."""
+def _agreed(steps: list[torch.Tensor]) -> int:
+    """The one count of the optimizer's steps: a step changes all parameters or none."""
+    (count,) = {int(step) for step in steps} or {0}
+    return count
 
 
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
@@ -280,13 +271,10 @@ def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
 
     Learning rate, decay and the optimizer's other settings stay those that `pieces` were built with.
     """
-    _make_optimizer_state(pieces.optimizer)
-    settings = [{k: group[k] for k in SET_BY_CONFIG if k in group} for group in pieces.optimizer.param_groups]
-    state = load_tensors(_sharded_state(pieces, loading=True), folder)
-    load_model(pieces.chunks, state)
-    pieces.optimizer.load_state_dict(state["optimizer"])
-    for group, own in zip(pieces.optimizer.param_groups, settings):
-        group.update(own)
-    pieces.scheduler.load_state_dict(state["scheduler"])
-    load_ema(pieces.ema, state["ema"])
-    return read_state(folder)
+    state = read_state(folder)
+    load_into(pieces, Index(folder))
+    count = state.pop("optimizer_step")
+    for step in step_counts(pieces.optimizer):
+        step.fill_(count)
+    pieces.scheduler.load_state_dict(state.pop("scheduler"))
+    return state

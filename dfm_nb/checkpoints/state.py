@@ -1,67 +1,137 @@
-"""Model chunks and averages as megatron-core's sharded state dicts, and back.
-
-A sharded state dict says of each local tensor where in the whole it lies; megatron-core writes and reads any layout
-from it.
-"""
+"""What this rank holds of a run: weights, the optimizer's state and averages, each a part of a named whole tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor
 
-from dfm_nb.checkpoints.torch_dist import without_objects
+from dfm_nb.checkpoints.tensor_files import Index
 from dfm_nb.model.ema import PowerEMA
+from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
-LAYOUT_FREE = {
-    "distrib_optim_sharding_type": "fully_reshardable",  # the one form that continues exactly in another layout
-    "distrib_optim_fully_reshardable_mem_efficient": True,
-    "chained_optim_avoid_prefix": True,
-    "singleton_local_shards": False,
-}
-"""How megatron-core shards what is saved; kept in the checkpoint as its content's metadata."""
+OPTIMIZER, EMA = "optimizer.", "ema."
+"""What begins the names that are no weights: `optimizer.exp_avg.final.weight`, `ema.0.1.final.weight`."""
 
 
-def _chunk_key(index: int, count: int) -> str:
-    """As megatron-core names the chunks of a rank: `model`, or `model0`, `model1`, ... with virtual pipeline stages."""
-    return "model" if count == 1 else f"model{index}"
+@dataclass
+class Pieces:
+    """What a checkpoint is made of: this rank's unwrapped chunks, megatron-core's optimizer and scheduler, averages."""
+
+    chunks: Sequence[Any]
+    optimizer: Any
+    scheduler: Any
+    ema: PowerEMA
 
 
-def model_state(chunks: Sequence[Any]) -> dict[str, dict]:
-    """Sharded state of this rank's chunks, by chunk."""
-    metadata = dict(LAYOUT_FREE)
-    states = [without_objects(c.sharded_state_dict(metadata=metadata)) for c in chunks]
-    return {_chunk_key(i, len(chunks)): state for i, state in enumerate(states)}
+@dataclass
+class Held:
+    """Elements first .. last of the box at `offset` that this rank has of the whole tensor `name`.
+
+    Say tensor parallelism gives this rank rows 3 to 5 of a weight [6, 4]: a box [3, 4] at [3, 0]. Of the averages the
+    rank has all 12 elements of the box; of the moments the distributed optimizer may leave it elements 7 .. 12.
+
+    values : [last - first] elements in any shape, to write or to load into.
+    written : whether this rank writes them; other ranks with the same ones do not.
+    """
+
+    name: str
+    whole: list[int]
+    offset: list[int]
+    shape: list[int]
+    first: int
+    last: int
+    values: Tensor
+    written: bool
 
 
-def ema_state(ema: PowerEMA, model_state: Mapping[str, Mapping]) -> dict[str, ShardedTensor]:
-    """The averages in float32, sharded as the weights that they average."""
-    out = {}
-    for sigma_rel in ema.sigma_rels:
-        for (chunk_key, chunk_state), averages in zip(model_state.items(), ema.named(sigma_rel)):
-            for name, sharded in chunk_state.items():
-                if isinstance(sharded, ShardedTensor) and name in averages:
-                    value = averages[name]
-                    out[f"ema.{sigma_rel:g}.{chunk_key}.{name}"] = replace(
-                        sharded, key=f"ema.{sigma_rel:g}.{sharded.key}", data=value, dtype=value.dtype
-                    )
-    return out
+def box_of(p: torch.nn.Parameter) -> tuple[list[int], list[int]]:
+    """Shape of the whole tensor that a parameter is part of, and where in it the part begins."""
+    whole, offset, dim = list(p.shape), [0] * p.dim(), shard_dim(p)
+    if dim is not None:
+        offset[dim] = mpu.get_tensor_model_parallel_rank() * whole[dim]
+        whole[dim] *= mpu.get_tensor_model_parallel_world_size()
+    return whole, offset
 
 
-def load_model(chunks: Sequence[Any], state: Mapping[str, Any]) -> None:
-    """Loaded tensors, by chunk as `model_state` has them, into the chunks."""
-    for i, chunk in enumerate(chunks):
-        _, unexpected = chunk.load_state_dict(state[_chunk_key(i, len(chunks))], strict=False)
-        assert not unexpected, unexpected
+def make_optimizer_state(optimizer: Any) -> None:
+    """What AdamW makes at its first step, where it is not there yet."""
+    for inner in (part.optimizer for part in optimizer.chained_optimizers):
+        for p in (p for group in inner.param_groups for p in group["params"]):
+            if not inner.state[p]:
+                # Muon keeps other state than AdamW and says so per parameter (`training.muon`)
+                moments = inner.moments(p) if hasattr(inner, "moments") else ("exp_avg", "exp_avg_sq")
+                inner.state[p].update({name: torch.zeros_like(p.data) for name in moments})
+                inner.state[p]["step"] = torch.zeros((), device=p.device)
+
+
+def step_counts(optimizer: Any) -> list[Tensor]:
+    """The optimizer's count of its steps, which each parameter has."""
+    states = (part.optimizer.state for part in optimizer.chained_optimizers)
+    return [of["step"] for state in states for of in state.values()]
+
+
+def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict[str, Tensor]] | None:
+    """What the optimizer has of a parameter: float32 values from which element on, and state; None if nothing.
+
+    The float32 values are the parameter itself or, with bfloat16, a copy of it.
+    """
+    for part in optimizer.chained_optimizers:
+        main, first = getattr(p, "main_param", p), 0
+        if isinstance(part, DistributedOptimizer):  # public names of 0.16 to 0.19
+            if p not in part.model_param_group_index_map:
+                continue
+            group, order = part.model_param_group_index_map[p]
+            main = part.optimizer.param_groups[group]["params"][order]
+            buffer, dtype, bucket = part.model_param_gbuf_map[p]
+            first = part.gbuf_ranges[buffer][dtype][bucket]["param_map"][p]["param"].start
+        if main in part.optimizer.state:
+            return main, first, {k: v for k, v in part.optimizer.state[main].items() if k != "step"}
+    return None
+
+
+def held(pieces: Pieces) -> Iterator[Held]:
+    """All of it; the names are those of the parameters of the whole network, with what begins others in front.
+
+    A weight is the optimizer's float32 copy of it, where there is one: the bfloat16 one is this, rounded.
+    """
+    make_optimizer_state(pieces.optimizer)
+    replica = mpu.get_data_parallel_rank(with_context_parallel=True)
+    averages = {s: pieces.ema.named(s) for s in pieces.ema.sigma_rels}
+    for i, chunk in enumerate(pieces.chunks):
+        for local, p in chunk.named_parameters():
+            name, (whole, offset), count = global_name(local, chunk), box_of(p), p.numel()
+            # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first one writes
+            first_of_model = shard_dim(p) is not None or mpu.get_tensor_model_parallel_rank() == 0
+            first_of_model &= not getattr(p, "shared", False)
+            first_of_all = first_of_model and replica == 0
+            box, optimized = (whole, offset, list(p.shape)), _optimized(p, pieces.optimizer)
+            split = any(isinstance(part, DistributedOptimizer) for part in pieces.optimizer.chained_optimizers)
+            split &= p.requires_grad
+            yield Held(name, *box, 0, count, p, first_of_all and not split and (optimized is None or optimized[0] is p))
+            if optimized is not None:
+                main, first, state = optimized
+                last, writes = first + main.numel(), first_of_model if split else first_of_all
+                if main is not p:
+                    yield Held(name, *box, first, last, main, writes)
+                for kind, values in state.items():
+                    yield Held(f"{OPTIMIZER}{kind}.{name}", *box, first, last, values, writes)
+            for length, of_chunks in averages.items():
+                if local in of_chunks[i]:
+                    yield Held(f"{EMA}{length:g}.{name}", *box, 0, count, of_chunks[i][local], first_of_all)
 
 
 @torch.no_grad()
-def load_ema(ema: PowerEMA, values: Mapping[str, torch.Tensor]) -> None:
-    """Loaded tensors, named as `ema_state` names them, into the averages."""
-    for sigma_rel in ema.sigma_rels:
-        for i, averages in enumerate(ema.named(sigma_rel)):
-            for name, average in averages.items():
-                average.copy_(values[f"ema.{sigma_rel:g}.{_chunk_key(i, len(ema.chunks))}.{name}"])
+def load_into(pieces: Pieces, index: Index) -> None:
+    """Everything that this rank holds, from a checkpoint of any layout.
+
+    CheckpointError : it lacks a tensor, or has it in another shape.
+    """
+    for part in held(pieces):
+        index.entry(part.name, part.whole)
+        values = index.elements(part.name, part.offset, part.shape, part.first, part.last)
+        part.values.copy_(values.view(part.values.shape))

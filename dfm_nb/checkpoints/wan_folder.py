@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from dfm_nb.base.files import read_json, write_atomically
-from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints import exported, tensor_files
 from dfm_nb.checkpoints.exported import Lazy, check_shapes
-from dfm_nb.checkpoints.torch_dist import CheckpointError
+from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.checkpoints.weights import read_object
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
@@ -180,7 +180,7 @@ def write_folder(
         sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=shard_bytes
     )
     for file, names in shards.filename_to_tensors.items():
-        exported.save(to / file, Lazy(names, one), {"format": "pt"}, kinds)
+        tensor_files.write(to / file, Lazy(names, one), {"format": "pt"}, kinds)
     own = {theirs: getattr(model, mine) for theirs, mine in SIZES.items()}
     own |= {"attention_head_dim": model.hidden_size // model.num_attention_heads, "out_channels": model.in_channels}
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}

@@ -1,7 +1,8 @@
 """Checkpoint folders: found, verified, and their weights loaded in any parallel layout.
 
-    iter_0001000/  *.distcp .metadata common.pt metadata.json   megatron-core's (torch_dist)
-                   state.json      iteration, place in the data, consumed samples and tokens
+    iter_0001000/  rank-00000.safetensors, ...   tensors, in pieces
+                   index.json      what whole tensors the pieces make (checkpoints.tensor_files)
+                   state.json      iteration, place in the data, consumed samples and tokens, schedule
                    config.yaml     the resolved configuration
                    checksums.json  sha256 and size of each of the above, and of itself
 
@@ -15,7 +16,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -30,8 +31,9 @@ from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints.state import ema_state, load_ema, load_model, model_state
-from dfm_nb.checkpoints.torch_dist import CheckpointError, data_files, load_tensors
+from dfm_nb.checkpoints.exported import Lazy
+from dfm_nb.checkpoints.state import EMA, OPTIMIZER
+from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Index
 from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
@@ -41,7 +43,7 @@ from dfm_nb.parallel.groups import global_name, own_part
 
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
-NEEDED = (".metadata", "common.pt", "metadata.json", "state.json", "config.yaml")
+NEEDED = (INDEX, "state.json", "config.yaml")
 """Files that every checkpoint has, besides those of its tensors."""
 
 MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
@@ -76,20 +78,20 @@ def verify(folder: Path) -> None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
-    if CHECKSUMS not in read_object(listing):
-        raise CheckpointError(older(f"{listing} has no checksum of itself: it is damaged, or", "train again"))
+    if (folder / ".metadata").is_file():
+        fix = "its `dfm export` makes a file that checkpoint.pretrained takes"
+        raise CheckpointError(older(folder, fix, "94d52b9"))
     try:
         files = read_listing(listing)
         check(folder, files, files, "use another checkpoint")
-        needed = {*NEEDED, *data_files(folder)}
+        needed = {*NEEDED, *Index(folder).files()}
         if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
             raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be used: {error}") from None
-    for name in ("state.json", "metadata.json"):
-        read_object(folder / name)
+    read_object(folder / "state.json")
 
 
 def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
@@ -140,15 +142,17 @@ def usable(root: Path, say: Callable[[str], object]) -> Path | None:
     """
     for folder in sorted(root.glob("iter_*.tmp")):
         say(f"{folder.name} was not finished and is not used")
-    folders = [p for _, p in iteration_folders(root)]
+    folders, faults = [p for _, p in iteration_folders(root)], []
     for folder in reversed(folders):
         try:
             verify(folder)
             return folder
         except CheckpointError as error:
+            faults.append(error)
             say(f"{error}; trying the one before it")
-    if folders:
-        raise CheckpointError(f"none of the {len(folders)} checkpoints under {root} can be used; remove them all")
+    if faults:
+        what = f"none of the {len(faults)} checkpoints under {root} can be used ({faults[0]})"
+        raise CheckpointError(f"{what}; use another folder, or remove them all to start from scratch")
     return None
 
 
@@ -213,16 +217,30 @@ class Weights:
         ema : "auto" (shortest stored average), a stored length, or None (the weights themselves). An exported file has
         one set of weights, which is loaded whatever `ema` is.
         """
-        if self.file is not None:
-            load_exported(chunks, self.file, self.of_file(), bool(self.config.model.lora.rank))
-            return
         lengths, ema = list(self.config.ema.sigma_rels), self.length(ema)
-        if ema is not None and ema not in lengths:
+        if self.file is None and ema is not None and ema not in lengths:
             raise ValueError(
                 f"{self.folder} has no average of length {ema}; stored: {', '.join(map(str, lengths)) or 'none'} "
                 "(dfm export --ema-sigma-rel makes others)"
             )
-        load_weights(chunks, self.folder, ema, bool(self.config.model.lora.rank))
+        lora = bool(self.config.model.lora.rank)
+        whole = self.of_file() if self.file else stored(self.folder, ema, lora)  # type: ignore[arg-type]
+        load_whole(chunks, self.file or self.folder, whole, lora)
+
+
+def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Tensor]:
+    """Whole float32 weights of an `iter_*` folder, one in memory at a time.
+
+    sigma_rel : length of the stored average, or None for the weights themselves. With low-rank updates (lora) the
+    averages are of these alone.
+    """
+    index = Index(folder)
+
+    def one(name: str) -> Tensor:
+        averaged = sigma_rel is not None and is_lora(name) == lora
+        return index.whole(f"{EMA}{sigma_rel:g}.{name}" if averaged else name).float()
+
+    return Lazy((name for name in index.entries if not name.startswith((EMA, OPTIMIZER))), one)
 
 
 def find_weights(path: str | os.PathLike | Weights) -> Weights:
@@ -280,19 +298,19 @@ def read_lora(file: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_exported(chunks: Sequence[nn.Module], file: Path, whole: dict[str, Tensor], lora: bool = False) -> None:
-    """`whole`, a file's weights, into this rank's shards; with `lora`, low-rank updates too."""
+def load_whole(chunks: Sequence[nn.Module], source: Path, whole: Mapping[str, Tensor], lora: bool = False) -> None:
+    """`whole`, the weights of a file or folder, into this rank's shards; with `lora`, low-rank updates too."""
     for chunk in chunks:
         for local, p in chunk.named_parameters():
             if is_lora(local) and not lora:
                 continue
             name = global_name(local, chunk)
             if name not in whole:
-                raise ValueError(f"{file} lacks the weight {name}: it is not an export of this model")
+                raise ValueError(f"{source} lacks the weight {name}: it is not of this model")
             value = own_part(whole[name], p)
             if value.shape != p.shape:
                 raise ValueError(
-                    f"{file}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
+                    f"{source}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
                     "it is damaged, or beside the config.yaml of another model"
                 )
             p.copy_(value)
@@ -362,19 +380,3 @@ def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
             f"{source.folder} holds the state of {key}={attrgetter(key)(theirs)}, not of {attrgetter(key)(ours)}; set "
             f"it to that, or start anew in another --run-dir with checkpoint.pretrained={source.folder}"
         )
-
-
-def load_weights(chunks: Sequence[nn.Module], folder: Path, sigma_rel: float | None = None, lora: bool = False) -> None:
-    """Only the weights of a checkpoint, in this layout: themselves, or the average of length `sigma_rel`.
-
-    lora : it has low-rank updates, and its averages are of these alone. Without, the updates of `chunks` stay.
-    """
-    state = {
-        key: {k: v for k, v in chunk.items() if lora or not is_lora(k)} for key, chunk in model_state(chunks).items()
-    }
-    if sigma_rel is None or lora:  # with low-rank updates, the weights under them have no average
-        load_model(chunks, load_tensors(dict(state), folder))
-    if sigma_rel is not None:
-        ema = PowerEMA(chunks, [sigma_rel], lambda name, _p: is_lora(name) == lora)
-        load_ema(ema, load_tensors({"ema": ema_state(ema, state)}, folder)["ema"])
-        ema.set_parameters(ema.averages[sigma_rel])

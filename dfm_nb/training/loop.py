@@ -193,7 +193,7 @@ class Training:
             if state["best"] is not None:
                 self._keep(float(state["best"][0]), int(state["best"][1]))
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
-            where = f"{folder}: state.json or common.pt is damaged"
+            where = f"{folder}: state.json is damaged"
             raise checkpoint.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
         self._normalise_by(checkpoint.read_statistics(folder))
         for key in cfg.fields():

@@ -29,8 +29,8 @@ def refused(folder) -> str:
 
 FORMS = {"run": ".", "checkpoints": "checkpoints"}
 NAMED = {"iter": "checkpoints/iter_0000006", "unpadded": "checkpoints/iter_6"}
-SMALL = ["checksums.json", "common.pt", "config.yaml", "state.json", "text_empty.safetensors", ".metadata"]
-FILES = [*SMALL, "manifest.json", "metadata.json", "tokenizer.safetensors", "__0_0.distcp", "__0_1.distcp"]
+FILES = ["checksums.json", "config.yaml", "state.json", "index.json", "rank-00000.safetensors", "manifest.json"]
+FILES += ["tokenizer.safetensors", "text_empty.safetensors"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -39,7 +39,7 @@ def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file):
     content[len(content) // 2] ^= 4
     (folder / file).write_bytes(content)
     assert file in refused(folder) or file == CHECKSUMS  # a flipped name in it is that of a file which is missing
-    if file != "__0_0.distcp":
+    if file != "rank-00000.safetensors":
         return
     for form in FORMS.values():
         said = []
@@ -62,7 +62,7 @@ def test_odd_listing_is_one_sentence(folder, text):
     refused(folder)
 
 
-@pytest.mark.parametrize("file", [".metadata", "state.json", "__0_1.distcp"])
+@pytest.mark.parametrize("file", ["index.json", "state.json", "rank-00000.safetensors"])
 def test_entry_cannot_be_taken_out(folder, file):
     files = json.loads((folder / CHECKSUMS).read_text())
     del files[CHECKSUMS], files[file]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from dfm_nb import Pipeline, export, parallel
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import wan_folder
-from dfm_nb.checkpoints.weights import load_exported
+from dfm_nb.checkpoints.weights import load_whole
 from dfm_nb.diffusion.objective import Flow
 from dfm_nb.generation.request import Request
 from dfm_nb.model.build import build_chunks
@@ -88,7 +88,7 @@ def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
     layout = layout_of(config.model)
     parallel.init(layout)
     _, chunks = build_chunks(config.model, "fp32", seed=3)
-    load_exported(chunks, None, weights_of(network, config.model))
+    load_whole(chunks, None, weights_of(network, config.model))
     m, draws = config.model, samples()
     grids = [(t, h // 2, w // 2) for t, h, w in (d.latent.shape[1:] for d in draws)]
     segments = [sample_segment(m, g, d.text, 1.0, 16.0) for g, d in zip(grids, draws)]
