@@ -34,7 +34,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.options import option
 from dfm_nb.butterflies.exam import Exam
-from dfm_nb.checkpoints.torch_dist import CheckpointError
+from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.checkpoints.weights import checkpoints_of, iteration_of
 from dfm_nb.evaluation import diversity, features, reference, verdict
 from dfm_nb.evaluation.comparison import Measured, against, copies

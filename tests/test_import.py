@@ -7,11 +7,13 @@ import torch
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_async, state_dict_saver
 
 from dfm_nb import cli, parallel
 from dfm_nb.base.argv import guard
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb.parallel.megatron_cpu import STAND_IN
 from tests.attacks.checkpoint_files import Evil
 from tests.distributed.layouts import make_trainer
 from tests.model.nemo_dfm import random_network
@@ -53,7 +55,10 @@ def torch_dist(folder, state, mark=None):
     sharded["extra"] = ShardedObject(extra, io.BytesIO(b"x"), (1,), (0,))
     target = folder / "iter_0000010"
     target.mkdir(parents=True)
-    dist_checkpointing.save(sharded, str(target))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (async_utils, filesystem_async, state_dict_saver):  # they name CUDA outright
+            patch.setattr(module, "torch", STAND_IN)
+        dist_checkpointing.save(sharded, str(target))
     parallel.shutdown()
     return folder
 

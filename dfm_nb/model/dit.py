@@ -426,17 +426,6 @@ class DiT(MegatronModule):
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         return self.output(hidden, cond, part)
 
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None) -> dict:
-        """As in megatron-core; copies of the conditioning parameters on later stages are marked as replicas."""
-        state = super().sharded_state_dict(prefix, sharded_offsets, metadata)
-        # megatron-core writes the copy with replica 0 everywhere, which is the first chunk's
-        copy = mpu.get_pipeline_model_parallel_rank()
-        copy += (self.vp_stage or 0) * mpu.get_pipeline_model_parallel_world_size()
-        for key, value in state.items():
-            if key.removeprefix(prefix) in self.replicated:
-                value.replica_id = (copy, *value.replica_id[1:])
-        return state
-
 
 @torch.no_grad()
 def init_weights(model: DiT, seed: int) -> None:

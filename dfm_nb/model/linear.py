@@ -20,7 +20,6 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 
 A, B = "lora_A", "lora_B"
 
@@ -30,26 +29,7 @@ def is_lora(name: str) -> bool:
     return name.endswith((A, B))
 
 
-class Sharded:
-    """A module with a `tp_group` that records which dims of its parameters tensor parallelism splits."""
-
-    sharded_axes: dict[str, int]
-
-    def sharded_state_dict(
-        self: Any, prefix: str = "", sharded_offsets: tuple = (), metadata: dict | None = None
-    ) -> dict:
-        assert metadata is not None
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            self.sharded_axes,
-            sharded_offsets,
-            tp_group=self.tp_group,
-            dp_cp_group=metadata["dp_cp_group"],
-        )
-
-
-class _LowRank(Sharded):
+class _LowRank:
     """The common part of both layers; `config` has `lora_rank` and `lora_alpha`."""
 
     exchange: Callable
@@ -87,7 +67,6 @@ class _LowRank(Sharded):
 class ColumnLinear(_LowRank, ColumnParallelLinear):
     """megatron-core's layer, but bias and product are one operation if there is nothing to communicate."""
 
-    sharded_axes = {"weight": 0, "bias": 0, B: 0}
     exchange = staticmethod(copy_to_tensor_model_parallel_region)
     exchange_sp = staticmethod(gather_from_sequence_parallel_region)
 
@@ -106,7 +85,6 @@ class ColumnLinear(_LowRank, ColumnParallelLinear):
 class RowLinear(_LowRank, RowParallelLinear):
     """As `ColumnLinear`."""
 
-    sharded_axes = {"weight": 1, A: 1}
     exchange = staticmethod(reduce_from_tensor_model_parallel_region)
     exchange_sp = staticmethod(reduce_scatter_to_sequence_parallel_region)
 

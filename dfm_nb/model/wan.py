@@ -16,7 +16,6 @@ from functools import partial
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -31,7 +30,6 @@ from dfm_nb.config.counts import SINUSOID_DIM
 from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
 from dfm_nb.model.dfm import NormedCrossAttention, sinusoids
 from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TwoLayers, layer_spec, with_bias
-from dfm_nb.model.linear import Sharded
 from dfm_nb.model.pack_slice import PackSlice
 
 THETA = 10_000.0
@@ -50,15 +48,12 @@ def axial_angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
     return torch.cat(angles, 1)
 
 
-class HeadsRMSNorm(Sharded, RMSNorm):
+class HeadsRMSNorm(RMSNorm):
     """Root mean square norm over all heads together, [S, 1, H, d]; tensor parallelism splits the heads."""
-
-    sharded_axes = {"weight": 0}
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         self.width, self.tp = config.hidden_size, config.tensor_model_parallel_size
         super().__init__(config.num_attention_heads // self.tp * hidden_size, config, eps)
-        self.tp_group = mpu.get_tensor_model_parallel_group()
         set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

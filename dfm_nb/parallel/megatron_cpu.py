@@ -1,12 +1,11 @@
 """Preparation of megatron-core, in one call, `prepare()`; every assumption about its internals is here.
 
-`prepare()` does three things, in this order.
+`prepare()` does two things, in this order.
 
-1. It imports megatron-core without the packages that this project does not use: 4 s of CPU time instead of 12 (one
-   core, Python 3.11, megatron-core 0.16.1), in every process of a run. `LEFT_OUT` lists them with the reasons.
-2. Without a CUDA device it replaces the name `torch` in some modules of megatron-core. They hard-code CUDA
-   (`torch.cuda.current_device()`, `device="cuda"`); the stand-in maps it to the CPU and passes everything else on.
-3. It fixes the distributed optimizer's use of torch's AdamW, on any device without Transformer Engine or Apex.
+1. It imports megatron-core without what this project does not use: 4 s of CPU time instead of 12 (one core, Python
+   3.11, megatron-core 0.16.1), in every process of a run. `LEFT_OUT` says what and why.
+2. Without a CUDA device it gives some modules of megatron-core a stand-in for the name `torch`. They name CUDA outright
+   (`torch.cuda.current_device()`, `device="cuda"`); the stand-in answers for the CPU and passes all else on to torch.
 
 Tested with the versions in `TESTED_VERSIONS`; tests/parallel/test_megatron_cpu.py fails if another version differs.
 """
@@ -47,12 +46,6 @@ MODULES = (
     "optimizer.distrib_optimizer",
     "optimizer.clip_grads",
     "optimizer.grad_scaler",
-    # current_device(), synchronize() before a state is copied, device="cuda" of exchanged tensors
-    "dist_checkpointing.exchange_utils",
-    "dist_checkpointing.strategies.async_utils",
-    "dist_checkpointing.strategies.filesystem_async",
-    "dist_checkpointing.strategies.fully_parallel",
-    "dist_checkpointing.strategies.state_dict_saver",
 )
 """Modules of megatron.core that hard-code CUDA and need the stand-in, with their uses in 0.16.1."""
 
@@ -135,7 +128,6 @@ def prepare() -> None:
                 importlib.import_module("megatron.core")
         if not torch.cuda.is_available():
             apply()
-        fix_native_adam()
 
 
 def apply() -> None:
@@ -167,41 +159,6 @@ def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_deco
         grads = [p.grad for p in parameters if p.grad is not None]
         if grads:
             torch._foreach_mul_(grads, coefficient)
-
-
-@functools.cache  # once, because each call would wrap `load_state_dict` again
-def fix_native_adam() -> None:
-    """Make checkpoints of DistributedOptimizer with torch.optim.AdamW restore the saved state.
-
-    Upstream needs a tensor 'step' (KeyError), and after loading all parameters share one `step`, which AdamW then
-    advances once per parameter. From 0.18 it also identifies a stored group by its learning rates, which a resumed run
-    may have changed: the names of 0.16 identify our groups.
-    """
-    from megatron.core.optimizer import distrib_optimizer, optimizer
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-
-    # 0.18 and later: 0.16's names. For 0.16 this changes nothing.
-    names = ("wd_mult", "lr_mult", "is_expert_parallel", "is_decoupled_lr")
-    optimizer.param_group_identifier_keys = distrib_optimizer.param_group_identifier_keys = names
-
-    @torch.no_grad()
-    def set_main_param_and_states(self, model_param, tensors):
-        group, index = self.model_param_group_index_map[model_param]
-        main = self.optimizer.param_groups[group]["params"][index]
-        targets = {"param": main, **self.optimizer.state[main]}
-        for name in targets.keys() & tensors.keys():  # upstream: all targets, but `step` is in no file (KeyError)
-            targets[name].copy_(tensors[name])
-
-    original_load = DistributedOptimizer.load_state_dict
-
-    def load_state_dict(self, state_dict):
-        original_load(self, state_dict)  # sets the same tensor `step` in every parameter
-        for state in self.optimizer.state.values():
-            if "step" in state:
-                state["step"] = state["step"].clone()
-
-    DistributedOptimizer._set_main_param_and_optimizer_states = set_main_param_and_states
-    DistributedOptimizer.load_state_dict = load_state_dict
 
 
 @contextlib.contextmanager

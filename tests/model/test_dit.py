@@ -84,9 +84,6 @@ def test_a_new_embedder_is_kept_equal_on_every_stage(one_rank):
     stage = Longer(transformer_config(model_config()), pre_process=False)
     summed = {name for name, p in stage.named_parameters() if getattr(p, "pipeline_parallel", False) and p.shared}
     assert summed == stage.replicated > {"length_embedder.weight", "text_norm.weight"}
-    stage.vp_stage = 1  # a checkpoint then has these from stage 0
-    state = stage.sharded_state_dict("model.")
-    assert stage.replicated == {key.removeprefix("model.") for key, value in state.items() if value.replica_id[0] == 1}
 
 
 def test_new_model_gives_zero(one_rank):

@@ -35,12 +35,6 @@ def test_stand_in_answers_for_the_cpu():
 
 def test_names_that_the_optimizer_patch_replaces_exist():
     from megatron.core.optimizer import clip_grads, optimizer
-    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    for owner, name in (
-        (clip_grads, "clip_grad_by_total_norm_fp32"),
-        (optimizer, "clip_grad_by_total_norm_fp32"),
-        (DistributedOptimizer, "_set_main_param_and_optimizer_states"),
-        (DistributedOptimizer, "load_state_dict"),
-    ):
-        assert hasattr(owner, name), f"{owner.__name__}.{name} is gone: {HELP}"
+    for owner in (clip_grads, optimizer):
+        assert hasattr(owner, "clip_grad_by_total_norm_fp32"), f"the function of {owner.__name__} is gone: {HELP}"

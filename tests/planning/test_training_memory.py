@@ -82,13 +82,13 @@ def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, o
 @pytest.mark.parametrize("precision, lora", [("fp32", []), ("bf16", LORA)], ids=["all weights", "lora"])
 def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
     """With low-rank updates the frozen weights have no gradients, no state of the optimizer and no averages."""
-    from dfm_nb.checkpoints.saving import _make_optimizer_state
+    from dfm_nb.checkpoints.state import make_optimizer_state
     from dfm_nb.training.trainer import Trainer
 
     asked = ["dataset.mock=true", f"mixed_precision={precision}", "model.num_layers=2", *WIDTH, *WAN, *lora]
     config = cfg.resolve(None, overrides=asked).config
     trainer = Trainer(config)
-    _make_optimizer_state(trainer.optimizer)
+    make_optimizer_state(trainer.optimizer)
     adam = trainer.optimizer.chained_optimizers[0].optimizer
     states = [t for state in adam.state.values() for name, t in state.items() if name != "step"]
     if precision == "bf16":  # its parameters are float32 copies of the network's
