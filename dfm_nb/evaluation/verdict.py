@@ -160,6 +160,8 @@ def plot(values: Mapping[str, Any], output: str | Path) -> None:
     shown = [*keys, *(["val_loss"] if any(r["val_loss"] is not None for r in rows) else [])]
     with figure(output, 8.4, 0.3 + 2.1 * math.ceil(len(shown) / 3)) as drawn:
         drawn.suptitle(verdict["sentence"], fontsize=9, wrap=True)
+        marks = "dashed: real pictures; shaded: 95 % intervals; vertical: the one to take"
+        drawn.supxlabel(f"iteration ({marks})", fontsize=7)
         for i, key in enumerate(shown):
             axes = drawn.add_subplot(math.ceil(len(shown) / 3), 3, i + 1)
             title, factor, _ = CHECKPOINTS.get(key, ("validation loss", 1, ""))
