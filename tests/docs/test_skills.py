@@ -21,15 +21,15 @@ def test_links_are_there(page):
 def test_the_commands_of_the_skills_run_in_order(tmp_path):
     place = tmp_path / "my-pictures"
     place.mkdir()
-    shades = np.linspace(0, 255, 24, dtype=np.uint8)
+    shades = np.linspace(0, 255, 64, dtype=np.uint8)
     for i, shade in enumerate(shades):
         write_png(place / f"{i}.png", np.full((40, 48, 3), shade, dtype=np.uint8))
     with (place / "metadata.csv").open("w") as file:
-        rows = [("file_name", "text"), *((f"{i}.png", f"a shade of grey, number {i}") for i in range(24))]
+        rows = [("file_name", "text"), *((f"{i}.png", f"a shade of grey, number {i}") for i in range(64))]
         csv.writer(file).writerows(rows)
-    here = desk(tmp_path, SHORT_SIDE="32", MINUTES="0.1", PROMPTS="4")
+    here = desk(tmp_path, SHORT_SIDE="32", MINUTES="0.1", PROMPTS="8")
     prepared, inspected = (json.loads(here.run(*block)) for block in PAGES[0].blocks)
-    assert prepared["counts"]["samples"] == 24 and inspected["faults"] == []
+    assert prepared["counts"]["samples"] == 64 and inspected["faults"] == []
     for page in PAGES[1:]:
         here.run_page(page)
     assert json.loads((tmp_path / "train.json").read_text())
