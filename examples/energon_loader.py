@@ -78,7 +78,7 @@ class PackEncoder(DefaultTaskEncoder):
         return sample
 
     def select_samples_to_pack(self, samples: list[ClipSample]) -> list[list[ClipSample]]:
-        """Assigns every sample of the buffer to a pack; each pack has the oldest sample and those that fill it best."""
+        """Assign every sample of the buffer to a pack; each pack has the oldest sample and those that fill it best."""
         groups, waiting = [], list(samples)
         while waiting:
             chosen = set(fill([self._tokens(s) for s in waiting], self.capacity))

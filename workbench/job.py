@@ -106,7 +106,7 @@ class Job:
 
     @property
     def pid(self) -> int | None:
-        """Pid of the live main process; None when there is none."""
+        """Pid of the live main process; None if there is none."""
         return top.pid if (top := self._top) else None
 
     def processes(self) -> list[psutil.Process]:

@@ -163,7 +163,7 @@ class Launcher(Live):
         return offers
 
     def _checkpointed(self) -> int:
-        """The newest checkpoint's iteration, 0 when there is none."""
+        """The newest checkpoint's iteration, 0 if there is none."""
         try:
             return int((Run(self.run_dir).checkpoints / "latest_checkpointed_iteration.txt").read_text())
         except (OSError, ValueError):

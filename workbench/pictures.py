@@ -170,7 +170,7 @@ def packs(
 ) -> Picture:
     """The first packs of a training on these shards, one of them as a padded batch, and which tokens attend to which.
 
-    capacity : tokens of a pack; None: the recipe's, or those of the longest sample if it has more.
+    capacity : tokens of a pack; None: the recipe's, or the longest sample's if it has more.
     averaged : number of packs that the two shares are computed over.
     """
     config = cfg.resolve(recipe).config
@@ -291,7 +291,7 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
     low, high = np.exp([P_mean - 2 * P_std, P_mean + 2 * P_std])
     for panel in (axes, side):
         panel.axhspan(low, high, color=PALETTE[5], alpha=0.14, linewidth=0)
-    said = f"Of {num_steps} steps, so many are where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
+    said = f"Steps of {num_steps} where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
     return Picture(figure, f"{said}: {', '.join(told)}.")
 
 

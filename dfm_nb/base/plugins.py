@@ -151,17 +151,17 @@ def carried(name: str, folder: Path) -> Path | None:
 
 
 def load_all(kind: str) -> dict[str, ModuleType]:
-    """All plugins of a kind by name."""
+    """All plug-ins of a kind by name."""
     return {name: _found(kind)[name].load() for name in names(kind)}
 
 
 def own_flags(module: ModuleType) -> Mapping[str, Field]:
-    """The flags that a plugin declares, by name."""
+    """The flags that a plug-in declares, by name."""
     return fields(getattr(module, "Flags", Options))
 
 
 def flags(kind: str) -> dict[str, Field]:
-    """The flags of all plugins of a kind, by name."""
+    """The flags of all plug-ins of a kind, by name."""
     return {name: flag for module in load_all(kind).values() for name, flag in own_flags(module).items()}
 
 
@@ -177,7 +177,7 @@ def _joined(*models: type[Options]) -> type[Options]:
 
 
 def takes(module: ModuleType, parameter: str) -> bool:
-    """Whether the plugin's `build` has a parameter of that name."""
+    """Whether the plug-in's `build` has a parameter of that name."""
     return parameter in inspect.signature(module.build).parameters
 
 

@@ -39,7 +39,7 @@ ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's furthe
 PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "BMP", "TIFF")  # Pillow's JPEG opens MPO
 """Formats to detect by content, not by file name; not more, because Pillow starts Ghostscript for PostScript."""
 VIDEO_FORMATS = {"format_whitelist": "mov,matroska,avi,mpeg,mpegts,mpegvideo,gif", "protocol_whitelist": "file"}
-"""The same for FFmpeg (Matroska is WebM too), whose playlists would open other files."""
+"""The same for FFmpeg (Matroska includes WebM), because its playlists would open other files."""
 FRAMES_PER_STORED = 240
 """Maximum number of resampled frames per stored one, 10 s at 24 fps: a few bytes can mean "for a week"."""
 WHITE = (255, 255, 255)

@@ -63,7 +63,7 @@ class PowerEMA:
 
     @contextmanager
     def applied(self, sigma_rel: float) -> Iterator[None]:
-        """Within the block the model has the averaged weights."""
+        """Use the averaged weights within the block."""
         kept = [p.detach().clone() for p in self.parameters]
         self.set_parameters(self.averages[sigma_rel])
         try:

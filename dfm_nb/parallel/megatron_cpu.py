@@ -95,7 +95,7 @@ LEFT_OUT = (
 
 @contextlib.contextmanager
 def _lean_imports() -> Iterator[None]:
-    """Within this context, `LEFT_OUT` cannot be imported, and without a CUDA device `torch.compile` is the identity.
+    """Block imports of `LEFT_OUT`, and without a CUDA device make `torch.compile` the identity.
 
     megatron-core decorates fused operations with `torch.compile`, which imports Inductor; a CPU uses the plain
     functions.
@@ -163,7 +163,7 @@ def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_deco
 
 @contextlib.contextmanager
 def cuda_type_names(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
-    """Within: `param.type()` returns CUDA's names, by which the mixed-precision optimizers sort parameters.
+    """Make `param.type()` return CUDA's names, by which the mixed-precision optimizers sort parameters.
 
     0.16.1 compares with "torch.cuda.BFloat16Tensor" and raises TypeError for other types.
     """

@@ -64,7 +64,7 @@ def build_datasets(
     seed: int = 1234,
     **settings: bool,
 ) -> dict[str, Dataset | None]:
-    """Data sets of `train`, `validation` and `test` (None where there is none).
+    """Data sets of `train`, `validation` and `test` (None if absent).
 
     All ranks must call it, within a process group (`parallel.init()` creates one for a single rank).
 
