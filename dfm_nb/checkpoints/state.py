@@ -102,6 +102,7 @@ def held(pieces: Pieces) -> Iterator[Held]:
     make_optimizer_state(pieces.optimizer)
     replica = mpu.get_data_parallel_rank(with_context_parallel=True)
     averages = {s: pieces.ema.named(s) for s in pieces.ema.sigma_rels}
+    distributed = any(isinstance(part, DistributedOptimizer) for part in pieces.optimizer.chained_optimizers)
     for i, chunk in enumerate(pieces.chunks):
         for local, p in chunk.named_parameters():
             name, (whole, offset), count = global_name(local, chunk), box_of(p), p.numel()
@@ -110,8 +111,7 @@ def held(pieces: Pieces) -> Iterator[Held]:
             first_of_model &= not getattr(p, "shared", False)
             first_of_all = first_of_model and replica == 0
             box, optimized = (whole, offset, list(p.shape)), _optimized(p, pieces.optimizer)
-            split = any(isinstance(part, DistributedOptimizer) for part in pieces.optimizer.chained_optimizers)
-            split &= p.requires_grad
+            split = distributed and p.requires_grad  # each data-parallel rank has, and writes, elements of its own
             yield Held(name, *box, 0, count, p, first_of_all and not split and (optimized is None or optimized[0] is p))
             if optimized is not None:
                 main, first, state = optimized

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, model_validator
 from torch import Tensor
 
 INDEX = "index.json"
@@ -142,7 +142,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     pieces: list[Piece]
 
     @model_validator(mode="after")
-    def _pieces_lie_within(self) -> Entry:
+    def _pieces_make_it(self) -> Entry:
         for p in self.pieces:
             box = [(o, o + n) for o, n in zip(p.offset, p.shape)]
             within = len(p.offset) == len(p.shape) == len(self.shape) and all(
@@ -150,6 +150,8 @@ class Entry(BaseModel, strict=True, extra="forbid"):
             )
             if not within or not p.elements[0] <= p.elements[1] <= math.prod(p.shape):
                 raise ValueError("a piece must lie within its tensor")
+        if sum(p.elements[1] - p.elements[0] for p in self.pieces) != math.prod(self.shape):
+            raise ValueError("the pieces must make the whole tensor")
         return self
 
 
@@ -166,7 +168,11 @@ class Index:
         self.folder, path = folder, folder / INDEX
         try:
             self.entries = _INDEX.validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
+            # a shape is numbers that anybody can write: no memory is taken for more than the files have
+            need = sum(math.prod(e.shape) * DTYPES[e.dtype].itemsize for e in self.entries.values())
+            if need > sum((folder / file).stat().st_size for file in self.files()):
+                raise ValueError("its tensors are larger than the files")
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is missing or damaged ({reason(error)}); use another checkpoint") from None
         self._places = functools.cache(lambda file: places_in(folder / file)[0])
 
