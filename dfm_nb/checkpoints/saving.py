@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dfm_nb.base.files import listed_as, seal, sync, write_atomically
+from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints import tensor_files
@@ -175,6 +175,7 @@ class Writer:
             iteration = iteration_of(folder)
             if iteration != self.best and not (self.keep_every and iteration % self.keep_every == 0):
                 _discard(folder)
+        remove_temporaries(self.root)  # a killed process's, of the tracker
         for leftover in self.root.glob("iter_[0-9]*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 

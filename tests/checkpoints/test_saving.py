@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dfm_nb.base.files import temporary_of
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests.conftest import run_ranks
@@ -101,7 +102,9 @@ def test_removal_that_is_cut_off_leaves_no_half_checkpoint(trainer, tmp_path, mo
     assert not (tmp_path / "iter_0000001").exists()
     monkeypatch.undo()
     checkpoint.verify(tmp_path / "iter_0000002")
+    temporary_of(tmp_path / checkpoint.TRACKER).touch()  # as a kill leaves it
     save(writer, trainer, 3)
+    assert not list(tmp_path.glob(".*"))
     assert [p.name for p in tmp_path.glob("iter_*")] == ["iter_0000003"]
 
 
