@@ -490,7 +490,7 @@ def verify(data: Path) -> tuple[Any, list[str]]:
     """`dfm inspect --verify`: its faults."""
     from dfm_nb.inspect import inspect_dataset
 
-    return (faults := inspect_dataset(data, verify=True, samples=0, json=True)["faults"]), faults
+    return (faults := inspect_dataset(data, verify=True, samples=0, as_json=True)["faults"]), faults
 
 
 def weights_of(path: Path) -> tuple[Any, list[str]]:
