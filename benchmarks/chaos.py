@@ -168,7 +168,7 @@ def last_iteration(run: Path) -> int:
 
 def documents_done(folder: Path) -> int:
     with contextlib.suppress(OSError):
-        return json.loads((folder / "c.progress.json").read_text())["progress"]["documents"]
+        return json.loads((folder / "c.progress.json").read_text())["progress"]["counts"]["documents"]
     return 0
 
 
