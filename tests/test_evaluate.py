@@ -85,7 +85,7 @@ def run_and_data(tiny_checkpoint, tiny_data, tmp_path_factory):
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace(str(tiny_checkpoint), str(run)))
     first = shutil.copytree(run / "checkpoints" / "iter_0000003", run / "checkpoints" / "iter_0000002")
-    (first / "common.pt").write_bytes(b"damaged")
+    (first / "state.json").write_bytes(b"damaged")
     return run, top / "data"
 
 
