@@ -1,6 +1,6 @@
 """dfm_nb: from captioned images and clips to a trained text-to-video Diffusion Transformer and finished mp4s.
 
-A room a stage; each imports those to its right and below:
+One folder per stage; each imports only those to its right and below:
 
     verbs: prepare adopt index pretrain sweep generate evaluate export import inspect plan doctor   cli.py finds them
       training      loop, trainer, Muon, loggers    generation   Pipeline, requests, files of clips
@@ -11,7 +11,7 @@ A room a stage; each imports those to its right and below:
       config        every setting of a training     base         files, runs, options, video
       text          JSONL -> Megatron .bin/.idx, blends
 
-    workbench/, beside dfm_nb/: form, launcher, monitor, gallery and studio of the notebooks
+    workbench/, next to dfm_nb/: form, launcher, monitor, gallery and studio of the notebooks
 
 A picture's way: `data.sources` -> `data.encoding` -> shards -> `data.loader` -> `packs` -> `model.denoiser` ->
 `training.loop` -> `checkpoints.saving`. A prompt's way: `generation.pipeline` -> `diffusion.samplers` -> tokenizer ->
@@ -19,7 +19,7 @@ A picture's way: `data.sources` -> `data.encoding` -> shards -> `data.loader` ->
 
 README has a table "to add ... touch": which files a new sampler, setting, logger or measure takes.
 
-The names of `__all__` are the Python API. They are loaded when they are first used, so the import is light.
+The names in `__all__` are the Python API. They are loaded on first use, so importing the package is fast.
 """
 
 from __future__ import annotations

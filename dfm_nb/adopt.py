@@ -1,4 +1,4 @@
-"""`dfm adopt DIR`: shards that someone else wrote become a whole data set; the work is `data.adoption`'s."""
+"""`dfm adopt DIR`: make third-party shards a complete data set; `data.adoption` does the work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["adopt_dataset", "main"]
 
 
 class AdoptOptions(Options):
-    """Make a folder of shards of another writer whole."""
+    """Add what is missing to a folder of third-party shards."""
 
     prog = "dfm adopt"
 
@@ -26,12 +26,12 @@ class AdoptOptions(Options):
     text_encoder_path: str | None = option(
         None, "its folder; without it the empty caption is one token of zeros", flags=("--t5-cache-dir",)
     )
-    val_fraction: float = option(0.0, "share of the samples to validate on, whole shards", ge=0, lt=1)
+    val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
     device: str = option("cpu", "where the encoders run")
 
 
 def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     return summary(AdoptOptions.parse(argv).folder)
 
 

@@ -21,18 +21,18 @@ from dfm_nb.base.torchrun import run_under_torchrun
 VERBS: dict[str, tuple[str, str]] = {
     # verb: (module with `main`, one line of help)
     "prepare": ("dfm_nb.prepare", "captioned images and clips -> WebDataset shards"),
-    "inspect": ("dfm_nb.inspect", "what a shard folder holds: table, checks, contact sheet"),
-    "adopt": ("dfm_nb.adopt", "shards of another writer -> a whole data set, the tars unchanged"),
+    "inspect": ("dfm_nb.inspect", "show and check a shard folder: table, checks, contact sheet"),
+    "adopt": ("dfm_nb.adopt", "third-party shards -> a complete data set; the tars are not changed"),
     "index": ("dfm_nb.index", "the index with which training opens shards; prepare and adopt write it"),
     "pretrain": ("dfm_nb.train", "train a DiT on shards"),
-    "sweep": ("dfm_nb.sweep_", "a training for every combination of settings, and a table of them"),
+    "sweep": ("dfm_nb.sweep_", "train every combination of settings, and compare them"),
     "generate": ("dfm_nb.generate", "prompts -> mp4"),
     "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),
-    "import": ("dfm_nb.import_", "weights of Wan 2.1 or of NeMo DFM's DiT -> a file as dfm export writes"),
+    "import": ("dfm_nb.import_", "weights of Wan 2.1 or NeMo DFM's DiT -> a file as dfm export writes"),
     "text": ("dfm_nb.text.cli", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
-    "plan": ("dfm_nb.plan", "layouts of a model that fit a number of GPUs, with memory and relative time"),
-    "doctor": ("dfm_nb.doctor", "what this machine has, and what is missing"),
+    "plan": ("dfm_nb.plan", "layouts that fit a model on some GPUs, with memory and relative time"),
+    "doctor": ("dfm_nb.doctor", "check this machine: what it has and what is missing"),
 }
 UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
 PREFLIGHT = {"prepare", "pretrain"}
@@ -40,7 +40,7 @@ PREFLIGHT = {"prepare", "pretrain"}
 
 
 def verbs() -> dict[str, tuple[str, str]]:
-    """`VERBS` and those of other packages; of a checkout that is not installed, those that its pyproject.toml names."""
+    """`VERBS` and the verbs of other packages; a checkout that is not installed has them in its pyproject.toml."""
     import tomllib
     from importlib.metadata import EntryPoint, entry_points
 

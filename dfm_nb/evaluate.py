@@ -8,8 +8,8 @@ that training did not use, `--distances` the kernel distance and recall to real 
 With `--dataset` the prompts are captions of its samples. The kernel distance (KID) to real samples is shown
 next to that between two sets of real samples. Of a prepared folder, copies of training samples are counted.
 
-`--all-checkpoints` measures each checkpoint of a run against a prepared folder, and says in one sentence which to take
-(`dfm_nb.evaluation.verdict`). The run folder gets `verdict.json` and `verdict.png`.
+`--all-checkpoints` measures each checkpoint of a run against a prepared folder and recommends one
+(`dfm_nb.evaluation.verdict`). It writes `verdict.json` and `verdict.png` to the run folder.
 
 Clips add temporal consistency and wing motion, next to those of real ones. The same flags give the same figures, with
 95 % intervals. Choose settings on `--part development`, report `test` once.
@@ -49,20 +49,22 @@ class EvaluateOptions(Sampling):
 
     prog, epilog = "dfm evaluate", NPROC
     checkpoint_path: str = option(help="run folder, iter_* folder or exported file", flags=("--checkpoint",))
-    dataset: str | None = option(None, "folder or source NAME[:SPEC] to compare to", flags=("--dataset-path",))
-    split: str = option("val", "of a prepared folder: train, val or test")
-    all_checkpoints: bool = option(False, "which checkpoint of a run to take, by --dataset, a prepared folder")
+    dataset: str | None = option(None, "folder or source NAME[:SPEC] to compare with", flags=("--dataset-path",))
+    split: str = option("val", "split of a prepared folder: train, val or test")
+    all_checkpoints: bool = option(False, "recommend a checkpoint of the run, measured on --dataset, a prepared folder")
     part: Literal["development", "test"] = option("development", "choose on development, report test")
-    wordings: int = option(0, "images for each form of wording that training did not use", ge=0)
+    wordings: int = option(0, "images for each wording that training did not use", ge=0)
     distances: bool = option(False, "kernel distance and recall to real renders")
-    num_prompts: int = option(64, "images to generate; with --all-checkpoints of each, half of training captions", ge=0)
-    num_clips: int = option(16, "clips to generate, of 9 frames without --dataset", ge=0)
+    num_prompts: int = option(
+        64, "images to generate; with --all-checkpoints, for each, half for training captions", ge=0
+    )
+    num_clips: int = option(16, "clips to generate; 9 frames each without --dataset", ge=0)
     max_frames: int = option(9, "clips of --dataset are cut to this many frames", ge=1)
-    size_px: int = option(64, "side in px; of a source's samples the short side")
-    autoguidance_checkpoint: str | None = option(None, "a weaker model for guidance to lead away from")
-    seed: int = option(1, "of the starting noise, and of the choice of real samples")
+    size_px: int = option(64, "side in px; for a source, the short side")
+    autoguidance_checkpoint: str | None = option(None, "a weaker model that guidance steers away from")
+    seed: int = option(1, "seed of the starting noise and of the choice of real samples")
     ema: str = option("auto", "auto, none or a stored length")
-    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; by default that of the training")
+    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; default: as in training")
     tokenizer_path: str | None = option(None, "tokenizer file or folder")
     text_encoder_path: str | None = option(None, "text encoder folder")
     output: str | None = option(None, "JSON file", output=True)
@@ -79,7 +81,7 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
     **flags : the other flags of `dfm evaluate` with underscores (`dataset`, `split`, `num_prompts`, `num_clips`,
         `num_steps`, `guidance`, `output`, `contact_sheet`, ...).
 
-    ValueError, FileNotFoundError : one sentence with what must hold and how to mend it.
+    ValueError, FileNotFoundError : with what must hold and how to fix it.
 
     >>> evaluate_model("runs/pretrain", num_prompts=16, num_clips=0).table  # doctest: +SKIP
     """
@@ -155,7 +157,9 @@ def one_checkpoint(asked: EvaluateOptions) -> Measured:
             opened, 2 * asked.num_prompts, 2 * asked.num_clips, asked.max_frames, asked.seed
         )
         if not images and not clips:
-            raise ValueError(f"{asked.dataset} has none of the samples asked for; raise --num-prompts or --num-clips")
+            raise ValueError(
+                f"{asked.dataset} has no samples of the requested kinds; raise --num-prompts or --num-clips"
+            )
         found.values["dataset"] = {"name": asked.dataset, "split": asked.split, "unreadable": failed}
         to_model = functools.partial(pipe.statistics.to_model, sigma_data=pipe.sigma_data)
         for kind, real in (("images", images), ("clips", clips)):

@@ -1,7 +1,7 @@
 """`dfm export`: consolidated weights from a run or checkpoint, in one process whatever layout they were trained in.
 
 The one file, `model.safetensors` or `model.pth`, is all that generation needs (`checkpoints.exported`). LoRA adapters
-are added to their weights, or left apart in `model.lora.safetensors` beside the base: generation reads either.
+are merged into the weights, or written to `model.lora.safetensors` next to the base: generation reads either.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class ExportOptions(Options):
     source: str = option(help="run folder, iter_* folder, exported file or packaged model", positional=True)
     output: str = option(help="FILE.safetensors or FILE.pth; with --format diffusers a folder", output=True)
     format: Literal["dfm", "diffusers"] = option(
-        "dfm", "diffusers: of a Wan, what WanPipeline opens; with --lora apart the adapters alone, as ComfyUI loads too"
+        "dfm", "diffusers: a Wan for WanPipeline; with --lora apart only the adapters, which ComfyUI loads too"
     )
-    ema_sigma_rel: float | None = option(None, "relative length of the weight average to rebuild")
-    raw: bool = option(False, "the weights themselves instead of an average")
-    lora: Literal["merged", "apart"] = option("merged", "adapters: added to their weights, or in a file of their own")
-    dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default fp32, or an exported file's")
+    ema_sigma_rel: float | None = option(None, "relative length of the weight average to reconstruct")
+    raw: bool = option(False, "export the weights instead of an average")
+    lora: Literal["merged", "apart"] = option("merged", "adapters: merged into the weights, or in a separate file")
+    dtype: Literal["fp32", "bf16"] | None = option(
+        None, "dtype of the stored weights; default: fp32, or that of an exported file"
+    )
 
 
 def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
@@ -63,7 +65,7 @@ def export(asked: ExportOptions) -> Path:
     source = checkpoint.find_weights(asked.source)
     read = (source.file, checkpoint.lora_file(source.file)) if source.file else ()
     if output.resolve() in [file.resolve() for file in read]:
-        raise ValueError(f"--output {output} would replace the weights that are read; name another file")
+        raise ValueError(f"--output {output} would overwrite the weights that are read; choose another file")
     # layout and folders of the machine that trained it mean nothing elsewhere
     source.config.model = source.config.model.model_copy(update=ALONE)
     source.config.dataset.path, source.config.checkpoint = None, type(source.config.checkpoint)()
@@ -98,7 +100,7 @@ def _write_diffusers(
 
 
 def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     return {"output": ExportOptions.parse(argv).output}
 
 

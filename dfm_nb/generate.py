@@ -35,23 +35,23 @@ class GenerateOptions(Options):
     )
     prompt: list[str] = option([], "repeat for several", action="append")
     prompts_file: str | None = option(
-        None, ".txt with a prompt a line, .jsonl with settings per line, or the .json beside a clip to make it again"
+        None, ".txt with a prompt per line, .jsonl with settings per line, or a clip's .json to reproduce it"
     )
     autoguidance_checkpoint: str | None = option(None, "a weaker checkpoint that replaces the unconditional estimate")
     ema: str = option("auto", "relative length of the weight average; auto, or none for raw weights")
-    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; by default that of the training")
+    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; default: as in training")
     batch_size: int = option(16, "clips generated together; does not change the result", ge=1)
     cp_size: int = option(1, "processes that share each sequence", ge=1)
     tp_size: int = option(1, "processes that share each weight", ge=1)
     pp_size: int = option(1, "processes that share the layers", ge=1)
     tokenizer_path: str | None = option(None, "tokenizer file or folder", flags=("--tokenizer-cache-dir",))
     text_encoder_path: str | None = option(None, "text encoder folder", flags=("--t5-cache-dir",))
-    tokenizer_model: str | None = option(None, "may be left out, as the checkpoint knows its tokenizer")
+    tokenizer_model: str | None = option(None, "not needed, as the checkpoint knows its tokenizer")
     video_save_path: str = option("out.mp4", "several clips get idx=I_rank=R_ before the name", output=True)
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
     overwrite: bool = option(False, "replace existing files")
-    skip_existing: bool = option(False, "leave out what an interrupted run has finished")
-    no_memory_check: bool = option(False, "generate although memory seems short")
+    skip_existing: bool = option(False, "skip what an interrupted run has finished")
+    no_memory_check: bool = option(False, "generate even if memory seems too small")
 
 
 def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:

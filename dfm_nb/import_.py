@@ -1,8 +1,7 @@
-"""`dfm import`: weights of others as a file that `dfm generate` and `dfm pretrain` take.
+"""`dfm import`: third-party weights as a file that `dfm generate` and `dfm pretrain` read.
 
-Of Wan 2.1 for text to video, a folder or hub id of diffusers', or its LoRA adapters; of NeMo DFM's DiT, a
-`model.pth` or folders of Megatron-Bridge. Only tensors and JSON are read. Every key must be one of the network's, and
-every weight of the network must be there.
+It reads Wan 2.1 for text to video (a diffusers folder, its hub id, or LoRA adapters) and NeMo DFM's DiT (a
+`model.pth` or folders of Megatron-Bridge). Only tensors and JSON are read. Unknown and missing keys are errors.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
 
 
 class ImportOptions(Options):
-    """Take over weights of Wan 2.1 or of NeMo DFM's DiT."""
+    """Import weights of Wan 2.1 or NeMo DFM's DiT."""
 
     prog = "dfm import"
     source: str = option(
@@ -38,7 +37,7 @@ class ImportOptions(Options):
         positional=True,
     )
     output: str = option(help="folder for model.safetensors, or FILE.safetensors or FILE.pth", output=True)
-    base: str | None = option(None, "the imported weights that LoRA adapters are of")
+    base: str | None = option(None, "the imported weights that LoRA adapters belong to")
     tokenizer: str | None = option(None, "tokenizer of the data it was trained on: wan_vae, and NeMo DFM cosmos_cv")
     text_encoder: str | None = option(None, "text encoder of the data it was trained on: umt5, and NeMo DFM t5")
     settings: Overrides = option([], "that differ from the published model's", positional=True, metavar="KEY=VALUE")
@@ -58,12 +57,12 @@ def located(source: str) -> Path:
     except Exception as error:
         raise FileNotFoundError(
             f"there is no folder {source}, and the hub's model of that id cannot be fetched ({type(error).__name__}); "
-            f"where there is a network, run `hf download {source} --local-dir DIR`, then name DIR"
+            f"run `hf download {source} --local-dir DIR` on a machine with internet access, then pass DIR"
         ) from None
 
 
 def with_adapters(source: Path, base: str, output: Path) -> None:
-    """Write the weights of `base` and, beside them, the LoRA adapters of `source`."""
+    """Write the weights of `base` and, next to them, the LoRA adapters of `source`."""
     found = checkpoint.find_weights(base)
     model = found.config.model
     if model.variant != "wan" or model.lora.rank:
@@ -78,7 +77,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
 
 
 def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
-    """Weights of others in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` take.
+    """Third-party weights in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` accept.
 
     Parameters
     ----------
@@ -99,7 +98,7 @@ def take_over(asked: ImportOptions) -> None:
         output = output / EXPORTED
     for given in (source, Path(asked.base or source)):
         if output.exists() and output.resolve().is_relative_to(given.resolve()):
-            raise ValueError(f"--output {output} would replace a file of {given}, which is read; name another folder")
+            raise ValueError(f"--output {output} would replace a file of {given}, which is read; choose another folder")
     output.parent.mkdir(parents=True, exist_ok=True)
     if asked.base is not None:
         with_adapters(source, asked.base, output)
@@ -123,7 +122,7 @@ def take_over(asked: ImportOptions) -> None:
 
 
 def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     return {"output": ImportOptions.parse(argv).output}
 
 

@@ -21,7 +21,7 @@ class IndexOptions(Options):
 
 
 def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     return summary(IndexOptions.parse(argv).folder)
 
 

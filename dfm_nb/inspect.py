@@ -1,7 +1,7 @@
-"""`dfm inspect DIR`: what a folder of shards holds, whether it is intact, and how it looks.
+"""`dfm inspect DIR`: what a folder of shards contains, whether it is intact, and how it looks.
 
-The shards may also be of another writer: tars of `.pth`, `.pickle` and `.json` samples. No code from the data is run,
-and nothing is changed but the contact sheet.
+Third-party shards work too: tars of `.pth`, `.pickle` and `.json` samples. No code from the data is run, and only the
+contact sheet is written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class InspectOptions(Options):
     verify: bool = option(False, "decode every sample and recheck every checksum")
     contact_sheet: str | None = option(None, "PNG to write; default contact_sheet.png in the folder", output=True)
     samples: int = option(24, "pictures on the contact sheet; 0 for none", ge=0)
-    tokenizer: str | None = option(None, "that decodes the latents, for shards without a manifest")
+    tokenizer: str | None = option(None, "tokenizer that decodes the latents, for shards without a manifest")
     tokenizer_path: str | None = option(None, "its file or folder", flags=("--tokenizer-cache-dir",))
 
 

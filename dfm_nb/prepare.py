@@ -38,7 +38,7 @@ def parse(argv: list[str] | None) -> PrepareConfig:
 
 
 def preflight(argv: list[str], nproc: int) -> None:
-    """Say a mistake once and at once, before torchrun starts processes."""
+    """Report mistakes once, before torchrun starts processes."""
     check(parse(argv), nproc)
 
 
@@ -54,7 +54,7 @@ class PreparedDataset(dict):
 
     @property
     def drops(self) -> pd.DataFrame:
-        """What was left out: columns key, reason, detail."""
+        """Dropped samples: columns key, reason, detail."""
         import pandas as pd
 
         return pd.DataFrame(self["drops"], columns=["key", "reason", "detail"])
@@ -87,7 +87,7 @@ def prepare_dataset(
 
     Raises
     ------
-    ValueError, FileNotFoundError, FileExistsError : one sentence with what must hold and how to mend it.
+    ValueError, FileNotFoundError, FileExistsError : with what must hold and how to fix it.
 
     >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
     """
@@ -104,7 +104,7 @@ def prepare_dataset(
 
 
 def result(argv: list[str]) -> dict[str, typing.Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     return summary(local(parse(argv).output_dir))
 
 

