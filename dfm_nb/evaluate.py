@@ -1,7 +1,7 @@
 """`dfm evaluate`: does a checkpoint generate what its captions say, and does it look like the data?
 
 Without `--dataset` the prompts ask for attribute combinations that training on the synthetic set never showed: half of
-them a colour that never had that pattern. A classifier looks for the attributes, by argmax and where it is sure, also
+them a colour that never had that pattern. A classifier looks for the attributes, by argmax and by confidence, also
 in real renders, as drawn and through the tokenizer (the upper bound for any model). `--wordings` adds prompts in words
 that training did not use, `--distances` the kernel distance and recall to real renders.
 
@@ -81,7 +81,7 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
     **flags : the other flags of `dfm evaluate` with underscores (`dataset`, `split`, `num_prompts`, `num_clips`,
         `num_steps`, `guidance`, `output`, `contact_sheet`, ...).
 
-    ValueError, FileNotFoundError : with what must hold and how to fix it.
+    ValueError, FileNotFoundError : wrong input; the message has the fix.
 
     >>> evaluate_model("runs/pretrain", num_prompts=16, num_clips=0).table  # doctest: +SKIP
     """

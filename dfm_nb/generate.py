@@ -1,8 +1,8 @@
 """Prompts to clips: `dfm generate`, or `torchrun ... -m dfm_nb.generate`. In Python: `Pipeline`.
 
-Each prompt becomes an mp4 (PNG for one frame) and a JSON sidecar, from which `--prompts-file` makes the same clip
-again. The starting noise is a function of (seed, prompt index) alone, so batch size, processes and layout do not
-matter, to float32 rounding.
+Each prompt becomes an mp4 (PNG for one frame) and a JSON sidecar, from which `--prompts-file` reproduces the clip. The
+starting noise depends only on (seed, prompt index), so batch size, processes and layout do not matter, to float32
+rounding.
 """
 
 from __future__ import annotations

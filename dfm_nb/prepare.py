@@ -87,7 +87,7 @@ def prepare_dataset(
 
     Raises
     ------
-    ValueError, FileNotFoundError, FileExistsError : with what must hold and how to fix it.
+    ValueError, FileNotFoundError, FileExistsError : wrong input; the message has the fix.
 
     >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
     """

@@ -53,7 +53,7 @@ def adopt_dataset(
 
     Raises
     ------
-    ValueError, FileNotFoundError : with what must hold and how to fix it.
+    ValueError, FileNotFoundError : wrong input; the message has the fix.
     """
     place = PreparedFolder(folder)
     tars = shards.find_shards(place.path)

@@ -115,7 +115,7 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
 
     Raises
     ------
-    ValueError : with what must hold and how to fix it.
+    ValueError : wrong input; the message has the fix.
     """
     place = PreparedFolder(folder)
     if place.held_plan() is not None and not (place.path / CHECKSUMS).is_file():

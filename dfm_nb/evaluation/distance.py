@@ -1,6 +1,6 @@
 """How far features of samples are from those of real ones: the kernel distance (KID), with an interval.
 
-Written here and not taken from torchmetrics: its KID is over random subsets and has no interval.
+torchmetrics' KID is not used: it samples random subsets and has no interval.
 
 Intervals are value -+ t s, with the 97.5 % quantile t of Student's t. The standard error s is that of the statistic's
 first-order expansion: each sample's influence is the change of the distance per change of the sample's weight.
@@ -88,7 +88,7 @@ def _student_t(df: int) -> float:
 
 
 def temporal_consistency(features: np.ndarray) -> float:
-    """How much a clip stays the same thing: mean over frames t >= 1 of (cos(f_t, f_(t-1)) + cos(f_t, f_0)) / 2.
+    """Temporal consistency of a clip: mean over frames t >= 1 of (cos(f_t, f_(t-1)) + cos(f_t, f_0)) / 2.
 
     Parameters
     ----------

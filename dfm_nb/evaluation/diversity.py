@@ -1,4 +1,4 @@
-"""Do samples show all that real ones show, and are they copies of training samples? On [n, D] features or pixels."""
+"""Do samples cover the variety of real ones, and are they copies of training samples? On [n, D] features or pixels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nearest(x: np.ndarray, training: np.ndarray, rows: int = 256) -> np.ndarray:
 def memorised(generated: np.ndarray, held_out: np.ndarray, training: np.ndarray) -> float:
     """Share of generated samples that are nearer to a training sample than 99 % of held-out real ones are.
 
-    0.01 is what real samples that were not trained on give.
+    Real samples that were not trained on give 0.01.
     """
     return float((nearest(generated, training) < np.quantile(nearest(held_out, training), 0.01)).mean())
 

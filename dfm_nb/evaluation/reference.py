@@ -1,7 +1,7 @@
 """Real samples to measure against, of a prepared folder or of a source as `dfm prepare` takes it.
 
-A prepared folder keeps no pixels. Its latents are decoded by the checkpoint's tokenizer, so a distance to them tells of
-the network and not of the tokenizer. The choice depends on the seed alone; what cannot be read is left out and counted.
+A prepared folder has no pixels. Its latents are decoded by the checkpoint's tokenizer, so distances to them measure the
+network and not the tokenizer. The choice depends only on the seed; unreadable samples are skipped and counted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Do samples show what their captions say, for data that no classifier knows? By features of a frozen network.
+"""Prompt adherence for data without a classifier, by features of a frozen network.
 
-A sample of a caption is compared to that caption's own picture and to those of other captions. It is right when its
-own is the nearest of `ways` (20: chance is 5 %). A perfect model gets what real pictures get that went through the
-tokenizer, and `wrong_passes` says how often the sample of another caption is taken for right. Copies of training
-samples count as right: read it together with the share of copies (`diversity.memorised`), and for captions that
-training has not seen.
+The sample for a caption is compared with that caption's picture and with pictures of other captions. It is right if its
+own picture is the nearest of `ways` (20: chance is 5 %). A perfect model scores like real pictures after a round trip
+through the tokenizer. `wrong_passes` is how often another caption's sample counts as right. Copies of training samples
+count as right, so read it together with the share of copies (`diversity.memorised`), and on unseen captions.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for each kind and measure.
 
     Of an attribute `value` is the share found confidently (`argmax`: found at all), `chance` that of guessing, `wrong`
-    how often wrong names would count as sure, `real` the share in real renders and `upper_bound` that in real renders
-    through the tokenizer. Of a distance `real` is that between real samples. Rows of a checkpoint have its `iteration`.
+    how often wrong names would count as confident, `real` the share in real renders and `upper_bound` the share in real
+    renders through the tokenizer. For a distance, `real` is the one between real samples. Rows of a checkpoint have its
+    `iteration`.
     """
     found = []
     for kind in (k for k in KINDS if k in result):

@@ -1,17 +1,17 @@
-"""Which checkpoint of a run to take: figures of each, and one sentence.
+"""Which checkpoint of a run to take: figures for each, and a verdict.
 
-Every checkpoint samples the same captions with the same seeds, some of training and some held out. The rule:
+Every checkpoint samples the same training and held-out captions with the same seeds. The rule:
 
-1. Copies begin at the first checkpoint of whose samples for training captions surely more are copies than of pictures
-   that are new: the lower end of the interval is above 1 %, or above 1 / (n + 1) where fewer than 99 pictures are held
-   out, the chance that a new one is below the least of n. It and later ones are out.
-2. Of the others, that with the least kernel distance to held-out pictures is best. Those whose distance is not surely
-   greater (the interval of the difference, over the same captions and seeds, reaches zero) cannot be told from it.
-3. Of these the one with the lowest validation loss is taken; the best itself where none has one.
+1. Copies begin at the first checkpoint whose share of copies among the samples for training captions is significantly
+   above that of new pictures: the lower end of its interval is above 1 %, or, with n < 99 held-out pictures, above
+   1 / (n + 1), the chance that a new picture is below the least of n. This and later checkpoints are excluded.
+2. The best of the rest has the smallest kernel distance to held-out pictures. A checkpoint is indistinguishable from it
+   if the interval of their difference (same captions, same seeds) includes zero.
+3. Of these, the one with the lowest validation loss is taken; without validation losses, the best.
 
-A copy is much nearer to one training picture than to the next one. Both distances are of pixels at 32 x 32, which
-see a smudged copy that features miss. Their ratio is near 1 for a new picture, also for a plain or blurred one, which
-is near to many; a copy has a ratio below that of 99 % of held-out pictures.
+A copy is much nearer to one training picture than to the second nearest. Distances are between pixels at 32 x 32, which
+detect a smudged copy that features miss. The ratio of both is near 1 for a new picture, also for a plain or blurred
+one, which is near to many; a copy has a ratio below that of 99 % of held-out pictures.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def pack_settings(config: cfg.Config) -> PackSettings:
 
 
 def data_folder(config: cfg.Config) -> Path | None:
-    """`dataset.path`, or the local folder that stands for a server's."""
+    """`dataset.path`, or the local folder that mirrors a server's."""
     d = config.dataset
     return None if d.path is None else local_folder(d.path, d.cache_dir, d.cache_gib)
 

@@ -1,12 +1,12 @@
-"""One dial: `train.minutes` and the samples decide the settings that people would otherwise have to know about.
+"""One dial: `train.minutes` and the samples determine the settings that users would otherwise have to choose.
 
-Two steps, each of which gives values with their reasons:
+Two steps, each of which returns values with their reasons:
 
 1. `of_data`, before anything is built: pack length, network, noise levels.
-2. `of_rate`, after some iterations were timed and thrown away: how many there will be, and when to validate and save.
+2. `of_rate`, after some iterations were timed and discarded: the number of iterations, and when to validate and save.
 
-A value that a user has set stays as it is. What was settled is written into the run's `config.yaml`, and a resumed run
-keeps it: it is then like any other run with these numbers, so its resume is exact.
+A value that the user has set is kept. The derived values are written to the run's `config.yaml`, and a resumed run
+keeps them: it is then like any other run with these numbers, so it resumes exactly.
 
     20 minutes, 210 pictures of 96 px, two CPU cores, 0.12 s a step
     of_data -> packs of 768 tokens, the network `demo`, P_mean -0.28
@@ -29,7 +29,7 @@ from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.trainer import Trainer
 
 ROUNDS = 8
-"""Validations and checkpoints of a run, evenly spaced: enough to see the turn of the validation loss."""
+"""Validations and checkpoints of a run, evenly spaced: enough to see where the validation loss rises."""
 OVERHEAD = 0.06  # of the time goes to validations, samples and checkpoints
 OVERTIME = 1.1  # a machine that became slower ends the run here, saved; the same command resumes it
 PROBE = 0.03  # of the time goes to timing iterations, and more than that would not tell more

@@ -34,7 +34,7 @@ Logger = Callable[[Run, LoggerConfig, Mapping[str, object]], Generator[None, tup
                 ...
 
 Each `yield` gives an iteration and its values by name, numbers or a `Sample`; at the end of the run the generator is
-closed. One that returns before its first `yield` is left out, which it says itself.
+closed. A logger that returns before its first `yield` is skipped, and logs the reason itself.
 """
 
 
@@ -72,7 +72,7 @@ def tensorboard(run: Run, config: LoggerConfig, settings: Mapping[str, object]) 
 def wandb(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Generator[None, Any, None]:
     """The Weights & Biases run of this folder, which a resumed run continues.
 
-    It is left out with a warning where it is not installed, knows no key or is out of reach: a run needs none of it.
+    If it is not installed, has no key or cannot be reached, the run warns and continues without it.
     """
     if config.wandb_mode == "disabled":
         return
@@ -118,8 +118,8 @@ class Loggers:
     ----------
     settings : shown with the run in Weights & Biases.
 
-    A resumed run logs what came after its checkpoint again, with the same iterations, which these services bear. A file
-    that is appended to must be cut back in `Report.resume`, as `metrics.jsonl` is.
+    A resumed run logs the iterations after its checkpoint again, which these services tolerate. A file that is appended
+    to must be truncated in `Report.resume`, as `metrics.jsonl` is.
     """
 
     def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):
@@ -134,7 +134,7 @@ class Loggers:
                 raise ValueError(
                     f"logger.report_to: {name} must be a generator function, as dfm_nb.training.loggers says"
                 )
-            with contextlib.suppress(StopIteration):  # it is left out
+            with contextlib.suppress(StopIteration):  # it is skipped
                 next(opened)
                 self._open.append(opened)
 

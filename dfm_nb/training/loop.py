@@ -37,7 +37,7 @@ from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
 OUT_OF_TIME = 1
-"""Why a run stops beside a signal's number: below those of SIGUSR1 (10) and SIGTERM (15), so that a signal wins."""
+"""Why a run stops, if not a signal's number: below those of SIGUSR1 (10) and SIGTERM (15), so that a signal wins."""
 
 AGAIN_S = 3.0
 """From a signal to one that ends at once: before, a scheduler and torchrun may each have passed on the same one."""
@@ -78,7 +78,7 @@ class StopRequest:
 
 
 class BadSamples:
-    """The samples that cannot be used, of all ranks: each is named once, and too many stop every rank alike.
+    """The samples that cannot be used, of all ranks: each is reported once, and too many stop every rank.
 
     share : `dataset.max_bad_fraction`. total : samples of the data set.
     """
@@ -90,11 +90,11 @@ class BadSamples:
         self._add(store.dropped)
 
     def see(self, packs: Sequence[Pack]) -> None:
-        """Those of a step; what was set aside on purpose is none."""
+        """Add those of a step; samples that the user excluded do not count."""
         self.new = [d for p in packs for d in p.dropped if d[0] != LEFT_OUT and d[1] not in self.found]
 
     def share(self) -> None:
-        """Tell every rank. ValueError when they are too many."""
+        """Share them with every rank. ValueError if there are too many."""
         self._add(bad for found in everyones(self.new, self._group) for bad in found)
 
     def _add(self, new: Iterable[tuple[str, str]]) -> None:
@@ -106,7 +106,7 @@ class BadSamples:
         if len(self.found) > max(self.limit * self.total, self.limit > 0):  # one sample ends no run
             raise ValueError(
                 f"{len(self.found)} of {self.total} samples cannot be used, and dataset.max_bad_fraction="
-                f"{self.limit:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify names all"
+                f"{self.limit:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify lists all"
             )
 
 
@@ -164,11 +164,11 @@ class Training:
             self._normalise_by(checkpoint.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
             log.info("Started from the weights of %s", c.pretrained)
         elif c.load:
-            log.info("checkpoint.load=%s holds no checkpoint yet: training starts anew", c.load)
+            log.info("checkpoint.load=%s has no checkpoint yet: training starts from scratch", c.load)
         self.report.resume(self.iteration)
 
     def _newest(self) -> Path | None:
-        """The checkpoint to go on from. Rank 0 looks for all, so that all agree while files change."""
+        """The checkpoint to resume from. Rank 0 looks for all ranks, so that all agree while files change."""
         found: list[Path | None] = [None]
         if parallel.rank() == 0:
             if self.config.checkpoint.load:
@@ -237,7 +237,7 @@ class Training:
             self.watchdog.close()
         if stop:
             why = "train.exit_duration_s" if stop == OUT_OF_TIME else signal.Signals(stop).name
-            log.info("Stopped by %s at iteration %d; saved. The same command goes on from here", why, self.iteration)
+            log.info("Stopped by %s at iteration %d; saved. The same command resumes from here", why, self.iteration)
         else:
             done = "Done" if self.iteration > first else "Nothing left to do, as train.train_iters is reached"
             log.info("%s: iteration %d is saved in %s", done, self.iteration, self.writer.root)
@@ -297,7 +297,7 @@ class Training:
             self.writer.best = iteration
 
     def _compare(self, record: Mapping[str, Any]) -> None:
-        """Remember the best round, by the average that is generated with; say it once when the loss has turned."""
+        """Remember the best round, by the average that is generated with; log once when the loss has risen."""
         loss = float(record[compared_loss(record)])
         if self.best is None or loss < self.best[0]:
             self._keep(loss, self.iteration)
@@ -306,14 +306,14 @@ class Training:
         elif self.iteration - self.best[1] == RISEN_ROUNDS * self.config.train.eval_interval:
             log.warning(
                 "Validation loss was best at iteration %d (%.4f) and has been higher for %d rounds: the network now "
-                "learns its training samples by heart",
+                "memorizes its training samples",
                 self.best[1],
                 self.best[0],
                 RISEN_ROUNDS,
             )
 
     def save(self) -> None:
-        """A checkpoint of this iteration, from which the run goes on bit for bit."""
+        """Save a checkpoint of this iteration; the run resumes from it bit for bit."""
         self.folder.tell("saving")
         data = self.loader.state()
         state = {

@@ -117,7 +117,7 @@ class Muon(torch.optim.AdamW):
             load[least] += self._work(p)
 
     def moments(self, p: Tensor) -> tuple[str, ...]:
-        """Names of a parameter's state beside `step`."""
+        """Names of a parameter's state, without `step`."""
         return ("momentum_buffer",) if p in self.matrices else ("exp_avg", "exp_avg_sq")
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""What a run tells: log lines on every rank; `metrics.jsonl`, TensorBoard and Weights & Biases on rank 0."""
+"""What a run reports: log lines on every rank; `metrics.jsonl`, TensorBoard and Weights & Biases on rank 0."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Report:
     def resume(self, iteration: int) -> None:
         """Forget what was recorded after `iteration`, and count the time from there on.
 
-        A logger whose rows are appended to a file must be cut here, too: they are written again.
+        A file to which a logger appends rows must be truncated here too, because they are written again.
         """
         self.begun = time.monotonic()
         if self.rank == 0:

@@ -51,7 +51,7 @@ def no_bars() -> bool:
 
 
 class Trainer:
-    """Model, optimizer and schedule of one rank; knows nothing of files.
+    """Model, optimizer and schedule of one rank, without any files.
 
     Parameters
     ----------
@@ -203,10 +203,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _every_parameter_reached(self) -> Iterator[None]:
-        """Around the first backward: ValueError names the trainable tensors that it reaches on no rank.
+        """Around the first backward: ValueError names trainable tensors that received no gradient on any rank.
 
-        Such a tensor would stay as it was begun for the whole run. Hooks tell, not values: a gradient of zero is right
-        at first behind adaLN's zeros and LoRA's B.
+        Such a tensor would never be trained. Hooks detect this, not values: behind adaLN's zeros and LoRA's B, a
+        gradient of zero is right at first.
         """
         if self._reached is None:
             yield
@@ -262,6 +262,6 @@ class Trainer:
 
         loss, count = self._sums(packs, by_level, 2 * len(sigmas), forward_only=True).cpu().chunk(2)
         if not count.any():
-            raise ValueError("no validation sample can be used; dfm inspect --verify names what is wrong with them")
+            raise ValueError("no validation sample can be used; dfm inspect --verify lists their faults")
         by_sigma = [(a / b).item() if b else None for a, b in zip(loss, count)]
         return {"loss": (loss.sum() / count.sum()).item(), "by_sigma": by_sigma}

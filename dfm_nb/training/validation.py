@@ -39,7 +39,7 @@ class Validation:
         order = PackOrder(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
         t = config.train
         packs = [order.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
-        # The levels go on from pack to pack, so that every level is met equally often.
+        # The levels continue from pack to pack, so that every level occurs equally often.
         first_levels = itertools.accumulate(map(len, packs), initial=0)
         # dealt like cards, so that every layout has the same packs with the same levels
         own = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
@@ -66,8 +66,8 @@ class Validation:
 class Samples:
     """A sample per data-parallel rank and round, with fixed seeds, from the longest average.
 
-    Of `validation.prompts`; without any, of the captions of validation samples, whose embeddings the shards hold, so
-    that no text encoder is loaded. Sample i is of caption i. What keeps a rank from it is said once, and ends no run.
+    Prompts are `validation.prompts`, or else captions of validation samples, whose embeddings are in the shards, so that
+    no text encoder is loaded. Sample i is for caption i. If a rank cannot sample, it logs why once; the run continues.
     """
 
     def __init__(self, config: cfg.Config, trainer: Trainer, run: Run, store: SampleStore):
@@ -75,14 +75,14 @@ class Samples:
         self.off = self._agree(self._prepare)
 
     def _agree(self, work: Callable[[], object]) -> bool:
-        """Do it, and whether it failed on some rank, so that all go on alike."""
+        """Do it; return whether it failed on some rank, so that all continue in the same way."""
         failed = None
         try:
             work()
-        except Exception as error:  # whatever it is: a sample is not worth a training
+        except Exception as error:  # whatever it is: no sample is worth a run
             failed = str(error) or type(error).__name__
         if reasons := [reason for reason in everyones(failed) if reason]:
-            log.info("No samples at validation: %s (validation.samples=false leaves them out)", reasons[0])
+            log.info("No samples at validation: %s (validation.samples=false turns them off)", reasons[0])
         return bool(reasons)
 
     def _prepare(self) -> None:
@@ -107,9 +107,9 @@ class Samples:
         self.request = Request(prompt, index, **settings)
         self.request.check()
         _, h, w = self.request.latent_grid
-        self.pipeline.decode(torch.zeros(self.pipeline.channels, 1, h, w))  # a decoder that is missing is said now
+        self.pipeline.decode(torch.zeros(self.pipeline.channels, 1, h, w))  # report a missing decoder now
         self.pipeline.check_memory([self.request])
-        self.pipeline.memory_check = False  # one process of a replica must not stop where the others go on
+        self.pipeline.memory_check = False  # one process of a replica must not stop where the others continue
 
     def generate(self, iteration: int) -> list[tuple[int, str, Path]]:
         """Write this round's; returns (index, prompt, file) of every rank's sample, on every rank."""

@@ -1,10 +1,10 @@
-"""Ends a distributed run that hangs, and names the process that holds it up.
+"""Ends a distributed run that hangs, and reports the process that blocks it.
 
 Once a second each process writes a heartbeat to the process group's store: phase, iteration, and whether its main
 thread waits in a collective. If its neighbour's heartbeats stop, or its own main thread exceeds the limit, a watchdog
-inspects all ranks. Those without heartbeats were stopped or are lost; those that do not wait in a collective are the
-ones that the others wait for. It prints one sentence that names them and exits, and torchrun ends the other
-processes. A machine that sleeps, or a whole job that is suspended and continued, is no hang.
+inspects all ranks. Ranks without heartbeats were stopped or lost; the other ranks wait for those that do not wait in a
+collective. The watchdog reports these ranks and exits, and torchrun ends the other processes. A machine that sleeps,
+or a complete job that is suspended and continued, does not count as a hang.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Watchdog:
         neighbour, beats = (self.rank + 1) % self.world, None
         while not self._done.wait(PERIOD_S):
             now = time.monotonic()
-            if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while: start counting anew
+            if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while: start counting again
                 self._since = heard = now
             woke = now
             # the store ends with the process that serves it, and torchrun then ends all the others
@@ -105,8 +105,8 @@ class Watchdog:
         """End the run, unless it moves again in the next seconds.
 
         Of four ranks, 2 reads a file that never comes: 0, 1 and 3 wait in a collective, so `busy` is [2], and 2 is
-        named and killed. Had 2 been stopped, it would send nothing: `silent` is [2]. If all wait for each other,
-        none is to blame, and all are named.
+        reported and killed. Had 2 been stopped, it would send nothing: `silent` is [2]. If all wait for each other,
+        none is to blame, and all are reported.
         """
         before = [self._read(rank)["beats"] for rank in range(self.world)]
         for _ in range(CONFIRM_BEATS):
@@ -122,7 +122,7 @@ class Watchdog:
             named = "; ".join(s["told"] for s in (silent or busy or states)[:4])
             why = ": no sign of life, it was stopped or its machine is lost" if silent else ""
             what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
-            hint = "the same command goes on from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
+            hint = "the same command resumes from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
             print(f"error: {what}. The job ends; {hint}", file=sys.stderr, flush=True)
         else:
             time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
