@@ -66,7 +66,7 @@ class Validation:
 class Samples:
     """A sample per data-parallel rank and round, with fixed seeds, from the longest average.
 
-    Prompts are `validation.prompts`, or else captions of validation samples, whose embeddings are in the shards, so that
+    Prompts are `validation.prompts`, or else captions of validation samples. Their embeddings are in the shards, so
     no text encoder is loaded. Sample i is for caption i. If a rank cannot sample, it logs why once; the run continues.
     """
 
