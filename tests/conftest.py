@@ -1,4 +1,4 @@
-"""What tests share: ranks, a process group of one, and tiny data and weights, made once for all workers."""
+"""Shared fixtures: ranks, a process group of one, and tiny data and weights, created once for all workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _child(rank, world, store_path, function, args, environment, results):
     os.environ.update(environment | {name: str(value) for name, value in place.items()})
     try:
         dist.init_process_group("gloo", init_method=f"file://{store_path}", rank=rank, world_size=world)
-        buffer = io.BytesIO()  # whole values as bytes: tensors sent as such would live in the child's memory
+        buffer = io.BytesIO()  # values as bytes: tensors sent as such would live in the child's memory
         torch.save(function(*args), buffer)
         results.put((rank, True, buffer.getvalue()))
         parallel.shutdown()
@@ -90,7 +90,7 @@ def make_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Pat
     """
     place = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        place = place.parent  # the worker's own folder lies in the one that all share
+        place = place.parent  # the worker's own folder is in the one that all share
 
     def once(name: str, make: Callable[[Path], object]) -> Path:
         folder, done = place / name, place / f"{name}.done"

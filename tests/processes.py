@@ -137,7 +137,7 @@ def _become(connection: socket.socket) -> None:
 
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
-    gc.freeze()  # a collection would copy the pages of all that was imported before the fork
+    gc.freeze()  # a garbage collection would copy the pages of everything imported before the fork
     # torchrun's own asks `inspect` for the whole stack, which goes through all modules: 2 s with ours
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     message, fds, _, _ = socket.recv_fds(connection, 1 << 20, 3)
@@ -174,7 +174,7 @@ def _run(words: list[str]) -> None:
 
     if words[0] == "-m":
         sys.argv, sys.path[0] = words[1:], ""
-        sys.modules.pop(words[1], None)  # runpy warns of a module that is there already
+        sys.modules.pop(words[1], None)  # runpy warns about a module that is already imported
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     elif words[0] == "-c":
         with tempfile.TemporaryDirectory() as place:
@@ -199,7 +199,7 @@ def wait_until(condition: Callable[[], object], about: str, timeout_s: float = 6
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that still run; one that has ended and waits to be collected by its parent does not."""
+    """Processes that still run; a zombie does not count."""
     found = []
     for p in processes:
         try:

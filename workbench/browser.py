@@ -1,8 +1,8 @@
-"""What a data set holds: decoded samples with captions, counts and sizes, what was dropped and why.
+"""Browser of a data set: decoded samples with captions, counts and sizes, what was dropped and why.
 
-It reads and decodes only the samples of the page that is shown. A damaged sample is reported in its place. Pictures are
-decoded with the tokenizer that the manifest names; a folder may bring one of tensors only. All that it writes is
-`edits.jsonl`: captions that were changed, samples that were set aside (`dfm_nb.data.edits`).
+It reads and decodes only the samples on the current page. A damaged sample is reported in its place. Pictures are
+decoded with the tokenizer in the manifest; one from the folder itself may consist of tensors only. The browser writes
+only `edits.jsonl`: edited captions and excluded samples (`dfm_nb.data.edits`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEGEND = (
     "text tokens: vectors that the caption became"
 )
 FOLLOWS = (
-    "From its next start training leaves out what is set aside; changed captions take the same dfm prepare with "
+    "From its next start, training skips samples that are set aside; for changed captions run dfm prepare again with "
     "--texts-only."
 )
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
@@ -42,7 +42,7 @@ NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcap
 
 
 class DatasetBrowser(Live):
-    """Look through shards; change captions, set samples aside.
+    """Browse shards, edit captions, exclude samples.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class DatasetBrowser(Live):
     # ---- edits ----------------------------------------------------------------------------------------------------
 
     def caption(self, index: int) -> str:
-        """As it was changed, else as it was prepared."""
+        """The edited caption, else the prepared one."""
         entry = self.entries[index]
         edit = self.edits.get(entry.key)
         return (edit and edit.caption) or entry.meta.get("caption") or ""
@@ -83,7 +83,7 @@ class DatasetBrowser(Live):
         return edit is not None and edit.left_out
 
     def edit(self, index: int, caption: str, set_aside: bool = False) -> None:
-        """Change a sample's caption, or set it aside; `edits.jsonl` has it at once.
+        """Change a sample's caption or exclude it; written to `edits.jsonl` at once.
 
         caption : one line; "" for that of the source.
         """

@@ -1,8 +1,8 @@
-"""A live view of one run or several: loss, validation, speed, settings that differ, samples over time.
+"""A live view of one or several runs: loss, validation, speed, settings that differ, samples over time.
 
-A daemon thread reads the run folders, so no cell waits for it. It follows a run, also through a resume, until `close`
-or until another monitor of it is shown. At the end a picture stays in the saved notebook. Headless it shows only that
-picture and a line of text. A panel is there when a run has something for it.
+A daemon thread reads the run folders, so no cell blocks. It follows a run, also through a resume, until `close` or
+until another monitor of the run is shown. At the end a picture stays in the saved notebook. A headless monitor shows
+only that picture and a line of text. A panel appears once a run has data for it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from workbench.plot import LinePlot, Series, draw_png
 from workbench.slider import Slider
 
 REPAINT_S = 0.25
-"""A line that grows four times a second reads as live."""
+"""Four updates per second look live."""
 REST = 19
-"""Painting takes time: it rests so many times as long, to take a twentieth of a core at most."""
+"""After painting, it sleeps this many times as long, to use at most a twentieth of a core."""
 LOOK_FOR_RUNS_S = 5.0
-"""Listing a folder of runs may be slow on a network; a new run may wait so long."""
+"""Listing a folder of runs may be slow on a network; a new run appears after at most this long."""
 SMOOTHING = 1 / 40
-"""Of what is shown: wide enough for the noise of single steps, narrow enough to see warm-up."""
+"""Share of the shown curve: wide enough for the noise of single steps, narrow enough to see warm-up."""
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 SETTINGS_SHOWN = 12
 """Columns of the table of runs that differ."""
@@ -83,7 +83,7 @@ class Watched:
         return self.box.description
 
     def read(self) -> int:
-        """Take in what the run wrote since the last call; returns the number of new records."""
+        """Read what the run wrote since the last call; returns the number of new records."""
         try:
             mtime = self.run.config_file.stat().st_mtime
             if mtime != self._config_mtime:
@@ -94,7 +94,7 @@ class Watched:
 
     @property
     def train_iters(self) -> int:
-        """How long the run is to be; 0 when it is not known."""
+        """Length of the run in iterations; 0 if unknown."""
         value = self.settings.get("train.train_iters")
         return value if isinstance(value, int) else 0
 
@@ -105,7 +105,7 @@ class Watched:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to go at the pace of the last fifty iterations; None before there is a pace."""
+        """Seconds left at the pace of the last fifty iterations; None if the pace is unknown."""
         timed = [(r["iteration"], r["elapsed_s"]) for r in self.reader.recent if r.get("elapsed_s") is not None][-50:]
         if not self.train_iters or len(timed) < 2:
             return None
@@ -115,7 +115,7 @@ class Watched:
         return (end_s - begin_s) / (last - first) * (self.train_iters - self.reader.iteration)
 
     def best(self, over: str = "iteration") -> tuple[float, float, int] | None:
-        """Where validation was best, its loss, and how many rounds came after it; None before the second round."""
+        """Iteration and loss of the best validation, and the number of later rounds; None before the second round."""
         x, y = self.reader.points(compared_loss(self.reader.keys()), over)
         at = int(y.argmin()) if len(y) > 1 else None
         return None if at is None else (float(x[at]), float(y[at]), len(y) - 1 - at)
@@ -128,7 +128,7 @@ class Watched:
 
     @property
     def state(self) -> str:
-        """The job's; of a run that was not started from a notebook, what its metrics tell."""
+        """The job's state; for a run that was not started from a notebook, derived from its metrics."""
         state = self.job.state
         if state == "not started" and self.reader.iteration:
             return "finished" if self.reader.iteration == self.train_iters else "not running here"
@@ -167,7 +167,7 @@ class Monitor(Live):
 
     Parameters
     ----------
-    run_dir : a run folder, which may be made later; a list of them; or a folder that holds runs, also new ones.
+    run_dir : a run folder, which may not exist yet; a list of them; or a folder of runs, including future ones.
 
     >>> Monitor("runs/first").show()                       # doctest: +SKIP
     >>> Monitor(["runs/first", "runs/second"]).show()      # doctest: +SKIP
@@ -177,7 +177,7 @@ class Monitor(Live):
         alone = isinstance(run_dir, str | Path)
         folders = [run_dir] if isinstance(run_dir, str | Path) else list(run_dir)
         if not folders:
-            raise ValueError("a monitor needs a run folder, a list of them, or a folder that holds runs")
+            raise ValueError("a monitor needs a run folder, a list of them, or a folder of runs")
         self._top = folders[0] if alone else None
         found = runs_below(folders[0]) if alone else folders
         self.runs = [Watched(folder, self.paint) for folder in found]
@@ -209,7 +209,7 @@ class Monitor(Live):
     # ---- what is known --------------------------------------------------------------------------------------------
 
     def read(self) -> int:
-        """Take in what the runs wrote since the last call; returns the number of new records."""
+        """Read what the runs wrote since the last call; returns the number of new records."""
         with self._lock:
             if self._top is not None and time.monotonic() - self._looked > LOOK_FOR_RUNS_S:
                 self._looked = time.monotonic()
@@ -235,7 +235,7 @@ class Monitor(Live):
             watched.box.description = watched.run.path.relative_to(top).as_posix()
 
     def status(self) -> str:
-        """A line for one run; for several, how many there are in which state."""
+        """A line for one run; for several, the number in each state."""
         self.read()  # in a script nobody else does
         if len(self.runs) == 1:
             return self.runs[0].status()
@@ -304,7 +304,7 @@ class Monitor(Live):
         self._paint_samples()
 
     def table_html(self) -> str:
-        """Of several runs, a row each: state, progress, losses, and the settings that differ."""
+        """One row per run if there are several: state, progress, losses, and the settings that differ."""
         if len(self.runs) == 1:
             return ""
         keys = differing([w.settings for w in self.runs])
@@ -334,10 +334,10 @@ class Monitor(Live):
         self.when.value = last if at_end else self.when.value
         self.when.layout.display = "" if last > 1 else "none"
         asked = iterations[min(int(self.when.value), last) - 1]
-        shown = {}  # of each run what it drew then, or last before
+        shown = {}  # each run's samples at that iteration, or its last ones before
         for label, found in rounds.items():
             before = [i for i in found if i <= asked]
-            if before and (media := media_in(found[max(before)])):  # an empty folder is of a validation that was killed
+            if before and (media := media_in(found[max(before)])):  # a killed validation leaves an empty folder
                 shown[f"{label}, iteration {max(before)}"] = media[:8]
         key = asked, [(label, path, path.stat().st_mtime) for label, files in shown.items() for path in files]
         if not shown or key == self._samples:
@@ -399,7 +399,7 @@ class Monitor(Live):
             counts = [w.reader.count for w in self.runs]
             if counts != painted:
                 self.paint()
-            elif doing != before and self._box is not None:  # the curves are as they were
+            elif doing != before and self._box is not None:  # the curves are unchanged
                 with self._lock:
                     self._paint_box()
             if ran and not running:

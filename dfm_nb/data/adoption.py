@@ -1,8 +1,8 @@
-"""Making shards that someone else wrote whole, without touching the tars.
+"""Adopting third-party shards: add what is missing without changing the tars.
 
-NeMo DFM's script writes tars and nothing beside them. Here each sample is read once and measured, what cannot be used
-is counted and named, and the files that `dfm prepare` would have written are added: indexes, Energon's metadata, the
-empty caption, the manifest, and the checksums last.
+NeMo DFM's script writes only tars. Here each sample is read and measured once, unusable ones are counted and reported,
+and the files that `dfm prepare` would have written are added: indexes, Energon's metadata, the empty caption, the
+manifest, and the checksums last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def adopt_dataset(
     val_fraction: float = 0.0,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """Add to a folder of WebDataset shards what training and generation need beside them.
+    """Add to a folder of WebDataset shards the other files that training and generation need.
 
     Parameters
     ----------
@@ -174,14 +174,14 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
         if missing := sorted(set(names).difference(*splits.values())):
             log.warning(
                 "%s/.nv-meta leaves out %d of the tars, which training will not see (%s ...); remove .nv-meta and give "
-                "the command again to have it made for all",
+                "the command again to write it for all",
                 *(folder, len(missing), missing[0]),
             )
         if val_fraction and not splits["val"]:
-            raise ValueError(f"--val-fraction: {folder}/.nv-meta has no validation split; remove it to have one made")
+            raise ValueError(f"--val-fraction: {folder}/.nv-meta has no validation split; remove it to get one")
         return splits
     if val_fraction and len(tars) < 2:
-        raise ValueError("--val-fraction takes whole shards and needs two or more; leave it out and validate on train")
+        raise ValueError("--val-fraction takes complete shards and needs two or more; omit it and validate on train")
     size = {name: tar.stat().st_size for name, tar in zip(names, tars)}
     val: list[str] = []
     for name in sorted(names, key=size.__getitem__)[:-1]:

@@ -1,4 +1,4 @@
-"""What a source says of a sample: captions and tags from the cells of a table, and captions made of tags."""
+"""A sample's captions and tags, from the cells of a table, and captions built from tags."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dfm_nb.base.seeds import generator_for
 
 TAG_COLUMNS = ("tags", "keywords")
 TAG_DROPPED = 0.3
-"""Share of the tags that a caption leaves out: training then meets each tag with and without the others."""
+"""Share of the tags that a caption omits: training then sees each tag with and without the others."""
 
 MIRRORED = "-flip"
 """Ends the key of a mirrored sample."""
 SIDE = re.compile(r"\b(left|right)(most|wards?)?\b", re.IGNORECASE)
-"""What a caption says that is not true of the mirrored picture."""
+"""Words that would be wrong for the mirrored picture."""
 
 
 def texts_of(value: Any, where: object) -> list[str]:
-    """The captions of a cell: a text, a number, or a list of texts; empty ones are left out.
+    """The captions of a cell: a text, a number, or a list of texts; empty ones are skipped.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def tags_of(value: Any) -> list[str]:
 def tag_captions(tags: list[str], count: int, key: str) -> list[str]:
     """`count` captions of a sample's tags, in random order and each without some of them; a function of `key`.
 
-    A tag is left out with probability `TAG_DROPPED`; one always stays.
+    Each tag is dropped with probability `TAG_DROPPED`; at least one stays.
 
     >>> tag_captions(["fruit", "apple", "red"], 2, "apple-7")
     ['apple, red, fruit', 'fruit, red']

@@ -1,12 +1,12 @@
-"""`edits.jsonl` beside the shards: captions that were changed by hand, and samples that were set aside.
+"""`edits.jsonl` next to the shards: edited captions and excluded samples.
 
-A line for each sample that was touched:
+One line per edited sample:
 
     {"key": "cat-07", "caption": "a black cat on a wall"}
     {"key": "cat-12", "left_out": true}
 
-The next preparation of the folder follows all of it. Training leaves out what is set aside from its next start on, and
-every other sample keeps its place in the order of the data.
+The next preparation of the folder applies all of it. Training skips excluded samples from its next start, and every
+other sample keeps its position in the data order.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dfm_nb.base.files import sha256, write_atomically
 
 EDITS = "edits.jsonl"
 LEFT_OUT = "left_out"
-"""Reason of a `SampleError` of a sample that was set aside."""
+"""Reason in the `SampleError` of an excluded sample."""
 MOST_BYTES = 1 << 28
 """A million long captions."""
 
 
 class Edit(BaseModel):
-    """What was changed of one sample. caption : None, as it was."""
+    """The edit of one sample. caption : None if unchanged."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -36,7 +36,7 @@ class Edit(BaseModel):
 
 
 def read_edits(folder: str | Path) -> dict[str, Edit]:
-    """By key; {} where there are none. Of two lines for one sample the later counts.
+    """Edits by key; {} if there are none. The later of two lines for one sample counts.
 
     Raises
     ------
@@ -53,14 +53,14 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
         except ValidationError:
             raise ValueError(
                 f'{path}, line {number} must be an object with "key", and "caption" (text) or "left_out" (true); '
-                f"got {line[:60]!r}; mend or remove the line"
+                f"got {line[:60]!r}; fix or remove the line"
             ) from None
         found[edit.key] = edit
     return found
 
 
 def write_edit(folder: str | Path, edit: Edit) -> None:
-    """Put one into the file, in place of what it said of that sample; one that changes nothing takes its line away."""
+    """Write an edit to the file, in place of the sample's earlier one; an edit without changes removes its line."""
     edits = read_edits(folder) | {edit.key: edit}
     lines = [e.model_dump_json(exclude_defaults=True) + "\n" for e in edits.values() if e.caption or e.left_out]
     if lines:

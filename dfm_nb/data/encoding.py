@@ -6,7 +6,7 @@ encodes captions and writes.
 - Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done
   before it, nor on timing.
 - A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
-- An item that cannot be used is a drop with a key, a reason and a sentence; an item's clips before the fault are kept.
+- An unusable item is a drop with a key, a reason and a detail; an item's clips before the fault are kept.
 - Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead,
   `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
@@ -65,7 +65,7 @@ class Reading:
     flip: bool = False
 
     def edited(self, clip: Clip) -> Result:
-        """The clip with the first caption that it was given by hand and captions of its tags; or that it is set aside.
+        """The clip with its edited first caption and captions built from its tags; or that it is excluded.
 
         Of equal captions one stays.
         """
@@ -81,7 +81,9 @@ class Reading:
         """The mirror image of an edited clip, with the same captions; its key can be edited, too."""
         key = f"{clip.key}{MIRRORED}"
         if sides := [c for c in (clip.caption, *clip.more_captions) if SIDE.search(c)]:
-            return SampleError("not_mirrored", f"{key} is not made, as a caption names left or right: {sides[0]}")
+            return SampleError(
+                "not_mirrored", f"{key} is not mirrored, as a caption mentions left or right: {sides[0]}"
+            )
         return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1]))
 
     def reworded(self, key: str, index: int) -> Result:
@@ -133,7 +135,7 @@ def _bytes(result: Result | None) -> int:
 class ReadAhead:
     """Gives the clips of items in order while threads read further ones: `with ReadAhead(reading, items) as ahead:`.
 
-    The item at the head may always go on, so a small budget slows reading but cannot stop it.
+    The item at the head may always continue, so a small budget slows reading but cannot stop it.
     """
 
     def __init__(self, reading: Reading, items: Iterable[int]):
@@ -196,14 +198,14 @@ class ReadAhead:
         try:
             for clip in self.reading.source.read(line.index):
                 given = True
-                result = self.reading.edited(clip)  # one that is set aside does not end the item
+                result = self.reading.edited(clip)  # an excluded clip does not end the item
                 if not self._put(line, self.reading.fit(result) if isinstance(result, Clip) else result):
                     return
             if not given:
                 raise SampleError("no_clips", f"{key} gave no clip")
         except SampleError as error:
             self._put(line, error)
-        except Exception as error:  # one item must not end a long run; it is counted and named like any other fault
+        except Exception as error:  # one item must not end a long run; it is counted and reported like any other fault
             self._put(line, SampleError("unreadable", f"{key} cannot be read: {type(error).__name__}: {error}"))
         self._put(line, None)
 

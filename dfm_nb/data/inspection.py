@@ -1,4 +1,4 @@
-"""What shards hold, whether they are intact, and how they look; also shards of other writers. Nothing is changed."""
+"""What shards contain, whether they are intact, and how they look; also for third-party shards. Read only."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class InspectedShards:
 
     @functools.cached_property
     def _dropped(self) -> set[str]:
-        """Keys that the manifest names as left out; adopted tars still hold them."""
+        """Keys of samples that the manifest lists as dropped; adopted tars still contain them."""
         return {drop["key"] for drop in (self.manifest or {"drops": ()})["drops"]}
 
     @functools.cached_property
@@ -144,8 +144,8 @@ class InspectedShards:
     def tokenizer(self, name: str | None = None, path: str | None = None) -> Tokenizer | None:
         """The tokenizer of the shards; None when it is unknown or not on this machine.
 
-        From beside the shards only one that is made of tensors is taken: TorchScript runs its code, so it comes from
-        `path` or the hub's cache.
+        A tokenizer next to the shards is only used if it consists of tensors: TorchScript runs code, so it must come
+        from `path` or the hub's cache.
         """
         own = plugins.is_module_name(name)
         name = name or (self.manifest["tokenizer"]["name"] if self.manifest else None)

@@ -5,7 +5,7 @@
 - Noise level, noise, caption and caption dropout of a sample are a function of (seed, epoch, key).
 - The whole state is small (`StepOrder.state`): of each lane an epoch, a cursor, the waiting samples.
 - Every sample is used once an epoch of its lane.
-- A sample that cannot be used is left out, named and counted in `Pack.dropped`; all others stay where they are.
+- An unusable sample is skipped, reported and counted in `Pack.dropped`; all others keep their positions.
 
 Energon's splits are used, but not its loader: that keeps its place inside worker processes, and with
 packing its place is not exact (docs/decisions/0002). `examples/energon_loader.py` gives it the same samples and packs.
@@ -23,7 +23,7 @@ from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.packs.packer import PackItem
 from dfm_nb.packs.packs import Pack, blank_pack, draw_sample, pack_draws
 
-PREFETCH_STEPS = 2  # one to be taken next, and one in the making while that trains
+PREFETCH_STEPS = 2  # one to use next, and one being built meanwhile
 
 
 def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:
@@ -49,7 +49,7 @@ class PackedLoader:
     Parameters
     ----------
     packs_per_step : global number of packs of a step (global_batch_size / micro_batch_size).
-    balance_steps : of how many steps the packs are dealt anew, so that those of a step are like in work; 1: none.
+    balance_steps : number of steps whose packs are regrouped, so that each step has packs of similar work; 1: none.
     num_workers : threads that read and pack ahead; 0 builds in the caller.
     """
 

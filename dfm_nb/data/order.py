@@ -1,9 +1,9 @@
 """The order of the data: which samples make which pack, and which packs make a step, resumed exactly in any layout.
 
 The shards are dealt to *lanes* of the same number of tokens. A lane is an endless stream: epochs over its own samples,
-shuffled within windows, and a packer. Pack g is the next one of lane g modulo the number of lanes. So what a rank reads
-lies together where lanes are a multiple of the data-parallel size, memory is bounded by the windows, and nothing
-depends on ranks, workers, restarts or time. Where there is one lane, its window is the whole data set.
+shuffled within windows, and a packer. Pack g is the next one of lane g modulo the number of lanes. So if the number of
+lanes is a multiple of the data-parallel size, a rank reads contiguous data; memory is bounded by the windows, and
+nothing depends on ranks, workers, restarts or time. A single lane's window is the complete data set.
 
     shards                      a = 0 1 2 3    b = 4 5 6 7    c = 8 9 10 11    d = 12 13 14 15
     two lanes                   a, d           b, c
@@ -63,7 +63,7 @@ class SampleOrder:
     Parameters
     ----------
     ranges_R2 : int64, first sample and the one after the last of each of the lane's shards. window : samples that are
-        shuffled with one another. lane : its number; None where there is one. shuffle : False, as the samples lie.
+        shuffled with one another. lane : its number; None if there is only one. shuffle : False keeps the stored order.
     """
 
     def __init__(self, ranges_R2: np.ndarray, window: int, seed: int, lane: int | None, shuffle: bool = True):
@@ -79,7 +79,7 @@ class SampleOrder:
         first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")
         found = np.concatenate([np.arange(a, b) for a, b in ranges[first : last + 1]])
         found = found[start - (ends[first - 1] if first else 0) :][: stop - start]
-        # a lone lane has one window an epoch; runs and figures of before there were lanes are of its key
+        # a single lane has one window per epoch; runs and figures from before lanes existed use its key
         key = ("order", epoch) if self.lane is None else ("lane", self.lane, "window", epoch, window)
         return self._shuffled(found, *key)
 
@@ -117,7 +117,7 @@ class Lane:
         return {"epoch": self.epoch, "cursor": self.cursor, "waiting": waiting, "size": self.order.size}
 
     def restore(self, state: dict) -> None:
-        """Go on from a state; only for a lane of which nothing was taken."""
+        """Continue from a state; only for an unused lane."""
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
         self.packer.waiting = [PackItem(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
@@ -149,7 +149,7 @@ class PackOrder:
         self.store, self.settings, self.shuffle = store, settings, shuffle
         self.capacity, self.buffer_size, self.packs = capacity, buffer_size, 0
         for index in store.larger_than((capacity + 1) * settings.patch_volume - 1):
-            with contextlib.suppress(SampleError):  # then its size is a lie: see `tokens_of`
+            with contextlib.suppress(SampleError):  # then its size is false: see `tokens_of`
                 store.read(index)
                 tokens = int(store.voxels(np.array([index]))[0]) // settings.patch_volume
                 raise ValueError(
@@ -177,7 +177,7 @@ class PackOrder:
         self._states = [lane.state() for lane in self.lanes]  # kept, as those of 256 lanes take 30 ms to make
 
     def tokens_of(self, samples: np.ndarray) -> np.ndarray:
-        """Tokens of each sample, int64; 0 of one that claims more than a pack: it is named when its turn comes."""
+        """Tokens of each sample, int64; 0 for one that claims more than a pack: it is reported when it is read."""
         tokens = self.store.voxels(samples) // self.settings.patch_volume
         return np.where(tokens > self.capacity, 0, tokens)
 
@@ -198,7 +198,7 @@ class PackOrder:
         }
 
     def restore(self, state: dict) -> None:
-        """Go on from a state, in its order: its number of lanes and its window count, not those of the settings."""
+        """Continue from a state, in its order: its number of lanes and its window count, not those of the settings."""
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
                 "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
@@ -257,7 +257,7 @@ class StepOrder:
         return pack
 
     def next(self) -> list[list[PackItem]]:
-        """The packs of the next step; it may lie in two windows when the batch size has changed meanwhile."""
+        """The packs of the next step; it may span two windows if the batch size has changed meanwhile."""
         packs = []
         for _ in range(self.packs_per_step):
             if not self._queue:
@@ -275,7 +275,7 @@ class StepOrder:
         return now | {"steps": steps}
 
     def restore(self, state: dict) -> None:
-        """Go on from a state, in its order: its window counts, not that of the settings."""
+        """Continue from a state, in its order: its window counts, not that of the settings."""
         self.packs.restore(state)
         steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
         self.window, self.counts = steps["window"], {name: steps["begun"][name] for name in self.counts}

@@ -2,8 +2,8 @@
 
 - Which sample goes into which shard is planned from the source, the number of processes and the settings
   (`shard_plan`). A shard is the unit of work: after a kill at any instant `resume` redoes only unfinished shards, and
-  the result is byte for byte that of an uninterrupted run.
-- Every sample that is dropped is counted under a reason and named in its shard's record; the manifest names the first
+  the result is byte-identical to an uninterrupted run.
+- Every dropped sample is counted by reason and listed in its shard's record; the manifest lists the first
   `NAMED_DROPS`.
 - The memory of a process does not grow with samples: an item takes some bytes, a shard half a KiB on rank 0.
 """
@@ -63,8 +63,8 @@ class PrepareConfig(Options):
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
-    tokenizer: str = option("pca", "what makes latents of pixels", plugins="tokenizers", plan=True)
-    text_encoder: str = option("minilm", "what makes embeddings of captions", plugins="text_encoders", plan=True)
+    tokenizer: str = option("pca", "encoder of pixels to latents", plugins="tokenizers", plan=True)
+    text_encoder: str = option("minilm", "encoder of captions to embeddings", plugins="text_encoders", plan=True)
     tokenizer_path: str | None = option(
         None,
         "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
@@ -80,7 +80,7 @@ class PrepareConfig(Options):
     upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
     limit: int | None = option(None, "only the first N items", ge=1, plan=True)
     val_fraction: float | None = option(
-        None, "of the items, by a hash of their keys; default 0.05, of few 0.125", ge=0, lt=1, plan=True
+        None, "share of the items, by a hash of their keys; default 0.05, for few items 0.125", ge=0, lt=1, plan=True
     )
     test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
     shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)
@@ -88,15 +88,15 @@ class PrepareConfig(Options):
     pad_text_tokens: int | None = option(
         None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
     )
-    tag_captions: int | None = option(None, "further captions to make of each sample's tags", ge=1, plan=True)
-    flip: bool = option(False, "also encode mirrored training samples, where no caption names left or right", plan=True)
+    tag_captions: int | None = option(None, "further captions to build from each sample's tags", ge=1, plan=True)
+    flip: bool = option(
+        False, "also encode mirrored training samples, unless a caption mentions left or right", plan=True
+    )
     workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
-    resume: bool = option(False, "go on with an unfinished output folder")
-    overwrite: bool = option(False, "delete the preparation that the output folder holds")
-    texts_only: bool = option(
-        False, "encode captions that have changed since, also in edits.jsonl, and keep all latents"
-    )
+    resume: bool = option(False, "continue an unfinished output folder")
+    overwrite: bool = option(False, "delete the preparation in the output folder")
+    texts_only: bool = option(False, "encode only changed captions, also from edits.jsonl, and keep all latents")
     options: dict[str, Any] = option({}, "values of the plug-ins' own flags by name", python_only=True)
     table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
 
@@ -116,7 +116,7 @@ class PrepareConfig(Options):
         for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
             plugins.options_of(kind, name, self.options)
         if self.overwrite and (self.resume or self.texts_only):
-            raise ValueError("--overwrite deletes what the folder holds; leave out --resume and --texts-only")
+            raise ValueError("--overwrite deletes what the folder holds; omit --resume and --texts-only")
         return self
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
@@ -226,7 +226,7 @@ def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
     """
     source, folder = config.open_source(), PreparedFolder(config.output_dir)
     check_unique(source, config.limit)
-    # the shards follow from how many processes began: any number may go on
+    # the shards follow from how many processes began: any number may continue
     held = {} if config.overwrite else folder.held_plan() or {}
     began = held.get("ranks")
     if type(began) is not int or not 0 < began <= MOST_RANKS:
@@ -272,7 +272,7 @@ class Preparation:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """From the folder when its file lies beside the shards."""
+        """The tokenizer, from the folder if its file is next to the shards."""
         path = self.folder.path if self.carried else self.config.tokenizer_path
         return self._build("tokenizers", self.config.tokenizer, path)
 
@@ -295,7 +295,7 @@ class Preparation:
     # ---- the tokenizer
 
     def _provide_tokenizer(self) -> None:
-        """A small tokenizer's file beside the shards: fitted to them, else a copy of the named or the shipped one."""
+        """A small tokenizer's file next to the shards: fitted to them, else a copy of the given or the packaged one."""
         module = self.config.tokenizer_module
         if not self.carried or self.folder.tokenizer.exists():
             return
@@ -447,7 +447,7 @@ class Merged:
         }
 
     def warn_of_drops(self) -> None:
-        """Count what was dropped by reason, each with an example; the manifest names all."""
+        """Count what was dropped by reason, each with an example; the manifest lists all."""
         for reason, n in self.reasons.most_common():
             example = next(d for d in self.drops if d["reason"] == reason)
             log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])

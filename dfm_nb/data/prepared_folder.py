@@ -32,10 +32,10 @@ INDEX = ".index.arrow"
 
 _INDEXES = [f"{split}{INDEX}" for split in SPLITS]
 OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, *shards.NV_META)
-"""What a preparation makes beside the shards; without the first two the folder is unfinished."""
+"""Files that a preparation writes next to the shards; without the first two the folder is unfinished."""
 
 BESIDE = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, ".nv-meta/split.yaml")
-"""Files beside the shards that `CHECKSUMS` lists as far as they are there: what readers take, and who is in a split."""
+"""Other files that `CHECKSUMS` lists if they exist: what readers use, and the members of each split."""
 
 MEND = "restore it, or, where the change is meant, write index and checksums again: dfm index {}"
 
@@ -61,13 +61,13 @@ def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, di
 
 
 def seal_folder(folder: Path, tars: Mapping[str, dict[str, Any]]) -> None:
-    """Write the checksums of the shards and of what lies beside them. tars : of each what `files.listed_as` gives."""
+    """Write the checksums of the shards and the files next to them. tars : for each, what `files.listed_as` gives."""
     found = {name: files.listed_as(folder / name) for name in BESIDE if (folder / name).is_file()}
     files.seal(folder / CHECKSUMS, {**found, **tars})
 
 
 def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `seal_folder` wrote; one sentence for folders that have none."""
+    """What `seal_folder` wrote; a clear error for folders without it."""
     if (folder / CHECKSUMS).is_file():
         return files.read_listing(folder / CHECKSUMS)
     version = (read_json(folder / "manifest.json") or {}).get("format_version", FORMAT_VERSION)
@@ -147,10 +147,10 @@ class PreparedFolder:
         texts_only : captions may differ, and are encoded in any case.
         """
         if self.path.exists() and not self.path.is_dir():
-            raise NotADirectoryError(f"--output-dir {self.path} is a file; name a folder")
+            raise NotADirectoryError(f"--output-dir {self.path} is a file; choose a folder")
         held = self.held_plan()
         if held is None and texts_only:
-            raise ValueError(f"--texts-only needs a preparation, and {self.path} holds none; leave it out")
+            raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
         if held is None:
             # a notebook's launcher may log into the folder; with --overwrite it may not be the folder that is meant
             there = {p.name for p in self.path.glob("*")} - {shards.RECORDS, "launch.json", "launch.log"}
@@ -208,7 +208,7 @@ class PreparedFolder:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            log.warning("another process is at work in %s; waiting for it to end", self.path)
+            log.warning("another process is writing to %s; waiting for it to end", self.path)
             lock.acquire()
         except OSError:  # such as ENOLCK of NFS without its lock daemon
             pass
@@ -229,14 +229,14 @@ class PreparedFolder:
 
     @contextlib.contextmanager
     def full_disk_explained(self) -> Iterator[None]:
-        """A full disk becomes one sentence."""
+        """Turn a full disk into a clear error."""
         try:
             yield
         except (OSError, sqlite3.OperationalError) as error:  # Energon's index is a database
             if getattr(error, "errno", None) not in DISK_FULL and "disk is full" not in str(error):
                 raise
             raise ValueError(
-                f"there is no space left for {self.path}; make room and give the command again, "
+                f"there is no space left for {self.path}; free some and run the command again, "
                 "dfm prepare with --resume"
             ) from None
 

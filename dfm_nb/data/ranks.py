@@ -47,7 +47,7 @@ class Ranks:
             dist.destroy_process_group()
 
     def first(self, function: Callable[[], T]) -> T:
-        """`function()` on rank 0 when all are here; all get its result. A user's mistake is said once, and ends all."""
+        """`function()` on rank 0 when all are here; all get the result. A user's mistake is logged once, ends all."""
         if self.world == 1:
             return function()
         dist.barrier()

@@ -1,10 +1,9 @@
 """A prepared folder on a server, read through whole files that are kept on this machine.
 
 `https://HOST/DIR` is fetched with time limits and retries; `s3://`, `gs://` and whatever else fsspec has a driver for,
-by that driver. What lies beside the shards is fetched when the data set is opened, a shard when the first of its
-samples is asked for, and only once for all processes of a machine. A file counts only with the size and the checksum
-that `checksums.json` gives it; fsspec's own caches know no checksums and no bound. Shards that were not read for
-longest make room for new ones.
+by that driver. The files next to the shards are fetched when the data set is opened, and a shard when its first sample
+is needed, once for all processes of a machine. A file must have the size and checksum in `checksums.json`; fsspec's own
+caches have no checksums and no limit. The least recently used shards are evicted.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LARGEST_LISTING = 1 << 30
 
 
 class RemoteFolder:
-    """A prepared folder at `url`, and the local folder that stands for it.
+    """A prepared folder at `url`, and the local folder that mirrors it.
 
     Parameters
     ----------
@@ -125,7 +124,7 @@ class RemoteFolder:
                     raise ValueError(f"it has more than {most_bytes} bytes")
                 server.get_file(f"{root}/{name}", str(path))
         except SampleError as error:
-            raise ValueError(f"{error.detail}; training goes on where it was when it is started again") from None
+            raise ValueError(f"{error.detail}; run the same command again to resume") from None
 
 
 @functools.cache
@@ -135,5 +134,5 @@ def remote_folder(url: str, cache_dir: str | None = None, cache_gib: float = CAC
 
 
 def local_folder(path: str, cache_dir: str | None = None, cache_gib: float = CACHE_GIB) -> Path:
-    """`path`, or the folder that stands for a server's."""
+    """`path`, or the folder that mirrors a server's."""
     return remote_folder(path, cache_dir, cache_gib).folder if is_url(path) else Path(path)

@@ -1,7 +1,7 @@
-"""The index of a split: where each sample lies and how large it is, as columns of one memory-mapped file.
+"""The index of a split: position and size of each sample, as columns of one memory-mapped file.
 
-`train.index.arrow` beside the shards is an uncompressed Arrow IPC file of one batch. A row is a sample that can be
-used, in the order of the shards and of the samples in them:
+`train.index.arrow` next to the shards is an uncompressed Arrow IPC file of one batch. A row is a usable sample, in the
+order of the shards and of the samples in them:
 
     key      shard  t  h  w  text_tokens  offset   size
     image-7      0  1  8  8           12  403456  20480      `shard` counts the names in the schema's metadata
@@ -69,7 +69,7 @@ def described(entry: SampleEntry) -> list[int]:
 
 
 def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> None:
-    """The index of each split beside its shards, from headers and .json parts; a split without shards has none."""
+    """The index of each split, next to its shards, from headers and .json parts; a split without shards has none."""
     for split in SPLITS:
         if not splits.get(split):
             index_path(folder, split).unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def _index_split(folder: Path, split: str, names: list[str], measure: Measure, b
         for entry in (entries := samples_of(folder / name)):
             try:
                 if (size := measure(entry)) is not None:
-                    # a lie that has no place in its column is named when the sample is read
+                    # a false value that does not fit its column is reported when the sample is read
                     *grid, tokens = (min(max(n, 0), 0xFFFF) for n in size)
                     rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size))
             except SampleError as error:
@@ -138,7 +138,7 @@ class SampleIndex:
 
     Parameters
     ----------
-    here : whether the shards lie beside the index; a server's do not.
+    here : whether the shards are next to the index; a server's are not.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class SampleIndex:
             if reader.schema != SCHEMA:
                 raise ValueError("it has other columns")
             batch, about = reader.get_batch(0), reader.schema.metadata
-            batch.validate(full=True)  # keys of a file that was made to lie could lie beyond it
+            batch.validate(full=True)  # keys of a forged file could point beyond it
             self._keys = batch["key"]
             self._columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
             self.shards = [
@@ -213,7 +213,7 @@ class SampleIndex:
         return int(self._columns["text_tokens"][index])
 
     def entry(self, index: int) -> SampleEntry:
-        """Where a sample lies."""
+        """Position of a sample."""
         shard, offset, size = (int(self._columns[name][index]) for name in ("shard", "offset", "size"))
         return SampleEntry(self._keys[index].as_py(), self.folder / self.shards[shard].name, offset, size)
 

@@ -8,7 +8,7 @@ embeddings one after another, [1, L1 + L2 + ..., D], of the lengths `more_text_t
     .nv-meta/ (Energon)    .dfm/ (records of the preparation)
 
 A tar has its final name only when it is complete and on disk, and equal samples give equal bytes. Reading executes
-nothing from a file: unknown names in a pickle are refused and named.
+nothing from a file: unknown names in a pickle are refused and reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dfm_nb.data.shard_plan import SPLITS
 PARTS = ("pth", "pickle", "json")
 """Of a sample, in the order in which they are written. `_crc32` covers each of them, and `MORE`; no other is read."""
 MORE = "more.pickle"
-"""The part of further captions, where a sample has any: readers that know one caption pass over it."""
+"""The part with further captions, if a sample has any: readers that support one caption skip it."""
 RECORDS = ".dfm"
 NV_META = [
     ".nv-meta/" + n for n in (".info.json", "index.sqlite", "index.uuid", "info.yaml", "split.yaml", "dataset.yaml")
@@ -121,8 +121,8 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     """A sample from its members, without running code from them; SampleError names what is wrong with it.
 
     Latents [C, T, H, W] and text [L, D] get a batch dim of 1, as Megatron-Bridge's Wan script leaves it out. Padding is
-    taken off: what lies beyond the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or rows of zeros at the
-    end where it has none.
+    removed: rows beyond the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or, without it, trailing rows
+    of zeros.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ class Meta(pydantic.BaseModel):
 
 
 class Fits(NamedTuple):
-    """What a sample must agree with beside its own .json. latent: channels, (T, H, W); text: width. None: unknown."""
+    """What a sample must match, besides its .json. latent: channels, (T, H, W); text: width. None: unknown."""
 
     channels: int | None = None
     text_dim: int | None = None
@@ -375,7 +375,7 @@ def shards_of(folder: Path, split: str) -> list[str]:
 
 @dataclass
 class SampleEntry:
-    """Where a sample lies in a tar: the bytes [offset, offset + size) hold its members' headers and content.
+    """Position of a sample in a tar: the bytes [offset, offset + size) hold its members' headers and content.
 
     `extensions` and `meta`, its .json parsed, are known when the tar was walked; an index has neither.
     """

@@ -29,9 +29,9 @@ from dfm_nb.data.sample_index import SampleIndex, Shard, index_path
 from dfm_nb.data.shards import Fits, how_to_adopt, widths
 from dfm_nb.packs.packs import LatentStatistics
 
-NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token stands for the empty caption
+NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token replaces the empty caption
 EMPTY_TEXT = "text_empty.safetensors"
-FIRST_SAMPLES = 256  # whose statistics stand for a data set without a manifest
+FIRST_SAMPLES = 256  # whose statistics are used for a data set without a manifest
 
 
 def check_split(path: str | Path, split: str) -> None:
@@ -49,7 +49,7 @@ class EnergonStore(SampleIndex):
     Parameters
     ----------
     path : folder with `checksums.json`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
-    remote : what gives the shards, where `path` is the folder that stands for a server's.
+    remote : fetches the shards, if `path` is the folder that mirrors a server's.
 
     Attributes
     ----------

@@ -2,7 +2,7 @@
 
 Both forms describe a tensor by a short pickle. It is scanned first, since Python's unpickler allocates whatever one
 instruction asks for; then an `Unpickler` reads it that knows a few names and makes nothing for them but descriptions.
-Numbers are copied once, at the end, from where they lie in the bytes, so that memory stays below four times the bytes.
+Numbers are copied once, at the end, from their position in the bytes, so that memory stays below four times the bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEAD = b"".join(pickle.dumps(part, protocol=2) for part in (0x1950A86A20F9469CFC
 
 
 class _Storage(NamedTuple):
-    """Numbers in a row, where they lie."""
+    """Numbers in a row, as a view of the bytes."""
 
     dtype: torch.dtype
     data: memoryview
@@ -67,14 +67,14 @@ def _made(value: Any) -> Any:
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype).as_strided(size, stride, offset)
 
 
-# ---- what the names stand for -------------------------------------------------------------------------------------
+# ---- what the names mean ------------------------------------------------------------------------------------------
 # Values of a pickle are never compared, hashed or printed before their type is known: see `OPCODES`.
 
 
 def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _hooks: object, more: Any = None) -> Any:
     """For `torch._utils._rebuild_tensor_v2`; ValueError when it reaches beyond its storage or has more numbers.
 
-    Of size (2, 3), stride (4, 1) and offset 5, the last number lies at 5 + 1 * 4 + 2 * 1 = 11: the storage needs 12.
+    Of size (2, 3), stride (4, 1) and offset 5, the last number is at 5 + 1 * 4 + 2 * 1 = 11: the storage needs 12.
     A stride of 0 repeats numbers, so (2, 3) with (0, 0) would lie in one; six are asked for all the same.
     """
     if type(storage) is not _Storage or type(size) is not tuple or type(stride) is not tuple or more:
@@ -160,7 +160,7 @@ def _end(data: bytes, at: int) -> int:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of the pickle at `at`. numbers : of a storage, by its key. names : those it knows, and what stands for them."""
+    """Of the pickle at `at`. numbers : of a storage, by its key. names : those it knows, and their replacements."""
 
     def __init__(
         self,

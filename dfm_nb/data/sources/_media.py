@@ -78,7 +78,7 @@ class MediaOptions:
     def inside(self, path: Path, folder: Path) -> Path:
         """The path; SampleError when it leaves the folder, by `..`, as an absolute path or through a link."""
         if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-            said = f"{path} lies outside {folder}; move it, or trust its author with --allow-outside"
+            said = f"{path} is outside {folder}; move it, or trust its author with --allow-outside"
             raise SampleError("outside", said)
         return path
 

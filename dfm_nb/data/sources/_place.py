@@ -60,7 +60,7 @@ class Place:
         return self.folder.resolve().name if self.server is None else self.spec.rstrip("/").rpartition("/")[2]
 
     def names(self) -> list[str]:
-        """Names of the files in it and below, with /; hidden ones are left out."""
+        """Names of the files in it and below, with /; hidden ones are skipped."""
         if self.server is None:
             return list(_visible(self.folder))
         with reported(self.spec):
@@ -71,7 +71,7 @@ class Place:
             if self.http:  # links of a page, of which some only sort the page
                 name = "" if "?" in name else unquote(name)
             if name and not lies_inside(name):
-                log.warning("%s has a file named %r, which could be elsewhere, and is left out", self.spec, name)
+                log.warning("%s has a file named %r, which could be elsewhere, and is skipped", self.spec, name)
             elif name and not any(part.startswith(".") for part in name.split("/")):
                 self.sizes[name] = info.get("size")
         return list(self.sizes)
@@ -125,16 +125,16 @@ class Place:
 
 
 def _visible(root: Path) -> Iterator[str]:
-    """Files of the folder and those below by their relative names with /; hidden ones are left out.
+    """Files of the folder and those below by their relative names with /; hidden ones are skipped.
 
     Also pipes, devices and links that lead nowhere: reading them says what they are.
     """
 
     def left_out(error: OSError) -> None:
-        log.warning("%s may not be read and is left out", error.filename)
+        log.warning("%s may not be read and is skipped", error.filename)
 
     for place, folders, files in os.walk(root, onerror=left_out):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
-            log.warning("%s is a link to a folder and is left out", link)
+            log.warning("%s is a link to a folder and is skipped", link)
         yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))

@@ -1,7 +1,7 @@
 """`drawings`: 240 captioned drawings of 96 px that come with the package, of fruit, animals, houses, clocks and more.
 
 200 are for training; the 40 of the split `test` are by other authors. They are a folder as Hugging Face's datasets have
-it, so a folder of your own pictures, prepared with `folder:DIR`, goes the same way. The columns beside `text` are
+it, so your own pictures, prepared with `folder:DIR`, take the same path. The columns next to `text` are
 `tags` (for `--tag-captions`), `kind` (one of 20), and title, author and file in the Open Clip Art Library 0.18 (public
 domain).
 """

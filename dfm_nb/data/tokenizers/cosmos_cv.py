@@ -4,7 +4,7 @@ Video [B, 3, 1 + 4k, H, W] in [-1, 1] becomes latents [B, 16, 1 + k, H/8, W/8], 
 a bfloat16 file runs in float32 on CPU. Only the half that is used is loaded.
 
 Both halves are causal, and their temporal attention sees every earlier frame. So clips are coded whole, unless memory
-is short or `tokenizer_window` asks for windows: those overlap, but what lies before a window is forgotten, and what
+is short or `tokenizer_window` asks for windows: those overlap, but frames before a window are forgotten, and what
 follows the first window differs from the whole clip's.
 """
 

@@ -74,7 +74,7 @@ class WanVAE:
 
 
 def _folder(path: str | Path | None) -> Path:
-    """Where config.json and weights lie: below `path`, else of the hub, with `path` as the cache folder."""
+    """Folder of config.json and weights: below `path`, else from the hub, with `path` as the cache folder."""
     place = Path(path).expanduser() if path is not None else None
     for folder in (place, place / "vae") if place else ():
         if (folder / "config.json").is_file():
