@@ -1,6 +1,6 @@
-"""`dfm doctor`: what this machine has, and what is missing, each line with the fix.
+"""`dfm doctor`: what this machine has and what is missing, with a fix on each line.
 
-Exit code 1 when something needed is missing.
+The exit code is 1 if something required is missing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
 
 
 class DoctorOptions(Options):
-    """What this machine has, and what is missing."""
+    """Check this machine: what it has and what is missing."""
 
     prog = "dfm doctor"
     as_json: bool = option(False, "print JSON", flag="--json")
@@ -87,7 +87,7 @@ def findings() -> Iterator[tuple[str, str]]:
 
 
 def _driver(cuda: str | None) -> Iterator[tuple[str, str]]:
-    """Whether this machine's NVIDIA driver fits the CUDA that torch was built for; nothing without nvidia-smi."""
+    """Whether the NVIDIA driver supports the CUDA that torch was built for; nothing without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return
     ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -90,7 +90,7 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
 
 @quietly()
 def measure(asked: EvaluateOptions) -> Measured:
-    """What was asked for; writes the files named."""
+    """The requested evaluation; writes the output files."""
     found = over_checkpoints(asked) if asked.all_checkpoints else one_checkpoint(asked)
     if asked.contact_sheet:
         video.write_png(asked.contact_sheet, found.contact_sheet())
@@ -122,7 +122,7 @@ def generated(pipe: Pipeline, asked: EvaluateOptions, wanted: Iterable[dict[str,
 
 
 def like(real: Sequence[Real]) -> list[dict[str, Any]]:
-    """What asks for samples of the captions, sizes, lengths and rates of these."""
+    """Requests for samples with the captions, sizes, lengths and rates of these."""
     names = ("num_video_frames", "height", "width")
     return [{"prompt": r.caption, "fps": r.fps, **dict(zip(names, r.frames.shape))} for r in real]
 
@@ -174,12 +174,12 @@ def one_checkpoint(asked: EvaluateOptions) -> Measured:
 
 
 MOST_PICTURES = 1_000
-"""Of a split, which copies are looked for in; they are in memory."""
+"""The samples of a split, held in memory, among which copies are searched."""
 DRIFT_SAMPLES = 16
 
 
 def over_checkpoints(asked: EvaluateOptions) -> Measured:
-    """Each checkpoint of a run, and which one to take."""
+    """Figures for each checkpoint of a run, and the recommended one."""
     run, found = Path(asked.checkpoint_path), Measured()
     if not (folders := checkpoints_of(run)):
         raise ValueError(f"--all-checkpoints needs a run folder with checkpoints; {run} has none; train first")
@@ -195,7 +195,7 @@ def over_checkpoints(asked: EvaluateOptions) -> Measured:
         try:
             pipe = open_pipeline(asked, folder)
         except CheckpointError as error:
-            log.warning("%s; it is left out", error)
+            log.warning("%s; it is skipped", error)
             continue
         if judge is None:
             judge, pictures = _judge(asked, pipe, found)
@@ -218,7 +218,7 @@ def over_checkpoints(asked: EvaluateOptions) -> Measured:
 
 
 def _judge(asked: EvaluateOptions, pipe: Pipeline, found: Measured) -> tuple[verdict.Judge, list[list[Real]]]:
-    """What judges samples, and the held-out and training pictures whose captions are asked for, no caption twice."""
+    """The judge of samples, and the held-out and training pictures whose captions are sampled, no caption twice."""
     all_pictures, failed = [], 0
     for split in (asked.split, "train"):
         assert asked.dataset is not None
@@ -237,13 +237,13 @@ def _judge(asked: EvaluateOptions, pipe: Pipeline, found: Measured) -> tuple[ver
 
 
 def _base(asked: EvaluateOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:
-    """Of a fine-tuned run: requests for the prompts that its base names, and the base's samples of them."""
+    """For a fine-tuned run: requests for its base's validation prompts, and the base's samples of them."""
     if not (path := pipe.config.checkpoint.pretrained):
         return None
     try:
         base = open_pipeline(asked, path)
     except FileNotFoundError as error:
-        log.warning("%s; drift from checkpoint.pretrained is left out", error)
+        log.warning("%s; drift from checkpoint.pretrained is not measured", error)
         return None
     prompts, recommended = base.config.validation.prompts, base.recommended
     if not prompts:

@@ -58,7 +58,7 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
 @quietly()
 def export(asked: ExportOptions) -> Path:
-    """What was asked for; returns where it is."""
+    """Export as requested; returns the path."""
     output, dtype = Path(asked.output), DTYPES[asked.dtype]
     if asked.format == "dfm" and output.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {output}")

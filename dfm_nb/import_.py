@@ -44,7 +44,7 @@ class ImportOptions(Options):
 
 
 def located(source: str) -> Path:
-    """The path itself, or where the hub's files of that id lie, fetched if need be."""
+    """The path itself, or the local copy of the hub's files of that id, fetched if needed."""
     path = Path(source)
     if path.name == "transformer" and wan_folder.is_wan(path.parent):
         return path.parent
@@ -92,7 +92,7 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
 @quietly()
 def take_over(asked: ImportOptions) -> None:
-    """Read what was asked for, check it against the network, and write it."""
+    """Read the source, check it against the network, and write it."""
     source, output = located(asked.source), Path(asked.output)
     if output.suffix not in (".safetensors", ".pth"):
         output = output / EXPORTED

@@ -33,14 +33,14 @@ class InspectOptions(Options):
 
 
 class Inspection(dict):
-    """What was found: counts, sizes, statistics, `faults`; shown as the table of `dfm inspect`."""
+    """Counts, sizes, statistics and `faults`; shown as the table of `dfm inspect`."""
 
     def __repr__(self) -> str:
         return table(self)
 
 
 def table(d: dict[str, Any]) -> str:
-    """What was found, a line each."""
+    """The findings, one per line."""
     lines = [f"{d['folder']}: {d['samples']:,} samples in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"]
     lines.append("  frames x height x width: " + ", ".join(f"{k} ({n})" for k, n in d["sizes"].items()))
     lines.append("  parts: " + ", ".join(f"{k or 'none of ours'} ({n})" for k, n in d["parts"].items()))
@@ -72,7 +72,7 @@ def table(d: dict[str, Any]) -> str:
 
 
 def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
-    """What a folder of shards, or one shard, holds. With `verify=True` its `faults` are those of every sample.
+    """The content of a folder of shards, or of one shard. With `verify=True`, `faults` covers every sample.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
 
 
 def examine(asked: InspectOptions) -> Inspection:
-    """What was asked for; writes the contact sheet."""
+    """The requested inspection; writes the contact sheet."""
     found = InspectedShards(Path(asked.folder).expanduser(), progress=not asked.as_json)
     about = Inspection(found.describe(), verified=asked.verify)
     faults = found.faults + (found.verify() if asked.verify else [])
@@ -95,7 +95,7 @@ def examine(asked: InspectOptions) -> Inspection:
 
 
 def _draw(asked: InspectOptions, found: InspectedShards) -> str:
-    """Write the contact sheet; returns where it is, or why there is none."""
+    """Write the contact sheet; returns its path, or the reason why there is none."""
     if not asked.samples or not found.entries:
         return "none"
     why = "the tokenizer is unknown: see --tokenizer and --tokenizer-path"

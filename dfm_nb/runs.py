@@ -167,7 +167,7 @@ def _table(table: pd.DataFrame, links: str) -> str:
 
 
 def _figure(path: Path) -> str:
-    """A picture or clip over its prompt, which the file beside it has, or its name."""
+    """A picture or clip over its prompt (from its sidecar) or its name."""
     told = read_json(path.with_suffix(path.suffix + ".json")) or {}
     said = str(told.get("prompt") or path.stem)
     media = video.media_html(MEDIA[path.suffix], path.read_bytes(), said, SAMPLE_PX)

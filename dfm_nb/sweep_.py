@@ -104,7 +104,7 @@ def _brief(text: str) -> str:
 def run_all(
     commands: Mapping[str, Sequence[object]], folder: Path, jobs: int
 ) -> Iterator[tuple[str, int | None, float]]:
-    """Run commands, some at a time; what one prints is in `NAME.log`.
+    """Run commands, some at a time; each logs to `NAME.log`.
 
     Yields
     ------
@@ -132,7 +132,7 @@ def run_all(
 
 
 def last_line(log: Path) -> str:
-    """What a command that failed said last, without `error: `."""
+    """The last message of a failed command, without `error: `."""
     said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return said[-1].removeprefix("error: ") if said else ""
 

@@ -40,16 +40,16 @@ def adopt_dataset(
 
     Parameters
     ----------
-    folder : holds tars of samples `.pth` [1, 16, T, H, W], `.pickle` [1, L, D] and `.json`. They stay as they are.
-    tokenizer, text_encoder : names of the plugins that made the latents and the text embeddings.
-    tokenizer_path, text_encoder_path : their weights. Without them nothing is fetched: the manifest holds the name
-        alone, and the empty caption is one token of zeros, as NeMo DFM drops captions.
-    val_fraction : share of the shards' bytes to keep for validation, in whole shards; an existing `.nv-meta` is kept
-        with its own splits.
+    folder : holds tars of samples `.pth` [1, 16, T, H, W], `.pickle` [1, L, D] and `.json`. They are not changed.
+    tokenizer, text_encoder : names of the plugins that encoded the latents and the text embeddings.
+    tokenizer_path, text_encoder_path : their weights. Without them nothing is fetched: the manifest has only the names,
+        and the empty caption is one token of zeros, as NeMo DFM replaces dropped captions by zeros.
+    val_fraction : share of the shards' bytes for validation, in complete shards; an existing `.nv-meta` is kept with
+        its own splits.
 
     Returns
     -------
-    The manifest: counts, what cannot be used and why, statistics of the latents, shards with checksums.
+    The manifest: counts, drops with reasons, statistics of the latents, shards with checksums.
 
     Raises
     ------

@@ -291,7 +291,7 @@ class ShardWriter:
 
 
 def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
-    """`.nv-meta` as `energon prepare` makes it, without a prompt; `splits` lists the shards of train, val and test."""
+    """`.nv-meta` as `energon prepare` writes it, without a prompt; `splits` lists the shards of train, val and test."""
     import warnings
 
     for name in NV_META:  # a kill may have left half of them
@@ -327,7 +327,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
         raise ValueError(
             f"Energon wrote no index of {lacking[0]} and {len(lacking) - 1} other shards of {folder}, most often as "
-            f"there is no space left ({shutil.disk_usage(folder).free >> 20} MiB free); make room and try again"
+            f"there is no space left ({shutil.disk_usage(folder).free >> 20} MiB free); free some and try again"
         )
     # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
     # energon info DIR --dataset-config info.yaml
@@ -342,13 +342,13 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
 
 
 def has_energon_metadata(folder: Path) -> bool:
-    """Whether `.nv-meta` is there and whole, ours or of `energon prepare`."""
+    """Whether `.nv-meta` exists and is complete, from us or from `energon prepare`."""
     return (folder / ".nv-meta" / "dataset.yaml").is_file()
 
 
 def how_to_adopt(path: str | Path) -> str:
-    """The end of a sentence about a folder of shards that someone else wrote."""
-    return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` makes it whole"
+    """The end of a message about a folder of third-party shards."""
+    return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` completes it"
 
 
 def shards_of(folder: Path, split: str) -> list[str]:
@@ -410,7 +410,7 @@ class SampleEntry:
 def samples_of(tar: Path) -> list[SampleEntry]:
     """The samples of a tar, in order; reads headers and .json parts only. ValueError when it is damaged or no tar.
 
-    Neighbours of one key are a sample, as WebDataset has it:
+    Adjacent members with one key are a sample, as in WebDataset:
 
         a.pth a.json | b.pth b.pickle | a.json | a.json     four samples
     """
@@ -451,12 +451,14 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
 
 
 def find_shards(place: Path) -> list[Path]:
-    """The tars of a folder and its sub-folders, or the one that was named."""
+    """The tars of a folder and its subfolders, or the given one."""
     if place.is_file():
         return [place]
     tars = sorted(p for p in place.rglob("*.tar") if p.is_file()) if place.is_dir() else []
     if not tars:
-        raise FileNotFoundError(f"{place} holds no .tar shards; name a folder that dfm prepare or another writer made")
+        raise FileNotFoundError(
+            f"{place} has no .tar shards; pass a folder of shards from dfm prepare or another writer"
+        )
     return tars
 
 

@@ -53,7 +53,7 @@ class EnergonStore(SampleIndex):
 
     Attributes
     ----------
-    dropped : (reason, detail) of samples that cannot be used and that no manifest names. shards : see `SampleIndex`.
+    dropped : (reason, detail) of unusable samples that are in no manifest. shards : see `SampleIndex`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class EnergonStore(SampleIndex):
         left_out = {key for key, edit in read_edits(self.folder).items() if edit.left_out}
         self._left_out = left_out | {f"{key}{MIRRORED}" for key in left_out}
         if progress and left_out:
-            log.info("%s sets %d samples of all splits aside", self.folder / EDITS, len(left_out))
+            log.info("%s sets aside %d samples of all splits", self.folder / EDITS, len(left_out))
         self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
         self._cache: dict[int, EncodedClip] = {}
         self._read_statistics(read_manifest(self.folder), progress)
@@ -88,7 +88,7 @@ class EnergonStore(SampleIndex):
             if self.channels != channels:
                 raise ValueError(f"{root}/manifest.json has {channels} channels, latents {self.channels}; restore it")
             self.statistics = LatentStatistics.from_manifest(manifest)
-        else:  # shards from elsewhere: the first samples speak for all
+        else:  # third-party shards: the first samples are taken as typical
             clips = list(itertools.islice(self._usable(Fits(self.channels, self.text_dim), faults), FIRST_SAMPLES))
             if progress:
                 log.warning(
@@ -120,7 +120,7 @@ class EnergonStore(SampleIndex):
         except SampleError:
             if entry.shard.exists():
                 raise
-        return self._read(index, fits)  # another process has made room just now
+        return self._read(index, fits)  # another process has just evicted it
 
     def read(self, index: int) -> EncodedClip:
         if (kept := self._cache.get(index)) is not None:

@@ -75,7 +75,7 @@ def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _
     """For `torch._utils._rebuild_tensor_v2`; ValueError when it reaches beyond its storage or has more numbers.
 
     Of size (2, 3), stride (4, 1) and offset 5, the last number is at 5 + 1 * 4 + 2 * 1 = 11: the storage needs 12.
-    A stride of 0 repeats numbers, so (2, 3) with (0, 0) would lie in one; six are asked for all the same.
+    A stride of 0 repeats numbers, so (2, 3) with (0, 0) would need one; six are required all the same.
     """
     if type(storage) is not _Storage or type(size) is not tuple or type(stride) is not tuple or more:
         raise ValueError("it is no plain tensor of its own storage")

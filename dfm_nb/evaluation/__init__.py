@@ -1,1 +1,1 @@
-"""What measures samples of any data: features, kernel distance, recall, copies, and the table of what was found."""
+"""Measures of samples of any data: features, kernel distance, recall, copies, and the table of results."""

@@ -1,4 +1,4 @@
-"""Samples against the data that their captions are from: distances, copies of training samples, and what was found."""
+"""Samples compared with the data of their captions: distances, copies of training samples, and the result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def against(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Distances to real samples of one kind, and the generated ones.
 
-    The captions of half of the real samples are asked for, and the other half is what the distances are to.
+    The captions of one half of the real samples are sampled, and distances are to the other half.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def copies(
 
 @dataclass
 class Measured:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     values : by kind (`images`, `clips`), as `dfm evaluate --output` writes it.
     samples : some of the generated ones, uint8 [T, H, W, 3], with their captions.

@@ -66,7 +66,7 @@ def _shares(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """What was found of what was asked, distances, and the wing motion of clips; each where it was measured."""
+    """Attributes found, distances, and the wing motion of clips, as far as they were measured."""
     found, kinds = rows(result), [k for k in KINDS if k in result]
     head = "samples, attribute, confidently correct (95 % interval), real renders through the tokenizer, real renders, "
     shares = ("upper_bound", "real", "argmax", "wrong", "chance")

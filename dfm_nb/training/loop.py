@@ -67,7 +67,7 @@ class StopRequest:
                 signal.signal(number, functools.partial(_note, self._received))
 
     def agreed(self, out_of_time: bool, news: bool) -> tuple[int, int]:
-        """What stops the run (a signal that some rank received, `OUT_OF_TIME`, or 0), and whether some rank has news.
+        """Why to stop the run (a signal that some rank received, `OUT_OF_TIME`, or 0), and whether some rank has news.
 
         The same on every rank.
         """

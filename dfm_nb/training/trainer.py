@@ -33,7 +33,7 @@ LONG_S = 10.0
 
 @dataclass
 class StepResult:
-    """What one optimizer step did, over all ranks.
+    """Result of one optimizer step, over all ranks.
 
     loss : mean per token. tokens : without padding. skipped : NaN or Inf, or no token at all (loss is
     NaN then), so the weights stayed as they were.
@@ -150,7 +150,7 @@ class Trainer:
         return self.optimizer.param_groups[0]["lr"]
 
     def pieces(self) -> saving.Pieces:
-        """What a checkpoint holds of this."""
+        """This object's part of a checkpoint."""
         return saving.Pieces(self.chunks, self.optimizer, self.scheduler, self.ema)
 
     def _sums(

@@ -1,4 +1,4 @@
-"""What a run looks at between steps: the loss on fixed held-out packs, and samples of fixed captions."""
+"""Validation between steps: the loss on fixed held-out packs, and samples of fixed captions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Files of http(s) servers and of the hub, with time limits, retries and a bound on size.
 
-Faults that may pass (time-outs, 429, 5xx, a body that ends early) are tried again with growing pauses, others are not.
-What cannot be had is a `SampleError` that names the URL. A server of the internet cannot redirect to this machine or
-its network, and a table that was fetched cannot name what is there: who wrote it may not choose what this machine asks.
+Transient faults (time-outs, 429, 5xx, a body that ends early) are retried with growing pauses, others are not. A file
+that cannot be fetched is a `SampleError` that names the URL. A server on the internet cannot redirect to this machine
+or its network, and a downloaded table cannot refer to them: its author must not choose what this machine requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class _Adapter(requests.adapters.HTTPAdapter):
-    """Asks addresses of this machine and its network only where `private`, and not once it has been on the internet."""
+    """Requests addresses of this machine and its network only if `private`, and never after a host on the internet."""
 
     def __init__(self, private: bool, retries: Retry):
         super().__init__(max_retries=retries)
@@ -106,7 +106,7 @@ def _attempt(url: str, path: Path, limits: Limits, private: bool) -> None:
                     received += len(chunk)
                     if max(received, announced) > limits.max_bytes:
                         bound = f"{limits.max_bytes / 2**20:g} MiB"
-                        raise SampleError("too_large", f"{url} is over the bound of {bound}; use a smaller copy")
+                        raise SampleError("too_large", f"{url} exceeds the limit of {bound}; use a smaller copy")
                     if time.monotonic() > deadline:
                         raise ReadTimeoutError(response.raw, url, f"not finished after {limits.total_s:g} s")
                     file.write(chunk)
@@ -123,5 +123,5 @@ def hub_path(url: str) -> Path:
     if not found:
         raise ValueError(f"a hub file is hf://datasets/OWNER/NAME/PATH; got {url}")
     repository, revision, name = found.groups()
-    fix = f"where there is a network, run: hf download {repository} {name} --repo-type dataset --local-dir DIR"
+    fix = f"with internet access, run: hf download {repository} {name} --repo-type dataset --local-dir DIR"
     return hub_file(repository, name, fix, repo_type="dataset", revision=revision or None)

@@ -71,7 +71,7 @@ class MediaOptions:
         return ImageColor.getrgb(self.background)[:3]
 
     def identity(self) -> dict:
-        """What decides on the pixels."""
+        """The options that affect pixels."""
         cut = {"clip_frames": self.clip_frames, "fps": self.fps, "stride": self.stride}
         return {"background": list(self.colour), **cut}
 

@@ -1,6 +1,6 @@
-"""A folder that the user named: on this machine, in a zip, or at a URL; what `folder` and `table` read from.
+"""The user's folder: on this machine, in a zip, or at a URL; `folder` and `table` read from it.
 
-Names of its files come out of data. They are joined to the place, so they choose no driver and no server.
+Names of its files come from data. They are joined to the place, so they cannot choose a driver or a server.
 """
 
 from __future__ import annotations
@@ -116,18 +116,18 @@ class Place:
             said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise SampleError("unreachable", f"{url} could not be read: {said}") from None
         if len(content) > self.limits.max_bytes:
-            raise SampleError("too_large", f"{url} is over the bound of {self.limits.max_bytes >> 20} MiB; cut it")
+            raise SampleError("too_large", f"{url} exceeds the limit of {self.limits.max_bytes >> 20} MiB; cut it")
         path.write_bytes(content)
 
     def opened(self, name: str) -> BinaryIO:
-        """A file at a URL, of which only what is asked for is fetched."""
+        """A file at a URL, of which only requested ranges are fetched."""
         return self.server.open("/".join(filter(None, (self.root.rstrip("/"), name))))
 
 
 def _visible(root: Path) -> Iterator[str]:
     """Files of the folder and those below by their relative names with /; hidden ones are skipped.
 
-    Also pipes, devices and links that lead nowhere: reading them says what they are.
+    Includes pipes, devices and broken links: reading them reports what they are.
     """
 
     def left_out(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""`drawings`: 240 captioned drawings of 96 px that come with the package, of fruit, animals, houses, clocks and more.
+"""`drawings`: the package's 240 captioned drawings of 96 px, of fruit, animals, houses, clocks and more.
 
 200 are for training; the 40 of the split `test` are by other authors. They are a folder as Hugging Face's datasets have
 it, so your own pictures, prepared with `folder:DIR`, take the same path. The columns next to `text` are

@@ -7,10 +7,9 @@ string, or its "caption" or "text"), its tags, the file's name with - and _ as s
 `a.json` it may be a list of captions. Tags are in the list's column tags or keywords, or in `a.tags`, between commas.
 Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
-each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels lie
-on `background`. What cannot be used, a missing file that a list names included, is a `SampleError` that names it. So is
-a file outside the folder, unless `allow_outside`: who wrote the folder may not choose which other files of this
-machine go into the data.
+each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels are
+put on `background`. An unusable or missing file raises a `SampleError` that names it. So does a file
+outside the folder, unless `allow_outside`: the folder's author must not choose other files of this machine.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class Folder:
         rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
         self.splits = [split[name] or rest for name in self.files]
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
-            log.info("%s also holds files that are neither images nor videos: %s", root, other)
+            log.info("%s also has files that are neither images nor videos: %s", root, other)
         self.tagged = TAG_SUFFIX in suffixes or any(tags for _, tags in self.listed.values())
         if media and not (self.listed or self.tagged) and not any(suffixes[s] for s in CAPTION_SUFFIXES):
-            log.warning("%s has no captions, so names of files are taken; add %s or a .txt for each", root, LISTS[0])
+            log.warning("%s has no captions, so file names are used; add %s or a .txt for each", root, LISTS[0])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -84,7 +83,7 @@ class Folder:
         return key_of(self.files[index])
 
     def item_split(self, index: int) -> str | None:
-        """The split that the item's folder says."""
+        """The split of the item's folder."""
         return self.splits[index]
 
     def identity(self) -> dict:
@@ -114,13 +113,15 @@ class Folder:
             texts = self._said(beside[0])
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
-            raise SampleError("no_caption", f"{path} has no caption and no name to make one from; add {path.stem}.txt")
+            raise SampleError(
+                "no_caption", f"{path} has neither a caption nor a name to use as one; add {path.stem}.txt"
+            )
         return texts or [words], tags
 
     def read(self, index: int) -> Iterator[Clip]:
         name, ((caption, *more), tags) = self.files[index], self.captions(index)
         if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
-            said = f"{self.place.spec}/{name}, named in a list of captions, is neither an image nor a video"
+            said = f"{self.place.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
         with self.place.local(name) as path:
             for key, frames, fps in self.reading.clips(path, self.item_key(index)):
@@ -134,7 +135,7 @@ class Folder:
 def _read_captions(path: Path) -> dict[str, Said]:
     """Captions and tags by file of one of `LISTS`; a row without either counts as no row."""
     if path.is_file() and path.stat().st_size > LARGEST_LIST:
-        raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; give it as --source table:FILE.parquet")
+        raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
     rows = read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
     columns = [next((c for c in names if c in rows), None) for names in (CAPTION_COLUMNS, TAG_COLUMNS)]
@@ -184,14 +185,14 @@ def build(spec: str | None = None, **options: Any) -> Folder | Table:
     NotADirectoryError, ValueError : the folder is none, has nothing to read, or a list of captions is malformed.
     """
     if not spec:
-        raise ValueError("name the folder: --source folder:DIR")
+        raise ValueError("pass the folder: --source folder:DIR")
     place = Place(spec, MediaOptions(**options))
     if place.server is None and not place.folder.is_dir():
-        raise NotADirectoryError(f"--source folder:{spec} is not a folder; name one with images or videos")
+        raise NotADirectoryError(f"--source folder:{spec} is not a folder; pass one with images or videos")
     source = Folder(place)
     if not len(source):
         if any(name.endswith(".parquet") and not name.endswith(LISTS) for name in source.names):
             return table.build(spec, **options)
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
-        raise ValueError(f"{spec} has no images or videos ({kinds}); name a folder that has some")
+        raise ValueError(f"{spec} has no images or videos ({kinds}); pass a folder that has some")
     return source

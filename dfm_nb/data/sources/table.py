@@ -93,7 +93,7 @@ class StoredPictures(Sequence):
 
 
 def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
-    """The rows of a file, read as its suffix says; of parquet, text is held in memory and pictures are not.
+    """The rows of a file, read by its suffix; for parquet, only text is held in memory, not pictures.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
     """
     if not (files or path.is_file()):
         raise FileNotFoundError(
-            f"{path} is not a file; name a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR"
+            f"{path} is not a file; pass a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR"
         )
     suffix = path.suffix.lower()
     try:
@@ -216,7 +216,7 @@ class Table:
         return f"{key_of(Path(self.label).name)}-{index:07d}"
 
     def item_split(self, index: int) -> str | None:
-        """The split that the name of the row's file says."""
+        """The split in the name of the row's file."""
         return self.splits[index] if self.splits else None
 
     def identity(self) -> dict:
@@ -253,7 +253,7 @@ class Table:
         return self.tag_column is not None
 
     def captions(self, index: int) -> tuple[list[str], list[str]]:
-        """The captions of a row and its tags; the tags are its caption where it has no other."""
+        """The captions of a row and its tags; without a caption, the tags are one."""
         column, tags = self.caption_column, tags_of(self.rows[self.tag_column][index]) if self.tag_column else []
         texts = [] if column == self.tag_column else texts_of(self.rows[column][index], repr(column))
         if not (texts or tags):
@@ -261,7 +261,7 @@ class Table:
         return texts or [", ".join(tags)], tags
 
     def _value(self, index: int) -> Any:
-        """What the row has of a picture: bytes, a PIL image, an array, or a path or URL."""
+        """The row's picture: bytes, a PIL image, an array, or a path or URL."""
         for column in self.media:
             value = self.rows[column][index]
             if isinstance(value, Mapping):  # the hub's struct is its bytes, or its path when it has none
@@ -301,7 +301,7 @@ def _holds_pictures(values: Sequence[Any]) -> bool:
 
 
 def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[str]) -> list[str]:
-    """The column that was asked for, or those with a usual name; ValueError says which there are."""
+    """The given column, or those with a usual name; ValueError lists the existing ones."""
     wanted = usual if given is None else (given,)
     found = [name for name in wanted if name in rows]
     if not found:
@@ -334,7 +334,7 @@ def _open(spec: str, place: Place, name: str) -> Rows:
 
 
 def _parquet(place: Place, name: str) -> pq.ParquetFile:
-    """A file that stays open; of one that a driver reads, row groups are fetched when they are asked for."""
+    """A file that stays open; of one that a driver reads, row groups are fetched on demand."""
     with reported(f"{place.spec}/{name}"):
         if place.server and not place.http:
             return pq.ParquetFile(place.opened(name))
@@ -349,7 +349,7 @@ def _open_all(place: Place) -> tuple[Rows, list[str | None]]:
     rest = "train" if "val" in given.values() else None  # None: --val-fraction and --test-fraction decide
     names.sort(key=lambda name: (bool(given[name]), name))  # --limit takes from training first
     if not names:
-        raise FileNotFoundError(f"{place.spec} has no parquet files; name a table ({', '.join(SUFFIXES)}) in it")
+        raise FileNotFoundError(f"{place.spec} has no parquet files; pass a table ({', '.join(SUFFIXES)}) in it")
     files = [_parquet(place, name) for name in names]
     splits = [given[name] or rest for name, file in zip(names, files) for _ in range(file.metadata.num_rows)]
     return read_rows(Path(place.spec), files), splits
@@ -378,7 +378,7 @@ def build(
     ValueError, FileNotFoundError : the table cannot be read or lacks the columns.
     """
     if spec is None:
-        raise ValueError(f"name the table: --source table:FILE ({', '.join(SUFFIXES)})")
+        raise ValueError(f"pass the table: --source table:FILE ({', '.join(SUFFIXES)})")
     reading, splits = MediaOptions(**options), list[str | None]()
     own = replace(reading, allow_outside=True)
     if not isinstance(spec, str):
@@ -388,7 +388,7 @@ def build(
         head = spec.partition("?")[0] if spec.startswith(HTTP) else spec  # the rest signs it
         folder, label = parent(head) if fetched else (str(path.parent), path.name)
         if path.is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
-            place = Place(spec, reading, limits)  # of a folder here, too, somebody else may have written the tables
+            place = Place(spec, reading, limits)  # the tables of a local folder may be third-party, too
             (rows, splits), label = _open_all(place), place.name
         else:
             place = Place(folder, reading if fetched else own, limits)

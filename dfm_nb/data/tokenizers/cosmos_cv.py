@@ -5,7 +5,7 @@ a bfloat16 file runs in float32 on CPU. Only the half that is used is loaded.
 
 Both halves are causal, and their temporal attention sees every earlier frame. So clips are coded whole, unless memory
 is short or `tokenizer_window` asks for windows: those overlap, but frames before a window are forgotten, and what
-follows the first window differs from the whole clip's.
+follows the first window differs from a one-pass result.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dfm_nb.planning.inference_memory import cosmos_bytes
 
 class Flags(Options):
     tokenizer_window: int | None = option(
-        None, "cosmos_cv: encode in overlapping windows of this many frames; default whole clips where memory allows"
+        None, "cosmos_cv: encode in overlapping windows of this many frames; default: whole clips if memory allows"
     )
 
 
 SHORT_SIDE_PX = 512
 HUB_ID = "nvidia/Cosmos-0.1-Tokenizer-CV4x8x8"
 HOW_TO_FETCH = (
-    f"where there is a network, run `hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, "
+    f"with internet access, run `hf download {HUB_ID} encoder.jit decoder.jit --local-dir DIR`, "
     "then pass --tokenizer-cache-dir DIR"
 )
 HALVES = ("decoder", "encoder")

@@ -49,12 +49,14 @@ def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
 def read_tensors(file: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a tokenizer's file; FileNotFoundError or ValueError when it is none."""
     if not file.is_file():
-        raise FileNotFoundError(f"there is no {kind} tokenizer at {file}; name a data set or checkpoint that has one")
+        raise FileNotFoundError(f"there is no {kind} tokenizer at {file}; pass a data set or checkpoint that has one")
     try:
         with safe_open(file, "pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{file} is not a safetensors file ({error}); name that of a data set or checkpoint") from None
+        raise ValueError(
+            f"{file} is not a safetensors file ({error}); pass the one of a data set or checkpoint"
+        ) from None
 
 
 class _Moments:
@@ -103,7 +105,7 @@ class PCATokenizer:
             if video.shape[2] > 1:
                 moments["video"].add(_blocks(video[:, :, 1:], "video"))
         if moments["image"].count == 0:
-            raise ValueError("the pca tokenizer needs at least one image to be fitted to; the source gave none")
+            raise ValueError("the pca tokenizer needs at least one image for fitting; the source has none")
         mean, basis, scale = image = moments["image"].principal()
         if moments["video"].count:
             clip = moments["video"].principal()
@@ -163,7 +165,7 @@ fit = PCATokenizer.fit
 def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
     """Load from a file, or from a data set or checkpoint folder that holds `tokenizer.safetensors`."""
     if path is None:
-        raise ValueError("the pca tokenizer is fitted to data: name its data set (or its tokenizer.safetensors)")
+        raise ValueError("the pca tokenizer is fitted to data: pass its data set (or its tokenizer.safetensors)")
     file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
     tensors, _ = read_tensors(file, "pca")
     if set(tensors) != {f"{kind}.{part}" for kind in FRAMES for part in ("mean", "basis", "scale")}:

@@ -20,7 +20,7 @@ SHORT_SIDE_PX = 480
 HUB_ID = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 HOW_TO_FETCH = (
-    f"where there is a network, run `hf download {HUB_ID} --include 'vae/*' --local-dir DIR`, "
+    f"with internet access, run `hf download {HUB_ID} --include 'vae/*' --local-dir DIR`, "
     "then pass --tokenizer-path DIR"
 )
 
