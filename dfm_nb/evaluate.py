@@ -55,9 +55,7 @@ class EvaluateOptions(Sampling):
     part: Literal["development", "test"] = option("development", "choose on development, report test")
     wordings: int = option(0, "images for each wording that training did not use", ge=0)
     distances: bool = option(False, "kernel distance and recall to real renders")
-    num_prompts: int = option(
-        64, "images to generate; with --all-checkpoints, for each, half for training captions", ge=0
-    )
+    num_prompts: int = option(64, "images to generate; with --all-checkpoints for each, half training captions", ge=0)
     num_clips: int = option(16, "clips to generate; 9 frames each without --dataset", ge=0)
     max_frames: int = option(9, "clips of --dataset are cut to this many frames", ge=1)
     size_px: int = option(64, "side in px; for a source, the short side")
@@ -157,9 +155,7 @@ def one_checkpoint(asked: EvaluateOptions) -> Measured:
             opened, 2 * asked.num_prompts, 2 * asked.num_clips, asked.max_frames, asked.seed
         )
         if not images and not clips:
-            raise ValueError(
-                f"{asked.dataset} has no samples of the requested kinds; raise --num-prompts or --num-clips"
-            )
+            raise ValueError(f"{asked.dataset} has no such samples; raise --num-prompts or --num-clips")
         found.values["dataset"] = {"name": asked.dataset, "split": asked.split, "unreadable": failed}
         to_model = functools.partial(pipe.statistics.to_model, sigma_data=pipe.sigma_data)
         for kind, real in (("images", images), ("clips", clips)):

@@ -39,9 +39,7 @@ class ExportOptions(Options):
     ema_sigma_rel: float | None = option(None, "relative length of the weight average to reconstruct")
     raw: bool = option(False, "export the weights instead of an average")
     lora: Literal["merged", "apart"] = option("merged", "adapters: merged into the weights, or in a separate file")
-    dtype: Literal["fp32", "bf16"] | None = option(
-        None, "dtype of the stored weights; default: fp32, or that of an exported file"
-    )
+    dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
 
 def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:

@@ -81,9 +81,7 @@ class Reading:
         """The mirror image of an edited clip, with the same captions; its key can be edited, too."""
         key = f"{clip.key}{MIRRORED}"
         if sides := [c for c in (clip.caption, *clip.more_captions) if SIDE.search(c)]:
-            return SampleError(
-                "not_mirrored", f"{key} is not mirrored, as a caption mentions left or right: {sides[0]}"
-            )
+            return SampleError("not_mirrored", f"{key} is not made: a caption mentions left or right: {sides[0]}")
         return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1]))
 
     def reworded(self, key: str, index: int) -> Result:

@@ -89,9 +89,7 @@ class PrepareConfig(Options):
         None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
     )
     tag_captions: int | None = option(None, "further captions to build from each sample's tags", ge=1, plan=True)
-    flip: bool = option(
-        False, "also encode mirrored training samples, unless a caption mentions left or right", plan=True
-    )
+    flip: bool = option(False, "also encode mirrored training samples, unless a caption says left or right", plan=True)
     workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "continue an unfinished output folder")

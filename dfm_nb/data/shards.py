@@ -456,9 +456,7 @@ def find_shards(place: Path) -> list[Path]:
         return [place]
     tars = sorted(p for p in place.rglob("*.tar") if p.is_file()) if place.is_dir() else []
     if not tars:
-        raise FileNotFoundError(
-            f"{place} has no .tar shards; pass a folder of shards from dfm prepare or another writer"
-        )
+        raise FileNotFoundError(f"{place} has no .tar shards; pass a folder from dfm prepare or another writer")
     return tars
 
 

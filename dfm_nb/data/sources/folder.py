@@ -113,9 +113,7 @@ class Folder:
             texts = self._said(beside[0])
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
-            raise SampleError(
-                "no_caption", f"{path} has neither a caption nor a name to use as one; add {path.stem}.txt"
-            )
+            raise SampleError("no_caption", f"{path} has no caption and no usable name; add {path.stem}.txt")
         return texts or [words], tags
 
     def read(self, index: int) -> Iterator[Clip]:

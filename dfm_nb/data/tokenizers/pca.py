@@ -54,9 +54,7 @@ def read_tensors(file: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[s
         with safe_open(file, "pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(
-            f"{file} is not a safetensors file ({error}); pass the one of a data set or checkpoint"
-        ) from None
+        raise ValueError(f"{file} is not a safetensors file ({error}); pass one of a data set or run") from None
 
 
 class _Moments:
