@@ -113,7 +113,7 @@ def tiny_data(make_once):
 
 @pytest.fixture(scope="session")
 def theirs(make_once):
-    """`data` as NeMo DFM's script left it, and its encoders: `cosmos`, `t5`."""
+    """`data` as NeMo DFM's script writes it, and its encoders: `cosmos`, `t5`."""
     from tests.data import dfm_shards
 
     return make_once("theirs", dfm_shards.make)
@@ -121,7 +121,7 @@ def theirs(make_once):
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(make_once, tiny_data):
-    """A run folder whose weights mean nothing."""
+    """A run folder with untrained weights."""
     from tests import tiny_run
 
     off = ["train.eval_interval=1", "train.eval_iters=0"]  # no validation: these data have no split for it
@@ -154,6 +154,6 @@ def tiny_pipe(tiny_checkpoint):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with long tests first: two workers that take a module each then end at about the same time."""
+    """Modules with long tests first, so that workers with one module each end at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

@@ -1,8 +1,8 @@
 """Processes for tests, forked from one server that has done the imports: ranks, `dfm`, `python`, `torchrun`, `energon`.
 
-A command costs about ten seconds of imports when Python starts it, and 0.1 s when it is forked. `Commands.path` is a
-folder for the PATH whose commands ask this process for a fork. What is forked has that `python` as `sys.executable`,
-so that torchrun's workers are forks too. Tests about killing processes start real ones.
+A command needs about ten seconds for imports if Python starts it, and 0.1 s if it is forked. `Commands.path` is a
+folder for the PATH whose commands request a fork from this process. A fork has that `python` as `sys.executable`, so
+torchrun's workers are forks too. Tests that kill processes start real ones.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Commands:
         return {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, **more}
 
     def run(self, *words: object, **settings) -> subprocess.CompletedProcess[str]:
-        """`dfm ...`, `python ...` or `torchrun ...` as subprocess.run gives it back, with its output as text."""
+        """`dfm ...`, `python ...` or `torchrun ...` as subprocess.run returns it, with its output as text."""
         name, *rest = map(str, words)
         settings = {"capture_output": True, "text": True, "timeout": 300, "env": self.environment(), **settings}
         return subprocess.run([str(self.path / name), *rest], **settings)
@@ -108,12 +108,12 @@ class Commands:
 
 @functools.cache
 def commands() -> Commands:
-    """The ones of this process."""
+    """The commands of this process."""
     return Commands()
 
 
 def _attend(connection: socket.socket) -> None:
-    """Fork a process for the request, pass on its end, and end it when the one who asked is gone."""
+    """Fork a process for the request, report its end, and kill it if the requester is gone."""
     process = fork_context().Process(target=_become, args=(connection,))
     process.start()
     with connection:
@@ -131,7 +131,7 @@ def _attend(connection: socket.socket) -> None:
 
 
 def _become(connection: socket.socket) -> None:
-    """In the fork: take over the words, folder, environment and output of the one who asked."""
+    """In the fork: adopt the requester's arguments, folder, environment and output."""
     import atexit
     import traceback
 

@@ -95,7 +95,7 @@ class DatasetBrowser(Live):
         self.edits = read_edits(self.found.folder)
 
     def edited(self) -> str:
-        """How much was changed, and what follows it; "" for nothing."""
+        """The number of edits and what to do next; "" without edits."""
         captions = sum(edit.caption is not None for edit in self.edits.values())
         aside = sum(edit.left_out for edit in self.edits.values())
         return f"captions changed: {captions}; set aside: {aside} ({EDITS}). {FOLLOWS}" if self.edits else ""
@@ -154,7 +154,7 @@ class DatasetBrowser(Live):
 
     def _grid(self, figures: list[str], latent: bool) -> str:
         if not figures:
-            return "<div>no sample is like that</div>"
+            return "<div>no matching sample</div>"
         notes = "<br>".join(html.escape(note) for note in (not latent and self._decoder[1], LEGEND) if note)
         grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
         return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{"".join(figures)}</div>'
@@ -180,7 +180,7 @@ class DatasetBrowser(Live):
     def drops_html(self) -> str:
         """Every reason with its count, and the first keys."""
         if not self.manifest:
-            return "<p>There is no manifest, so drops are not known.</p>"
+            return "<p>There is no manifest, so drops are unknown.</p>"
         drops = self.about.get("drops", [])
         counted = ", ".join(f"{reason} ({n})" for reason, n in Counter(d["reason"] for d in drops).most_common())
         heads = ("key", "reason", "detail")
@@ -189,7 +189,7 @@ class DatasetBrowser(Live):
         return f"<p>{len(drops)} dropped{html.escape(f': {counted}' if drops else '')}</p>{table}{more}"
 
     def html(self, samples: int = PAGE) -> str:
-        """All of it without controls, for a notebook that is only read."""
+        """Everything without controls, for a notebook that is only read."""
         n = len(self.entries)
         spread = [i * n // min(samples, n) for i in range(min(samples, n))]
         return f"{self.summary_html()}{self.samples_html(spread)}{self.drops_html()}"
