@@ -55,6 +55,17 @@ def verbs() -> dict[str, tuple[str, str]]:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    try:
+        return _main(argv)
+    except Exception as error:
+        if "--json" in argv:
+            text = mistake(error)
+            answer = {"exit_code": 1 if text is None else 2, "error": text or f"{type(error).__name__}: {error}"}
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
+        raise
+
+
+def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage("dfm VERB", verbs()))
         print("\n--json, with any verb but lab: one JSON object on stdout, and everything else on stderr")
@@ -78,24 +89,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _in_json(run: Callable[[], int], result: Callable[[list[str]], dict], argv: list[str]) -> int:
-    """Print one object: `exit_code`, and what is on the disk now or the `error`. Everything else goes to stderr."""
+    """Print one object: `exit_code`, and what is on the disk now. Everything else goes to stderr."""
     sys.stdout.flush()
     out = os.dup(1)  # also processes that are started write to stderr
     os.dup2(2, 1)
-    answer: dict = {"exit_code": 1}
     try:
-        answer = {"exit_code": run()}
-        answer |= {} if answer["exit_code"] else result(argv)
-    except Exception as error:
-        text = mistake(error)
-        answer = {"exit_code": 1 if text is None else 2, "error": text or f"{type(error).__name__}: {error}"}
-        raise
+        code = run()
+        answer = {"exit_code": code, **({} if code else result(argv))}
     finally:
         sys.stdout.flush()
         os.dup2(out, 1)
         os.close(out)
-        print(json.dumps(answer, ensure_ascii=False, default=str), flush=True)
-    return answer["exit_code"]
+    print(json.dumps(answer, ensure_ascii=False, default=str), flush=True)
+    return code
 
 
 def _run(verb: str, module: str, rest: list[str]) -> int:

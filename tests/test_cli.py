@@ -135,3 +135,4 @@ def test_every_step_from_pictures_to_a_clip_answers_in_json(tmp_path):
 
 def test_json_has_the_sentence_of_a_mistake_and_its_exit_code():
     assert "'own'" in answer("pretrain", "--mock", "--recipe=owm", code=2)["error"]
+    assert "--verify" in answer("inspect", "a", "--verfy", code=2)["error"]

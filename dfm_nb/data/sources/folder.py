@@ -73,8 +73,13 @@ class Folder:
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also has files that are neither images nor videos: %s", root, other)
         self.tagged = TAG_SUFFIX in suffixes or any(tags for _, tags in self.listed.values())
-        if media and not (self.listed or self.tagged) and not any(suffixes[s] for s in CAPTION_SUFFIXES):
-            log.warning("%s has no captions, so file names are used; add %s or a .txt for each", root, LISTS[0])
+        beside = {str(PurePosixPath(n).with_suffix("")) for n in names if n.endswith((*CAPTION_SUFFIXES, TAG_SUFFIX))}
+        bare = [
+            n for n in self.files if not any(self._listed(n)) and str(PurePosixPath(n).with_suffix("")) not in beside
+        ]
+        if bare:
+            said = "%d of %d files in %s have no caption, so their names are used, as for %s; add %s or a .txt for each"
+            log.warning(said, len(bare), len(self.files), root, bare[0], LISTS[0])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -131,7 +136,7 @@ class Folder:
 
 
 def _read_captions(path: Path) -> dict[str, Said]:
-    """Captions and tags by file of one of `LISTS`; a row without either counts as no row."""
+    """Captions and tags by file of one of `LISTS`; several rows of a file add up, an empty one counts as no row."""
     if path.is_file() and path.stat().st_size > LARGEST_LIST:
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
     rows = read_rows(path)
@@ -139,11 +144,13 @@ def _read_captions(path: Path) -> dict[str, Said]:
     columns = [next((c for c in names if c in rows), None) for names in (CAPTION_COLUMNS, TAG_COLUMNS)]
     if file_column is None or not any(columns):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    found = {}
+    found: dict[str, Said] = {}
     for file, caption, tags in zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns)):
         said = texts_of(caption, f"the caption of {file} in {path}"), tags_of(tags)
         if file and any(said):
-            found[str(file).strip().replace("\\", "/").removeprefix("./")] = said
+            texts, words = found.setdefault(str(file).strip().replace("\\", "/").removeprefix("./"), ([], []))
+            texts += said[0]
+            words += said[1]
     return found
 
 

@@ -79,7 +79,7 @@ def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warne
     ] and before != build().identity()
 
 
-def test_a_file_may_have_several_captions_and_tags(tmp_path):
+def test_a_file_may_have_several_captions_and_tags(tmp_path, caplog):
     for name in "abcdef":
         picture(tmp_path / f"{name}.png")
     rows = [{"file": "a.png", "text": ["one", "two"], "tags": ["x", "y"]}, {"file": "b.png", "tags": "p, q"}]
@@ -90,6 +90,7 @@ def test_a_file_may_have_several_captions_and_tags(tmp_path):
     (tmp_path / "d.tags").write_text("1girl, red hair")
     (tmp_path / "e.tags").write_text("")
     source = folder.build(str(tmp_path))
+    assert "1 of 6" in caplog.text and "f.png" in caplog.text
     assert source.tagged and [source.captions(i) for i in range(4)] == [
         (["one", "two"], ["x", "y"]),
         (["from json", "again"], ["p", "q"]),
@@ -106,6 +107,9 @@ def test_a_file_may_have_several_captions_and_tags(tmp_path):
     (tmp_path / "metadata.jsonl").write_text(json.dumps(rows[0] | {"text": ["one", {}]}) + "\n")
     with pytest.raises(ValueError, match=r"a\.png"):
         folder.build(str(tmp_path))
+    (tmp_path / "metadata.jsonl").unlink()
+    (tmp_path / "captions.csv").write_text("file,caption\na.png,one\na.png,two\n")
+    assert folder.build(str(tmp_path)).captions(0) == (["one", "two"], [])
 
 
 def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
