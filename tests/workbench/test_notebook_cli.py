@@ -144,7 +144,8 @@ def test_sweep_runs_the_grid_with_a_table_and_a_csv(notebook, capsys):
     argv = ["notebook", "sweep", str(notebook), "--grid", "steps=2,9", "lr=0.5", "--jobs", "2", "--output-dir", "grid"]
     assert guard(cli.main, argv) == 1
     out = capsys.readouterr().out
-    assert out.index("-- 001 started") < out.index("-- 000 done"), "two at a time"
+    started, done = out.find("-- 001 started"), out.find("-- 000 done")
+    assert 0 <= started < done, f"two at a time:\n{out}"
     table = out[out.index("run steps") :].splitlines()
     assert table[1].split()[:4] == ["000", "2", "0.5", "done"]
     rows = list(csv.DictReader(Path("grid/results.csv").open()))
