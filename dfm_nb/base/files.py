@@ -70,8 +70,8 @@ def local(path: str | os.PathLike) -> Path:
 def lies_inside(name: str) -> bool:
     """Whether a relative name from an untrusted file stays inside its folder.
 
-    It is short, too: pathlib makes a folder below thousands of others by recursion. And it has no `::`, which
-    chains places in fsspec.
+    It must also be short, because pathlib creates deeply nested folders by recursion, and without `::`, which chains
+    places in fsspec.
     """
     place = PurePosixPath(name)
     plain = len(name) < 512 and "\0" not in name and "::" not in name

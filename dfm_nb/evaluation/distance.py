@@ -42,7 +42,7 @@ def kernel_distance(x: np.ndarray, y: np.ndarray) -> float:
 
 def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
     """`kernel_distance` and its interval, from the variance of the U-statistic's projections."""
-    return _interval(*kernel_influences(x, y))
+    return estimate(*kernel_influences(x, y))
 
 
 def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -62,16 +62,16 @@ def difference(one: tuple[float, np.ndarray, np.ndarray], other: tuple[float, np
     Row i of both x is of one prompt and one seed, so what they share falls out: the interval is narrower than those of
     the two distances.
     """
-    return _interval(one[0] - other[0], one[1] - other[1], one[2] - other[2])
+    return estimate(one[0] - other[0], one[1] - other[1], one[2] - other[2])
 
 
 def mean_estimate(values: np.ndarray) -> Estimate:
     """Mean of [n] numbers, n > 1, and its interval by Student's t."""
     values = np.asarray(values, np.float64)
-    return _interval(float(values.mean()), values)
+    return estimate(float(values.mean()), values)
 
 
-def _interval(value: float, *influences: np.ndarray) -> Estimate:
+def estimate(value: float, *influences: np.ndarray) -> Estimate:
     """Value -+ t s; the degrees of freedom are those of the smallest set."""
     error = sum(i.var(ddof=1) / len(i) for i in influences) ** 0.5
     half = _student_t(min(map(len, influences)) - 1) * error

@@ -27,7 +27,7 @@ import numpy as np
 from dfm_nb.base import video
 from dfm_nb.base.intervals import wilson
 from dfm_nb.base.plots import PALETTE, figure, plain
-from dfm_nb.evaluation.distance import Estimate, difference, kernel_estimate, kernel_influences, mean_estimate
+from dfm_nb.evaluation.distance import Estimate, difference, estimate, kernel_estimate, kernel_influences, mean_estimate
 from dfm_nb.evaluation.diversity import pairwise
 from dfm_nb.evaluation.features import Features
 from dfm_nb.evaluation.retrieval import WAYS, retrieval
@@ -91,7 +91,7 @@ class Judge:
             "kernel_distance": kernel_estimate(self.train, self.held_out),
             "copies": self.share(nearest),
         }
-        self.real = {name: asdict(estimate) for name, estimate in real.items()}
+        self.real = {name: asdict(one) for name, one in real.items()}
         self.influences: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
 
     def features(self, frames: Sequence[np.ndarray]) -> np.ndarray:
@@ -110,10 +110,10 @@ class Judge:
         """Of one checkpoint's samples for the captions of both, uint8 [1, H, W, 3]."""
         made = self.features(held_out)
         self.influences[iteration] = kernel_influences(made, self.held_out)
-        found = {"kernel_distance": kernel_estimate(made, self.held_out)}
+        found = {"kernel_distance": estimate(*self.influences[iteration])}
         found |= self.retrievals(made, self.features(train))
         found["copies"] = self.share(nearness(thumbnails(train), self.training))
-        return {"iteration": iteration, **{name: asdict(estimate) for name, estimate in found.items()}}
+        return {"iteration": iteration, **{name: asdict(one) for name, one in found.items()}}
 
     def drift(self, base: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, float]:
         """1 - cosine of the features of two samples of each prompt and seed: 0 is none."""

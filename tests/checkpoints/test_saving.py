@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is written is the state at the call, whole, and in the end pruned."""
+"""Saving while training continues: the files hold the state at the call, are complete, and are pruned at the end."""
 
 import json
 import os

@@ -57,7 +57,7 @@ ALL = {"1": (1, []), **{name: given for name, given in LAYOUTS.items() if given[
 
 
 def write(layouts, extra, root):
-    """One training step in each layout, then saves of the same state and beside them what it is."""
+    """One training step in each layout, then saves of the same state, and a plain copy of it."""
     for name, overrides in layouts.items():
         trainer, loader = make_trainer([*overrides, *extra])
         randomise(trainer)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -73,10 +74,8 @@ class Folder:
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also has files that are neither images nor videos: %s", root, other)
         self.tagged = TAG_SUFFIX in suffixes or any(tags for _, tags in self.listed.values())
-        beside = {str(PurePosixPath(n).with_suffix("")) for n in names if n.endswith((*CAPTION_SUFFIXES, TAG_SUFFIX))}
-        bare = [
-            n for n in self.files if not any(self._listed(n)) and str(PurePosixPath(n).with_suffix("")) not in beside
-        ]
+        texts = (*CAPTION_SUFFIXES, TAG_SUFFIX)
+        bare = [n for n in self.files if not any(self._listed(n)) and not self._text_file(n, texts)]
         if bare:
             said = "%d of %d files in %s have no caption, so their names are used, as for %s; add %s or a .txt for each"
             log.warning(said, len(bare), len(self.files), root, bare[0], LISTS[0])
@@ -107,15 +106,18 @@ class Folder:
     def _listed(self, name: str) -> Said:
         return self.listed.get(name) or self.listed.get(PurePosixPath(name).name) or ([], [])
 
+    def _text_file(self, name: str, suffixes: tuple[str, ...]) -> str | None:
+        """The first file with the name of this one and one of the suffixes."""
+        return next((file for s in suffixes if (file := posixpath.splitext(name)[0] + s) in self.names), None)
+
     def captions(self, index: int) -> Said:
         """The captions of a file and its tags; SampleError when what should hold them does not."""
         path = PurePosixPath(self.files[index])
         texts, tags = self._listed(self.files[index])
-        beside = [name for s in CAPTION_SUFFIXES if (name := str(path.with_suffix(s))) in self.names]
-        if not tags and (name := str(path.with_suffix(TAG_SUFFIX))) in self.names:
+        if not tags and (name := self._text_file(self.files[index], (TAG_SUFFIX,))):
             tags = tags_of(self._said(name))
-        if beside and not texts:
-            texts = self._said(beside[0])
+        if not texts and (name := self._text_file(self.files[index], CAPTION_SUFFIXES)):
+            texts = self._said(name)
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
             raise SampleError("no_caption", f"{path} has no caption and no usable name; add {path.stem}.txt")
