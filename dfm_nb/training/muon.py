@@ -4,8 +4,8 @@ Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/. Each matrix is o
 tensor-parallel parts are put together first, and the queries, keys and values of one weight are three matrices.
 The data-parallel processes share the work: 5 iterations of 2 r^2 (2 c + r) FLOPs for r x c, r <= c.
 
-Ours stays because torch's own iterates in bfloat16 alone, knows neither tensor-parallel nor fused matrices, and would
-change the digits of the demo; megatron-core's needs a package that is not on PyPI.
+Why not a library's: `torch.optim.Muon` iterates in bfloat16 alone and knows neither tensor-parallel nor fused matrices.
+megatron-core's needs emerging-optimizers, which needs Python 3.12 and imports Triton, so it does not run on a CPU.
 """
 
 from __future__ import annotations
