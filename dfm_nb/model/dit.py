@@ -281,6 +281,10 @@ def layer_spec(
 
     norm : norm of queries and keys in self attention.
     """
+    parts = MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)
+    # megatron-core 0.16 builds the MLP from a spec; 0.19 warns about one and has this function instead
+    build_mlp = getattr(MLP, "as_mlp_submodule", None)
+    mlp = functools.partial(build_mlp, submodules=parts) if build_mlp else ModuleSpec(module=MLP, submodules=parts)
     return ModuleSpec(
         module=layer,
         submodules=TransformerLayerSubmodules(
@@ -302,7 +306,7 @@ def layer_spec(
                     linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=PackedAttention, linear_proj=RowLinear
                 ),
             ),
-            mlp=ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnLinear, linear_fc2=RowLinear)),
+            mlp=mlp,
         ),
     )
 
