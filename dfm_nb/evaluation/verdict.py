@@ -5,9 +5,10 @@ Every checkpoint samples the same training and held-out captions with the same s
 1. Copies begin at the first checkpoint whose share of copies among the samples for training captions is significantly
    above that of new pictures: the lower end of its interval is above 1 %, or, with n < 99 held-out pictures, above
    1 / (n + 1), the chance that a new picture is below the least of n. This and later checkpoints are excluded.
-2. The best of the rest has the smallest kernel distance to held-out pictures. A checkpoint is indistinguishable from it
-   if the interval of their difference (same captions, same seeds) includes zero.
-3. Of these, the one with the lowest validation loss is taken; without validation losses, the best.
+2. Of the rest, the one with the smallest kernel distance to held-out pictures is taken. A checkpoint is
+   indistinguishable from it if the interval of their difference (same captions, same seeds) includes zero.
+
+Validation loss does not decide: it is lowest early, when samples are still far from pictures (`benchmarks/verdict.py`).
 
 A copy is much nearer to one training picture than to the second nearest. Distances are between pixels at 32 x 32, which
 detect a smudged copy that features miss. The ratio of both is near 1 for a new picture, also for a plain or blurred
@@ -123,27 +124,25 @@ class Judge:
     def verdict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """By the rule above: `take`, `copies_begin` (an iteration or None), `alike` (iterations), `sentence`.
 
-        rows : `figures` of checkpoints by iteration, with `val_loss` (None where it is not known).
+        rows : `figures` of checkpoints by iteration.
         """
         begin = next((i for i, r in enumerate(rows) if r["copies"]["low"] > self.level), len(rows))
         clean = rows[:begin] or rows[:1]
         best = min(clean, key=lambda r: r["kernel_distance"]["value"])
         mine = self.influences[best["iteration"]]
-        alike = [r for r in clean if r is best or difference(self.influences[r["iteration"]], mine).low <= 0]
-        known = [r for r in alike if r["val_loss"] is not None] if len(alike) > 1 else []
-        take = min(known, key=lambda r: r["val_loss"], default=best)["iteration"]
-        said = f"take {take:,}"
-        if len(alike) > 1:
-            why = "it has the lowest validation loss" if known else "it is nearest to held-out pictures"
-            others = ", ".join(f"{r['iteration']:,}" for r in alike if r["iteration"] != take)
-            said += f" (the figures do not tell it from {others}; {why})"
+        alike = [
+            r["iteration"] for r in clean if r is best or difference(self.influences[r["iteration"]], mine).low <= 0
+        ]
+        said = f"take {best['iteration']:,}"
+        if others := ", ".join(f"{i:,}" for i in alike if i != best["iteration"]):
+            said += f" (it is nearest to held-out pictures; the figures do not tell it from {others})"
         copies = rows[begin]["iteration"] if begin < len(rows) else None
         said += f"; no copies up to {rows[-1]['iteration']:,}" if copies is None else f"; copies begin at {copies:,}"
         said += "" if begin else ", the first checkpoint"
         return {
-            "take": take,
+            "take": best["iteration"],
             "copies_begin": copies,
-            "alike": [r["iteration"] for r in alike],
+            "alike": alike,
             "threshold": self.threshold,
             "level": self.level,
             "ways": self.ways,

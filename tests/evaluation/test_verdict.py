@@ -44,26 +44,19 @@ def test_one_training_picture_alone_has_no_copies_to_tell():
     assert verdict.nearness(alone, np.repeat(alone, 5, 0)).tolist() == [0]
 
 
-def test_the_verdict_is_by_copies_then_distance_then_loss(judge):
+def test_the_verdict_is_by_copies_then_by_distance(judge):
     train, held_out = pictures(12, 0), pictures(40, 1)[:12]
     flat = [np.full_like(f, 255) for f in held_out]
     near = smudged(pictures(40, 1)[12:24])
     made = [(flat, pictures(12, 3)), (near, pictures(12, 4)), (smudged(near), pictures(12, 5)), (near, smudged(train))]
     found = [judge.figures(100 * i, *some) for i, some in enumerate(made, 1)]
-
-    def decided(*losses: float | None) -> dict:
-        return judge.verdict([r | {"val_loss": loss} for r, loss in zip(found, losses)])
-
-    told = decided(0.1, 0.6, 0.5, 0.4)
-    assert (told["take"], told["alike"], told["copies_begin"]) == (300, [200, 300], 400)
-    assert told["sentence"].startswith("take 300 (") and told["sentence"].endswith("copies begin at 400")
-    assert decided(0.1, 0.5, 0.6, 0.4)["take"] == 200, "a loss decides among those alike alone"
+    told = judge.verdict(found)
     best = min(found[:3], key=lambda r: r["kernel_distance"]["value"])["iteration"]
-    assert decided(None, None, None, None)["take"] == best, "without losses the nearest is taken"
-    assert {decided(None, *some, 0.4)["take"] for some in ((0.5, None), (None, 0.5))} == {200, 300}
-    early = judge.verdict([found[3] | {"val_loss": 1.0}])
+    assert (told["take"], told["alike"], told["copies_begin"]) == (best, [200, 300], 400)
+    assert told["sentence"].startswith(f"take {best} (") and told["sentence"].endswith("copies begin at 400")
+    early = judge.verdict(found[3:])
     assert early["take"] == early["copies_begin"] == 400 and early["sentence"].endswith("the first checkpoint")
-    assert judge.verdict([r | {"val_loss": None} for r in found[:2]])["copies_begin"] is None
+    assert judge.verdict(found[:2])["copies_begin"] is None
 
 
 def test_differences_of_distances_to_the_same_set_are_narrower():
