@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from dfm_nb import config as cfg
@@ -11,12 +11,12 @@ from dfm_nb.base.options import Options, option
 from dfm_nb.config import sizes
 from dfm_nb.config.notation import Overrides
 from dfm_nb.planning.layouts import Load, Plan
-from dfm_nb.planning.ranking import Layouts, fed, rank
+from dfm_nb.planning.ranking import MARGIN, Layouts, fed, rank
 from dfm_nb.planning.step_time import MACHINES, Machine
 from dfm_nb.planning.training_memory import parameters
 
 _USUAL = cfg.Config()
-MachineName = Literal["h100", "h200", "b200", "gb200", "gb300"]
+MachineName = Literal["a100-80", "h100", "h200", "b200", "gb200", "gb300"]
 
 
 class PlanOptions(Options):
@@ -26,26 +26,18 @@ class PlanOptions(Options):
     model: str = option(help=f"a size: {', '.join(sizes.SIZES)}")
     seq_length: int = option(_USUAL.dataset.task_encoder_seq_length, "tokens of a pack", gt=0)
     gpus: int = option(8, "processes, one per GPU", gt=0)
-    machine: MachineName | None = option(None, "data sheet; default: H100, free memory access")
-    gpus_per_node: int | None = option(None, "GPUs that NVLink joins; without --machine 8", gt=0)
-    gpu_memory_gib: float | None = option(None, "memory of one GPU; without --machine 80", gt=0)
+    machine: MachineName = option("h100", "the GPU, whose memory and rates are those of its data sheet")
+    gpus_per_node: int | None = option(None, "GPUs that NVLink joins; default: the machine's", gt=0)
     mixed_precision: Literal["bf16", "fp32"] = option("bf16", "arithmetic")
     global_batch_size: int = option(_USUAL.train.global_batch_size, "packs of a step")
     samples: int = option(Load.samples, "samples in a pack", gt=0)
     text_tokens: int = option(Load.text_tokens, "of a caption, without model.text_padding", gt=0)
-    margin: float = option(15, "percent of the memory to leave free", ge=0)
-    gpu_tflops: float | None = option(None, "10^12 operations per second of a GPU; without --machine 989", gt=0)
-    efficiency: float | None = option(None, "share of these that matrix products reach (1)", gt=0, le=1)
-    link_gb_s: float | None = option(None, "10^9 bytes/s of a GPU to others of its node; without --machine 450", gt=0)
-    node_link_gb_s: float | None = option(None, "the same to other nodes; without --machine 50", gt=0)
-    imbalance: float = option(1.0, "work of the slowest rank's packs over the mean", ge=1)
     as_json: bool = option(False, "every layout as JSON", flag="--json")
     overrides: Overrides = option([], "as for dfm pretrain", positional=True, metavar="group.key=value")
 
     def hardware(self) -> Machine:
-        """The machine named, else one whose memory costs no time, with what other flags say."""
-        given = {f.name: getattr(self, f.name, None) for f in fields(Machine)}
-        return replace(MACHINES.get(self.machine or "", Machine()), **{k: v for k, v in given.items() if v is not None})
+        machine = MACHINES[self.machine]
+        return replace(machine, gpus_per_node=self.gpus_per_node or machine.gpus_per_node)
 
     def workload(self) -> tuple[cfg.Config, Load]:
         """The settings, and the packs of a step."""
@@ -58,7 +50,7 @@ class PlanOptions(Options):
             f"train.global_batch_size={self.global_batch_size}",
         ]
         config = fed(cfg.resolve(None, overrides=[*asked, *self.overrides]))
-        return config, Load.of(config, self.samples, self.text_tokens, imbalance=self.imbalance)
+        return config, Load.of(config, self.samples, self.text_tokens)
 
 
 def plan_layouts(model: str, **flags: Any) -> Layouts:
@@ -67,7 +59,7 @@ def plan_layouts(model: str, **flags: Any) -> Layouts:
     Parameters
     ----------
     model : a size, for example "DiT-XL".
-    **flags : those of `dfm plan` with underscores (`gpus`, `gpu_memory_gib`, `seq_length`, ...), and
+    **flags : those of `dfm plan` with underscores (`gpus`, `machine`, `seq_length`, ...), and
         `overrides`, more settings as ["group.key=value"] or {"group.key": value}.
 
     Raises
@@ -77,13 +69,13 @@ def plan_layouts(model: str, **flags: Any) -> Layouts:
     >>> plan_layouts("DiT-S", gpus=2, overrides={"model.num_layers": 4}).to_frame()  # doctest: +SKIP
     """
     asked = PlanOptions(model=model, **flags)
-    return rank(*asked.workload(), asked.gpus, asked.hardware(), asked.margin)
+    return rank(*asked.workload(), asked.gpus, asked.hardware())
 
 
 def main(argv: list[str] | None = None) -> int:
     asked = PlanOptions.parse(argv)
     config, load = asked.workload()
-    found = rank(config, load, asked.gpus, asked.hardware(), asked.margin)
+    found = rank(config, load, asked.gpus, asked.hardware())
     if asked.as_json:
         print(found.to_frame().to_json(orient="records", indent=1))
         return 0
@@ -91,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     print(
         f"{config.model.size}, {count / 1e6:,.0f} M parameters, {trained / 1e6:,.1f} M trained, packs of {load.tokens} "
         f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {found.gpu_memory_gib:g} GiB "
-        f"({asked.margin:g} % left free)"
+        f"({MARGIN:.0%} left free)"
     )
     print(found)
     return 0

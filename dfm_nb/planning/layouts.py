@@ -20,7 +20,6 @@ class Load:
 
     cpu : attention is one SDPA call for each run of equal segments, as on CPU, instead of one kernel for the pack.
     runs : the number of such runs; the results of several are joined by a copy.
-    imbalance : work of the slowest data-parallel rank divided by the mean, as measured by benchmarks/packing.py.
     """
 
     tokens: int
@@ -31,7 +30,6 @@ class Load:
     ema_averages: int = 2
     cpu: bool = False
     runs: int = 1
-    imbalance: float = 1.0
 
     @classmethod
     def of(cls, config: Config, samples: int, text_tokens: int, **more: Any) -> Load:

@@ -19,6 +19,8 @@ from dfm_nb.planning.training_memory import training_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+MARGIN = 0.15
+"""Share of a layout's memory to leave free in addition, for CUDA, NCCL and fragmentation."""
 SHOWN = 12
 """Number of layouts in the table."""
 
@@ -47,7 +49,7 @@ class Candidate:
         return sum(self.seconds.values())
 
 
-def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine, margin_percent: float) -> Layouts:
+def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine) -> Layouts:
     """Every valid layout: the shortest step first, ties by memory.
 
     Raises
@@ -58,7 +60,7 @@ def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine, margin_per
     for plan in layouts(gpus):
         if not _faults(config, plan):
             needed = training_bytes(config.model, plan, load)
-            fits = sum(needed.values()) * (1 + margin_percent / 100) <= machine.gpu_memory_gib * GIB
+            fits = sum(needed.values()) * (1 + MARGIN) <= machine.gpu_memory_gib * GIB
             found.append(Candidate(plan, needed, step_seconds(config.model, plan, load, machine), fits))
     if not found:
         fault = _faults(config, Plan(dp=gpus))[0]

@@ -1,6 +1,6 @@
 """Time of a training step, by cause: matrix products at one rate, memory traffic, links, the pipeline's bubble.
 
-Latency is not counted. Nominal rates give ratios between layouts; measured rates give times.
+Latency is not counted. Rates are those of data sheets: they give ratios between layouts, not times.
 """
 
 from __future__ import annotations
@@ -16,21 +16,19 @@ from dfm_nb.planning.training_memory import layer_saved_bytes, parameters
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates that convert work to time, named like the flags of `dfm plan`.
+    """Rates that convert work to time.
 
-    gpu_tflops : 10^12 operations per second of one GPU, of which matrix products reach the share `efficiency`.
-    link_gb_s : 10^9 bytes per second from one GPU to its peers within a node. node_link_gb_s : to other nodes.
-    gpus_per_node : GPUs joined by the faster links. memory_tb_s : 10^12 bytes per second of one GPU's memory; infinite:
-    it costs no time. The defaults are from the data sheet of the DGX H100: bf16 dense, NVLink and InfiniBand one way.
+    gpu_tflops : 10^12 operations per second of one GPU. link_gb_s : 10^9 bytes per second from one GPU to its peers
+    within a node. node_link_gb_s : to other nodes. gpus_per_node : GPUs joined by the faster links.
+    memory_tb_s : 10^12 bytes per second of one GPU's memory.
     """
 
-    gpu_tflops: float = 989
-    link_gb_s: float = 450
-    node_link_gb_s: float = 50
-    gpus_per_node: int = 8
-    memory_tb_s: float = math.inf
-    gpu_memory_gib: float = 80
-    efficiency: float = 1.0
+    gpu_tflops: float
+    link_gb_s: float
+    node_link_gb_s: float
+    gpus_per_node: int
+    memory_tb_s: float
+    gpu_memory_gib: float
 
     def link(self, stride: int, n: int, gpus: int) -> float:
         """Bytes per second that each rank of a group sends in a ring over `n` ranks, `stride` apart, of `gpus` in all.
@@ -47,13 +45,15 @@ class Machine:
         return 1e9 * min(self.link_gb_s, max(1, shared // stride) * self.node_link_gb_s)
 
 
-# Data sheets: H100 and H200 SXM, DGX H100, H200 and B200, GB200 and GB300 NVL72 (NVIDIA). Dense bf16 is half of their
-# figure with sparsity, NVLink one way half of its total; between nodes one adapter per GPU: ConnectX-7 (400 Gb/s), in
-# GB300 ConnectX-8 (800 Gb/s). Their GB of memory are within 2 % of the GiB that drivers report.
+# Data sheets: A100, H100 and H200 SXM, their DGX and the B200's, GB200 and GB300 NVL72 (NVIDIA). Dense bf16 is half
+# of their figure with sparsity, NVLink one way half of its total; between nodes one adapter per GPU: ConnectX-6
+# (200 Gb/s), ConnectX-7 (400 Gb/s), in GB300 ConnectX-8 (800 Gb/s). Their GB of memory are within 2 % of the GiB that
+# drivers report.
 MACHINES: dict[str, Machine] = {
-    "h100": Machine(memory_tb_s=3.35),
-    "h200": Machine(memory_tb_s=4.8, gpu_memory_gib=141),
-    "b200": Machine(2250, 900, memory_tb_s=8, gpu_memory_gib=180),
+    "a100-80": Machine(312, 300, 25, 8, 2.039, 80),
+    "h100": Machine(989, 450, 50, 8, 3.35, 80),
+    "h200": Machine(989, 450, 50, 8, 4.8, 141),
+    "b200": Machine(2250, 900, 50, 8, 8, 180),
     "gb200": Machine(2500, 900, 50, 72, 8, 186),
     "gb300": Machine(2500, 900, 100, 72, 8, 279),
 }
@@ -63,9 +63,7 @@ def step_seconds(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -
     """Seconds of one optimizer step by cause: a process's packs in a row, the pipeline's bubble, summed gradients."""
     packs = load.packs // plan.dp
     lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
-    rate = plan.tp * plan.cp * plan.pp * 1e12 * machine.gpu_tflops * machine.efficiency
-    if plan.dp > 1:  # all wait for the rank with the most work
-        rate /= load.imbalance
+    rate = plan.tp * plan.cp * plan.pp * 1e12 * machine.gpu_tflops
     forward = counts.forward_flops(model, lengths, texts) / rate
     products = counts.model_flops(model, lengths, texts) / rate
     attention = counts.attention_flops(model, lengths, texts) / rate
