@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 from dfm_nb.base.nearest import nearest
 from workbench.parameters import WORDS, as_type
-from workbench.place import RESULT_TYPE, kernel_encryption
+from workbench.place import RESULT_TYPE
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,18 @@ def execute(
         log.handlers = [logging.StreamHandler(sys.stdout)]
         log.setLevel(logging.INFO)
     try:
-        papermill.execute_notebook(
-            str(source),
-            str(target),
-            dict(values),
-            progress_bar=False,
-            log_output=progress,
-            cwd=cwd,
-            autosave_cell_every=30,
-            config=Config({"KernelManager": {"transport_encryption": kernel_encryption()}}),
-        )
+        # Sockets in a folder: TCP ports are chosen before the kernel binds them, and another process may take one.
+        with tempfile.TemporaryDirectory(prefix="dfm_nb-", ignore_cleanup_errors=True) as sockets:
+            papermill.execute_notebook(
+                str(source),
+                str(target),
+                dict(values),
+                progress_bar=False,
+                log_output=progress,
+                cwd=cwd,
+                autosave_cell_every=30,
+                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+            )
     except PapermillExecutionError as failed:
         error = f"{failed.ename}: {first_fault(failed.evalue)} (In [{failed.exec_count}])"
     except PapermillException as failed:
