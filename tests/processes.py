@@ -190,7 +190,7 @@ def _run(words: list[str]) -> None:
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-def wait_until(condition: Callable[[], object], about: str, timeout_s: float = 60, pause_s: float = 0.02) -> None:
+def wait_until(condition: Callable[[], object], about: str, timeout_s: float = 240, pause_s: float = 0.02) -> None:
     """Poll `condition()` until it holds."""
     deadline = time.monotonic() + timeout_s
     while not condition():

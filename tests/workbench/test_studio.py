@@ -79,7 +79,7 @@ def small(pipe=None, **settings) -> Studio:
 
 
 def settled(studio: Studio) -> None:
-    wait_until(lambda: not studio._running, "the thread to end", 20)
+    wait_until(lambda: not studio._running, "the thread to end")
 
 
 def shown_level(studio: Studio) -> float:
@@ -116,7 +116,7 @@ def test_a_moving_slider_draws_rough_pictures_and_one_clip_when_it_rests(monkeyp
     studio = small(pipe)
     for guidance in (3.0, 3.5, 4.0):
         studio.controls["guidance"].value = guidance
-        wait_until(lambda g=guidance: shown_level(studio) == 20 * g, "the rough picture", 20)
+        wait_until(lambda g=guidance: shown_level(studio) == 20 * g, "the rough picture")
         assert not studio.history
     settled(studio)
     assert [c.request.guidance for c in studio.history] == [4.0]
@@ -130,9 +130,9 @@ def test_a_newer_request_ends_an_older_one_between_steps():
     pipe = ClosedForm(wait_s=0.02)
     studio = small(pipe, num_steps=100)
     studio.controls["prompt"].value = "a blue moth"  # Enter; the kernel is free at once
-    wait_until(lambda: len(pipe.begun) == 2, "the clip begins", 20)
+    wait_until(lambda: len(pipe.begun) == 2, "the clip begins")
     studio.controls["guidance"].value = 5.0
-    wait_until(lambda: len(pipe.begun) == 3, "the newer begins", 1.0)
+    wait_until(lambda: len(pipe.begun) == 3, "the newer begins")
     assert pipe.ended == [pipe.begun[0]] and pipe.begun[2].guidance == 5.0
     next(b for b in buttons(studio.widget) if b.description == "Stop").click()
     settled(studio)
@@ -145,7 +145,7 @@ def test_what_takes_long_is_drawn_only_by_the_button():
     settled(studio)
     assert pipe.begun == [] and "5 min" in studio.message
     next(b for b in buttons(studio.widget) if b.description == "Draw").click()
-    wait_until(lambda: pipe.begun, "the drawing", 20)
+    wait_until(lambda: pipe.begun, "the drawing")
     studio.controls["width"].value = "32"
     settled(studio)
     assert [c.request.width for c in studio.history] == [32] and studio.message.startswith("done")
