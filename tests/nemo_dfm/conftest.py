@@ -46,16 +46,14 @@ def hub(make_once) -> Path:
     return make_once("nemo-dfm-hub", make_small_hub)
 
 
-def prepare(hub: Path, output: Path, ranks: int, *more: object) -> str:
-    """The pages' preparation, with both caches as the DiT page gives them."""
-    source = ("--source", f"smithsonian_butterflies:{hub / 'butterflies'}", "--output-dir", output)
-    encoders = ("--tokenizer", "cosmos_cv", "--text-encoder", "t5")
-    caches = ("--t5_cache_dir", hub / "t5", "--tokenizer_cache_dir", hub / "cosmos")
-    return run("prepare", ranks, *source, *encoders, *caches, *more)
-
-
 @pytest.fixture(scope="session")
 def small_webdataset(make_once, hub) -> Path:
-    """Short side 64 px, so that training steps take seconds; all data for training, as the DiT page splits it."""
-    flags = ("--short-side", 64, "--val-fraction", 0, "--test-fraction", 0)
-    return make_once("nemo-dfm-data", lambda folder: prepare(hub, folder, 2, *flags))
+    """The pages' preparation on four ranks, with both caches as the DiT page gives them, and all data for training.
+
+    The short side is 64 px, so that training steps take seconds.
+    """
+    source = ("--source", f"smithsonian_butterflies:{hub / 'butterflies'}", "--short-side", 64)
+    encoders = ("--tokenizer", "cosmos_cv", "--text-encoder", "t5", "--val-fraction", 0, "--test-fraction", 0)
+    caches = ("--t5_cache_dir", hub / "t5", "--tokenizer_cache_dir", hub / "cosmos")
+    words = (*source, *encoders, *caches, "--output-dir")
+    return make_once("nemo-dfm-data", lambda folder: run("prepare", 4, *words, folder))
