@@ -53,8 +53,8 @@ def test_eight_prompts_give_the_same_latents_in_any_batch(one_process, expected)
 
 @pytest.mark.parametrize(
     "world, layout, batch_sizes",
-    [(2, (1, 1, 1), (1, 4)), (2, (1, 1, 2), (1, 4)), (2, (2, 1, 1), (4,)), (2, (1, 2, 1), (4,)), (4, (1, 1, 2), (3,))],
-    ids=["DP2", "CP2", "TP2", "PP2", "CP2xDP2"],
+    [(2, (2, 1, 1), (4,)), (2, (1, 2, 1), (4,)), (4, (1, 1, 2), (1, 3))],
+    ids=["TP2", "PP2", "CP2xDP2"],
 )
 def test_eight_prompts_give_the_same_latents(each_checkpoint, expected, world, layout, batch_sizes):
     by_rank = run_ranks(world, draw, each_checkpoint, layout, batch_sizes)

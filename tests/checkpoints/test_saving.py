@@ -122,8 +122,15 @@ def killed(parts, folder, rank):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("fault, said", [(full, "No space left"), (elsewhere, "rank-00000"), (killed, "9")])
+@pytest.mark.parametrize(
+    "fault, said, asynchronous",
+    [
+        (full, "No space left", True),
+        (full, "No space left", False),
+        (elsewhere, "rank-00000", True),
+        (killed, "9", True),
+    ],
+)
 def test_fault_of_a_save_names_it_and_the_last_good_one(trainer, tmp_path, monkeypatch, fault, said, asynchronous):
     writer = writer_to(tmp_path, asynchronous=asynchronous)
     save(writer, trainer, 1)
