@@ -9,12 +9,12 @@ starts, so that the few starts on a watershed between two modes do not decide, a
 dominate. Orders are measured on one Gaussian, whose flow is known in closed form. The focus of the schedule "focused"
 was chosen on the first two targets; no choice was made on the third. Writes samplers.{json,md}; a minute or two.
 
-With a checkpoint trained on the synthetic set (`make demo`), all cells share prompts (attribute combinations that
-training never showed), starting noise and guidance. Measured, by sampler and evaluations: the distance to the fine
-solution of the same trajectory (UniPC, 150 steps; root mean square over the latent in units of sigma_data, the median
-over samples; stochastic samplers follow no trajectory and have none), and the share of samples in which a classifier
-fitted on real renders finds colour, background and pattern all as asked, with its Wilson interval. Writes
-sampler_quality.{json,md}; about 1,000 evaluations of `--num-prompts` samples, with guidance.
+With a checkpoint trained on the synthetic set (the packaged `butterflies`, or of `make demo`), all cells share prompts
+(attribute combinations that training never showed), starting noise and guidance. Measured, by sampler and evaluations:
+the share of samples whose colour, background and pattern are right for the judge of `dfm evaluate`, and the kernel
+distance to real renders, with intervals, also of the differences from Heun's 18 steps. `CELLS` have one seed and the
+distance to the fine solution of the same trajectory, `FINALISTS` five seeds. Writes sampler_quality.{json,md}; about
+20 minutes of CPU time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -38,18 +41,21 @@ BUDGETS = (9, 15, 19, 21, 25, 31, 39, 49, 69, 99, 139)
 PLAIN_BUDGETS = (10, 15, 20, 25, 30, 40, 50, 70, 100, 140)
 DETERMINISTIC = [name for name, sampler in SAMPLERS.items() if not sampler.stochastic]
 BASELINE = ("heun", "karras", 35)
-SETTINGS = {"height": 64, "width": 64, "guidance": 2.0, "seed": 3}
+"""On mixtures: sampler, schedule and steps."""
 REFERENCE = {"sampler": "unipc", "num_steps": 150}
-MODEL_BUDGETS = (5, 10, 15, 20, 30, 50)
+KINDS = {"images": (1, "still"), "clips": (9, "flapping")}
 CELLS = [
-    *(("euler", "karras", n) for n in MODEL_BUDGETS),
-    *(("heun", "karras", n) for n in (*MODEL_BUDGETS, 70)),
-    *(("dpmpp_2m", "karras", n) for n in (*MODEL_BUDGETS, 100)),
-    *(("unipc", "karras", n) for n in MODEL_BUDGETS),
-    *((name, "focused", n) for name in ("dpmpp_2m", "unipc") for n in (10, 20)),
-    *((name, "karras", n) for name, sampler in SAMPLERS.items() if sampler.stochastic for n in (20, 50)),
+    *(("heun", "karras", n) for n in (35, 15, 21, 27)),
+    *(
+        (name, schedule, n)
+        for name in ("unipc_2", "dpmpp_2m")
+        for schedule in ("karras", "focused")
+        for n in (8, 10, 12, 16, 20)
+    ),
+    *(("unipc", schedule, n) for schedule in ("karras", "focused") for n in (12, 16, 20)),
 ]
 """On a model: sampler, schedule and the evaluations that it may spend."""
+FINALISTS = [("heun", "karras", 35), ("unipc_2", "karras", 12)]
 
 
 # ---- mixtures with a known answer ---------------------------------------------------------------------------------
@@ -209,67 +215,106 @@ def on_mixtures(num_samples: int) -> dict:
 # ---- a trained model ----------------------------------------------------------------------------------------------
 
 
-def on_model(checkpoint: str, count: int) -> dict:
-    """The fine solution and each cell: evaluations, share as asked with its interval, and distance."""
-    from dfm_nb.base.intervals import wilson
-    from dfm_nb.butterflies import synthetic
-    from dfm_nb.butterflies.attributes import CORE, unseen_attributes
-    from dfm_nb.butterflies.judge import AttributeClassifier
+def on_model(checkpoint: str, count: int, of_finalist: int) -> dict:
+    """Rows of `CELLS` with one seed and of `FINALISTS` with five, for so many stills and half as many clips."""
+    from dfm_nb.evaluation.features import Features
     from dfm_nb.generation.pipeline import Pipeline
+
+    pipe, network = Pipeline.from_checkpoint(checkpoint), Features()
+    return {
+        "precision": pipe.config.mixed_precision,
+        "screen": [row for kind in KINDS for row in on_kind(pipe, network, kind, CELLS, count, 1)],
+        "finalists": [row for kind in KINDS for row in on_kind(pipe, network, kind, FINALISTS, of_finalist, 5)],
+    }
+
+
+def on_kind(
+    pipe: Any, network: Any, kind: str, cells: list[tuple[str, str, int]], count: int, seeds: int
+) -> list[dict]:
+    """A row for each cell: shares right and kernel distance, with intervals, also of their differences from the first.
+
+    Differences are paired by prompt (means over seeds) and, for the distance, by sample.
+    """
+    from dfm_nb.butterflies import attributes, synthetic
+    from dfm_nb.butterflies.attributes import CORE
+    from dfm_nb.butterflies.judge import AttributeClassifier
+    from dfm_nb.evaluation import distance
     from dfm_nb.generation.request import Request
 
-    pipe, classifier = Pipeline.from_checkpoint(checkpoint, mixed_precision="fp32"), AttributeClassifier.load()
-    wanted = unseen_attributes(count, "still")
-    prompts = [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)]
+    frames, motion = KINDS[kind]
+    wanted = attributes.unseen_attributes(count if frames == 1 else count // 2, motion)
+    classifier, sure = AttributeClassifier.load(), attributes.stored_thresholds(kind)["value"]
+    asked = attributes._asked(wanted * seeds, CORE)
+    real = network(np.stack([synthetic.render(w, 10_000 + i, 64, 64, frames)[0] for i, w in enumerate(wanted)]))
+    size = {"height": 64, "width": 64, "num_video_frames": frames, "guidance": 2.0}
 
-    def latents(**settings) -> Tensor:
-        return pipe.sample_latents([Request(p, index=i, **SETTINGS, **settings) for i, p in enumerate(prompts)])
+    def latents(seed: int, **settings) -> Tensor:
+        prompts = [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)]
+        requests = [Request(p, index=i, seed=seed, **size, **settings) for i, p in enumerate(prompts)]
+        return torch.cat([pipe.sample_latents(requests[i : i + 16]) for i in range(0, len(requests), 16)])
 
-    def judged(made: Tensor) -> dict:
-        found = classifier.predict([pipe.decode(latent) for latent in made])
-        hits = sum(all(f[m] == w[m] for m in CORE) for f, w in zip(found, wanted))
-        low, high = wilson(hits, len(wanted))
-        return {"as_asked": hits / len(wanted), "low": low, "high": high}
-
-    fine = latents(**REFERENCE)
-    cells = []
-    for sampler, schedule, budget in tqdm(CELLS, desc="cells", disable=None):
+    fine, rows, first = latents(1, **REFERENCE) if seeds == 1 else None, [], {}
+    for sampler, schedule, budget in tqdm(cells, desc=kind, disable=None):
         steps = steps_for(sampler, budget)
-        made = latents(sampler=sampler, schedule=schedule, num_steps=steps)
-        cell = {"sampler": sampler, "schedule": schedule, "evaluations": evaluations(sampler, steps), **judged(made)}
-        if not SAMPLERS[sampler].stochastic:
-            rms = (made - fine).square().mean((1, 2, 3, 4)).sqrt() / pipe.config.model.sigma_data
-            cell["distance"] = float(rms.median())
-        cells.append(cell)
-    return {"num_prompts": count, "settings": SETTINGS, "reference": judged(fine), "cells": cells}
+        made = [latents(s, sampler=sampler, schedule=schedule, num_steps=steps) for s in range(1, seeds + 1)]
+        videos = [pipe.decode(latent) for of_seed in made for latent in of_seed]
+        said = classifier.probabilities(videos)
+        influences = distance.kernel_influences(network(np.stack([v[i % frames] for i, v in enumerate(videos)])), real)
+        row: dict = {"kind": kind, "sampler": sampler, "schedule": schedule, "samples": len(videos)}
+        row |= {"evaluations": evaluations(sampler, steps), "distance": asdict(distance.estimate(*influences))}
+        first.setdefault("distance", influences)
+        row["distance_difference"] = asdict(distance.difference(influences, first["distance"]))
+        for how, at in (("sure", sure), ("argmax", dict.fromkeys(CORE, 0.0))):
+            right = (attributes._sure(said, at, CORE) == asked).all(1)
+            change = (right * 1.0 - first.setdefault(how, right)).reshape(seeds, -1).mean(0)
+            row[how] = attributes.share(right) | {"difference": asdict(distance.mean_estimate(change))}
+        if fine is not None:
+            rms = (made[0] - fine).square().mean((1, 2, 3, 4)).sqrt() / pipe.sigma_data
+            row["error"] = float(rms.median())
+        rows.append(row)
+    return rows
 
 
 def model_markdown(result: dict, about: dict) -> str:
-    fine = {"sampler": "fine solution: unipc", "schedule": "karras", "evaluations": REFERENCE["num_steps"]}
-    rows, by_name = [], {}
-    for c in [*result["cells"], fine | result["reference"]]:
-        distance = f"{c['distance']:.3f}" if "distance" in c else ""
-        asked = f"{c['as_asked']:.0%} ({c['low']:.0%} - {c['high']:.0%})"
-        rows.append([f"{c['sampler']}, {c['schedule']}", c["evaluations"], distance, asked])
-        by_name.setdefault((c["sampler"], c["schedule"]), {})[c["evaluations"]] = c.get("distance")
-    head = ["sampler, schedule", "evaluations", "distance to the fine solution / sigma_data"]
-    goal = by_name["heun", "karras"][69]
-    lines = [
-        "# Samplers on the demo's model: quality against network evaluations",
-        "",
-        f"Written by `benchmarks/samplers.py`: {result['num_prompts']} unseen attribute combinations, guidance "
-        f"{SETTINGS['guidance']:g}, the same noise in every row. {report.sentence(about)}.",
-        "",
-        report.table([*head, "all three attributes as asked"], rows),
-        "",
-        f"35 Heun steps (69 evaluations) end {goal:.3f} sigma_data from the fine solution.",
-        "",
-    ]
-    for name in [(s, schedule) for s in ("dpmpp_2m", "unipc") for schedule in ("karras", "focused")]:
-        near = [n for n, distance in by_name[name].items() if distance <= goal]
-        said = f"the first measured budget that is as near is {near[0]}" if near else "no measured budget is as near"
-        lines.append(f"- {', '.join(name)}: {by_name[name][20]:.3f} with 20 evaluations; {said}.")
-    return "\n".join(lines)
+    def shown(value: dict, scale: float, sign: str = "") -> str:
+        middle = value.get("share", value.get("value"))
+        return f"{scale * middle:{sign}.1f} ({scale * value['low']:{sign}.1f} - {scale * value['high']:{sign}.1f})"
+
+    def lines(of: str) -> list[list]:
+        out = []
+        for r in result[of]:
+            cells: list = [r["kind"], f"{r['sampler']}, {r['schedule']}", r["evaluations"]]
+            cells += [f"{r['error']:.3f}"] if "error" in r else []
+            for how in ("sure", "argmax"):
+                cells += [shown(r[how], 100), shown(r[how]["difference"], 100, "+")]
+            out.append([*cells, shown(r["distance"], 1000), shown(r["distance_difference"], 1000, "+")])
+        return out
+
+    measures = ["confidently correct, %", "difference", "by argmax, %", "difference", "kernel distance x 1000"]
+    head, measures = ["", "sampler, schedule", "evaluations"], [*measures, "difference"]
+    counts = {of: {r["kind"]: r["samples"] for r in result[of]} for of in ("screen", "finalists")}
+    several = " and ".join(f"{n} {kind}" for kind, n in counts["finalists"].items())
+    one = " and ".join(f"{n} {kind}" for kind, n in counts["screen"].items())
+    return "\n".join(
+        [
+            "# Samplers on a model: quality against network evaluations",
+            "",
+            f"Written by `benchmarks/samplers.py --checkpoint-path`: colour, background and pattern of unseen "
+            f"combinations (development part), guidance 2, {result['precision']}, the same noise in all rows. "
+            f"Intervals are of 95 %; differences are from the first row of the kind, paired. {report.sentence(about)}.",
+            "",
+            f"## Five seeds: {several}",
+            "",
+            report.table([*head, *measures], lines("finalists")),
+            "",
+            f"## One seed: {one}",
+            "",
+            "Error: the distance to the fine solution of the same trajectory (UniPC, 150 steps), root mean square over "
+            "the latent in units of sigma_data, median over samples.",
+            "",
+            report.table([*head, "error", *measures], lines("screen")),
+        ]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -277,13 +322,14 @@ def main(argv: list[str] | None = None) -> int:
         __doc__,
         num_samples=(1000, "starts per target"),
         checkpoint_path=("", "measure this model instead"),
-        num_prompts=(48, "with --checkpoint-path"),
+        num_prompts=(96, "stills of a cell of one seed"),
+        finalist_prompts=(156, "stills of a finalist and seed"),
     )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     about = report.machine()
     if args.checkpoint_path:
-        result = {"machine": about} | on_model(args.checkpoint_path, args.num_prompts)
+        result = {"machine": about} | on_model(args.checkpoint_path, args.num_prompts, args.finalist_prompts)
         report.save("sampler_quality", result, model_markdown(result, about), args.output_dir)
     else:
         result = {"machine": about} | on_mixtures(args.num_samples)
