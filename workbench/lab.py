@@ -45,11 +45,8 @@ def main(argv: list[str] | None = None) -> int:
         raise NotADirectoryError(f"--dir must be a folder; got {folder}")
     port = free_port(args.port)
     place = working_copy(folder)
-    copied = provide(place)
-    if copied:
+    if copied := provide(place):
         print(f"copied {copied} notebooks to {place}", flush=True)
-    for name in outdated(place):
-        print(f"{place / name} is older than the package's; remove it to get the new one", flush=True)
     notebook = args.notebook or f"{place.name}/{FIRST}"
     if not (folder / notebook).is_file():
         raise FileNotFoundError(f"there is no notebook {folder / notebook}")
@@ -136,15 +133,6 @@ def provide(folder: Path) -> int:
     for file in missing:
         shutil.copyfile(file, folder / file.name)
     return len(missing)
-
-
-def outdated(folder: Path) -> list[str]:
-    """Copies that are older than the shipped notebook of the same name."""
-    source = shipped()
-    if source is None or source == folder.resolve():
-        return []
-    copies = [file for file in sorted(folder.glob("*.ipynb")) if (source / file.name).exists()]
-    return [file.name for file in copies if file.stat().st_mtime < (source / file.name).stat().st_mtime]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, Callable, Sequence
 
 from dfm_nb.base.files import local
 from dfm_nb.base.headless import is_headless
-from dfm_nb.base.run import Run
+from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
 from workbench.job import Job, Record, RunFailed, State
 from workbench.launcher_panel import LOOK_S, Panel
@@ -164,10 +164,7 @@ class Launcher(Live):
 
     def _checkpointed(self) -> int:
         """The newest checkpoint's iteration, 0 if there is none."""
-        try:
-            return int((Run(self.run_dir).checkpoints / "latest_checkpointed_iteration.txt").read_text())
-        except (OSError, ValueError):
-            return 0
+        return next((i for i, _ in reversed(iteration_folders(Run(self.run_dir).checkpoints))), 0)
 
     def _aside(self) -> Path:
         names = (self.run_dir.with_name(f"{self.run_dir.name}-before-{n}") for n in itertools.count(1))

@@ -169,32 +169,21 @@ class LinePlot(anywidget.AnyWidget):
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
     """The plots in a row as one PNG; on white, so that it is readable on any page."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
-    from matplotlib.ticker import LogLocator, NullFormatter
 
     shown = [p for p in plots if any(len(s.x) for s in p.series)] or list(plots[:1])
     figure = Figure(figsize=(4.6 * len(shown) + 0.4, 3.1), dpi=110, layout="constrained", facecolor="white")
     for axes, plot in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
         drawn = [(s, *s.shown()) for s in plot.series if len(s.x)]
-        low, high = ends(drawn)
-        for s, *points in drawn:
-            colour, (x, y) = PALETTE[s.colour % len(PALETTE)], np.array(points)
-            for mark, end, cut in (("^", high, y > high), ("v", low, y < low)):
-                axes.plot(x[cut], np.full(cut.sum(), end), mark, color=colour, markersize=4)
-            y = y.clip(low, high)
-            line = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
-            width, alpha, label = (0.8, 0.3, None) if s.style == "faint" else (1.8, 1.0, s.name)
-            if s.style == "points":
-                axes.plot(x, y, "o", color=colour, markersize=5, markeredgecolor="white", label=label)
-            else:
-                axes.plot(x, y, color=colour, linewidth=width, alpha=alpha, linestyle=line, label=label)
+        for s, x, y in drawn:
+            dash = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
+            looks: dict[str, dict[str, Any]] = {
+                "line": {"linestyle": dash, "linewidth": 1.8, "label": s.name},
+                "faint": {"linewidth": 0.8, "alpha": 0.3},
+                "points": {"linestyle": "none", "marker": "o", "label": s.name},
+            }
+            axes.plot(x, np.clip(y, *ends(drawn)), color=PALETTE[s.colour % len(PALETTE)], **looks[s.style])
         axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
-        if plot.log_x:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        if plot.log_y and any(max(y) > 0 for _, _, y in drawn):
-            axes.set_yscale("log")
+        axes.set(xscale="log" if plot.log_x else "linear", yscale="log" if plot.log_y else "linear")
         plain(axes)
         if any(s.style != "faint" for s, _, _ in drawn):
             axes.legend(frameon=False, fontsize=8)

@@ -24,19 +24,10 @@ from workbench.monitor import SETTINGS_SHOWN, Monitor
 
 THUMBNAIL_PX = 64
 FIGURES = {"best_val_loss": "best validation {0[best_val_loss]:.4f} at {0[best_at]}", "loss": "loss {0[loss]:.4f}"}
-WRITTEN = {
-    *(
-        "config.yaml",
-        "metrics.jsonl",
-        "skipped.jsonl",
-        "log.txt",
-        "loss.png",
-        "report.html",
-        "launch.json",
-        "launch.log",
-    ),
-    *("run.pid", ".run.json", ".run.lock", "checkpoints", "samples", "tensorboard"),
-}
+WRITTEN = set(
+    "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png report.html launch.json launch.log "
+    "run.pid .run.json .run.lock checkpoints samples tensorboard".split()
+)
 """The files that a run and this workbench write into a run folder."""
 
 

@@ -52,7 +52,6 @@ SHOW_S = 0.25
 HISTORY = 24
 """Number of clips that are kept, with their estimates: some MB each at large sizes."""
 WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
-NEXT_SEED = ("keeps the seed", "adds 1 to the seed", "takes a random seed")
 
 
 class Superseded(Exception):
@@ -276,14 +275,6 @@ class Studio(Live):
         if not self._filling:
             self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when typing has ended
 
-    def _on_draw(self) -> None:
-        seed, step = self.controls["seed"].value, self._next_seed.value
-        if step != NEXT_SEED[0] and seed.isdecimal():
-            self._filling = True
-            self.controls["seed"].value = str(int(seed) + 1 if step == NEXT_SEED[1] else secrets.randbelow(2**31))
-            self._filling = False
-        self.redraw(sure=True)
-
     def _on_stop(self) -> None:
         self.stop()
         self._say("stopped")
@@ -365,15 +356,14 @@ class Studio(Live):
         self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}
         for control in self.controls.values():
             control.observe(lambda _change, control=control: self._changed(control), names="value")
-        self._next_seed = w.Dropdown(options=NEXT_SEED, description="each Draw", layout=wide, style=label)
-        drawing = [button("Draw", "play", self._on_draw), button("Stop", "stop", self._on_stop)]
+        drawing = [button("Draw", "play", lambda: self.redraw(sure=True)), button("Stop", "stop", self._on_stop)]
         self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML()
         self._code, self._count, self._id = w.HTML(), 0, secrets.token_hex(3)
         folder = w.Text(value="runs/studio", description="folder", layout=w.Layout(width="18em"), style=label)
         save = button("Save", "save", lambda: self._on_save(folder.value))
         rows = itertools.chain.from_iterable(zip(self.controls.values(), self._fault_places.values()))
         half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
-        controls = w.VBox([*rows, self._next_seed, w.HBox(drawing, layout=flow)], layout=half)
+        controls = w.VBox([*rows, w.HBox(drawing, layout=flow)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
         self._past = w.HBox(layout=flow)
         folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)

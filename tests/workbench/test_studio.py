@@ -188,19 +188,6 @@ def test_a_bad_value_is_a_sentence_beside_its_control_and_draws_nothing(name, ty
     assert studio.faults == {} and studio._fault_places[name].value == "" and len(studio.history) == 1
 
 
-def test_draw_keeps_adds_or_randomises_the_seed():
-    studio = small()
-    draw = next(b for b in buttons(studio.widget) if b.description == "Draw")
-    seeds = []
-    for choice in module.NEXT_SEED:
-        studio._next_seed.value = choice
-        draw.click()
-        settled(studio)
-        seeds.append(studio.clip.request.seed)
-        assert studio.controls["seed"].value == str(seeds[-1])
-    assert seeds[:2] == [1, 2] and seeds[2] not in seeds[:2]
-
-
 # ---- history -----------------------------------------------------------------------------------------------------
 
 
