@@ -13,20 +13,20 @@ import signal
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dfm_nb import parallel
 from dfm_nb.base import pretrained
 from dfm_nb.base.argv import NPROC, guard
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.clip_files import check_replay, finished_before, output_path, replay_verdict
-from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb.generation.pipeline import ModelOptions
 from dfm_nb.generation.request import FLAGS, Request, check_sampler, read_prompts
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
-class GenerateOptions(Options):
+class GenerateOptions(ModelOptions):
     """Generate clips with a trained DiT."""
 
     prog, epilog = "dfm generate", NPROC
@@ -37,15 +37,10 @@ class GenerateOptions(Options):
     prompts_file: str | None = option(
         None, ".txt with a prompt per line, .jsonl with settings per line, or a clip's .json to reproduce it"
     )
-    autoguidance_checkpoint: str | None = option(None, "a weaker checkpoint that replaces the unconditional estimate")
-    ema: str = option("auto", "relative length of the weight average; auto, or none for raw weights")
-    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; default: as in training")
     batch_size: int = option(16, "clips generated together; does not change the result", ge=1)
     cp_size: int = option(1, "processes that share each sequence", ge=1)
     tp_size: int = option(1, "processes that share each weight", ge=1)
     pp_size: int = option(1, "processes that share the layers", ge=1)
-    tokenizer_path: str | None = option(None, "tokenizer file or folder", flags=("--tokenizer-cache-dir",))
-    text_encoder_path: str | None = option(None, "text encoder folder", flags=("--t5-cache-dir",))
     tokenizer_model: str | None = option(None, "not needed, as the checkpoint knows its tokenizer")
     video_save_path: str = option("out.mp4", "several clips get idx=I_rank=R_ before the name", output=True)
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
@@ -119,11 +114,10 @@ def main(argv: list[str] | None = None) -> int:
             given = f"got {asked.tokenizer_model!r}; leave it out"
             raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
     requests = requests_of(asked, shared, weights.config.generation.model_dump(exclude_none=True))
-    ema = None if asked.ema == "none" else asked.ema if asked.ema == "auto" else float(asked.ema)
     layout = Layout(asked.tp_size, asked.pp_size, asked.cp_size)
     weaker = checkpoint.find_weights(asked.autoguidance_checkpoint) if asked.autoguidance_checkpoint else None
     guide = weaker.identity if weaker else None
-    made_by = {"checkpoint": weights.identity, "ema": ema, "autoguidance_checkpoint": guide}
+    made_by = {"checkpoint": weights.identity, "ema": asked.average, "autoguidance_checkpoint": guide}
     sidecar = Path(asked.prompts_file) if asked.prompts_file and asked.prompts_file.endswith(".json") else None
     if sidecar:
         check_replay(sidecar, requests[-1], made_by)
@@ -141,9 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     existing = [p for p, _ in work if p.exists()]
     if existing and not asked.overwrite:
         raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
-    pipe = Pipeline.from_checkpoint(
-        weights, ema, layout, asked.tokenizer_path, asked.text_encoder_path, weaker, asked.mixed_precision
-    )
+    pipe = asked.open(weights, layout)
     pipe.memory_check = not asked.no_memory_check
     finished = []
     main_thread = threading.current_thread() is threading.main_thread()  # the only one that may set a handler

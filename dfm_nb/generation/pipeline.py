@@ -17,6 +17,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import cpu, geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.memory import GIB, available_bytes
+from dfm_nb.base.options import Options, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
@@ -48,6 +49,27 @@ class Preview:
         return self.pipe.decode(self.latent, self.request.tokenizer_window)
 
     _repr_html_ = Generated._repr_html_
+
+
+class ModelOptions(Options):
+    """What loads a model in `dfm generate` and `dfm evaluate`."""
+
+    ema: str = option("auto", "relative length of the weight average; auto, or none for raw weights")
+    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; default: as in training")
+    tokenizer_path: str | None = option(None, "tokenizer file or folder", flags=("--tokenizer-cache-dir",))
+    text_encoder_path: str | None = option(None, "text encoder folder", flags=("--t5-cache-dir",))
+    autoguidance_checkpoint: str | None = option(None, "a weaker model that guidance steers away from")
+
+    @property
+    def average(self) -> float | str | None:
+        """`ema` as `Pipeline.from_checkpoint` takes it."""
+        return None if self.ema == "none" else self.ema if self.ema == "auto" else float(self.ema)
+
+    def open(self, path: str | os.PathLike | checkpoint.Weights, layout: Layout | None = None) -> Pipeline:
+        """The pipeline of these weights."""
+        encoders = self.tokenizer_path, self.text_encoder_path
+        guide = self.autoguidance_checkpoint
+        return Pipeline.from_checkpoint(path, self.average, layout, *encoders, guide, self.mixed_precision)
 
 
 class Pipeline:
@@ -408,6 +430,10 @@ class Pipeline:
     def decode(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]. window : `Request.tokenizer_window`."""
         return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data), window)
+
+    def round_trip(self, frames: np.ndarray) -> np.ndarray:
+        """A clip through the tokenizer, uint8 [T, H, W, 3]."""
+        return self.decode(self.encode_pixels(frames))
 
     def decode_stored(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
         """A latent as in shards (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
