@@ -117,14 +117,9 @@ def test_mistakes_end_in_one_sentence(capsys, argv, name):
     assert code == 2 and not out and err.count("\n") == 1 and name in err
 
 
-def test_estimate_of_a_training_adds_up_its_packs():
-    """Packs of 768 tokens hold 16 samples of 3x8x8 latents, as validation generates them."""
-    short = ["train.train_iters=10", "validation.height=64", "validation.width=64", "validation.frames=9"]
-    resolved = cfg.resolve("demo", overrides=short)
-    model = fed(resolved).model
-    found = training_cost(resolved)
-    assert found.parameters == counts.parameter_count(model)
-    assert found.flops == 10 * 2 * counts.model_flops(model, [48] * 16, [24] * 16)
-    halved = cfg.resolve("demo", overrides=[*short, "model.tensor_model_parallel_size=2"])
-    assert training_cost(halved, 2).bytes < found.bytes and training_cost(halved, 2).flops == found.flops
+def test_estimate_of_a_training():
+    found = training_cost(cfg.resolve("demo"))
+    assert found.parameters == counts.parameter_count(fed(cfg.resolve("demo")).model)
+    halved = cfg.resolve("demo", overrides=["model.tensor_model_parallel_size=2"])
+    assert training_cost(halved, 2).bytes < found.bytes
     assert training_cost(cfg.resolve("default")).bytes > found.bytes

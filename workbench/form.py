@@ -10,7 +10,6 @@ import functools
 import html
 import inspect
 import shlex
-import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,9 +19,7 @@ import ipywidgets as w
 import psutil
 
 from dfm_nb import config as cfg
-from dfm_nb.base import cpu, options, plugins
-from dfm_nb.base.headless import is_headless
-from dfm_nb.base.log import duration
+from dfm_nb.base import options, plugins
 from dfm_nb.base.memory import GIB
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
@@ -32,10 +29,6 @@ from workbench.controls import Control, copied, faults_of
 from workbench.live import Live, fault_html
 
 GROUPS = ("model", "train", "optimizer", "dataset")
-RATES: dict[str, float] = {}
-"""FLOP/s of all cores by precision, the best that any form measured; 0 where a GPU would do the work."""
-REACHED = 1 / 3
-"""The share of that rate that training the demo reaches; see benchmarks/results/speedrun.md."""
 
 
 class Form(Live):
@@ -235,16 +228,13 @@ class ConfigForm(Form):
         return _call("train_model", {**given, "overrides": self.overrides() or None})
 
     def checked(self) -> str:
-        """Parameters, memory and training time; the time only once this machine's rate is known."""
+        """Parameters and memory."""
         resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
         processes, there = self.nproc or 1, psutil.virtual_memory().total
         found = training_cost(resolved, processes)
         parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / GIB)} GiB a process"]
         if found.bytes * processes > there:
             parts[-1] += f" (this machine has {_short(there / GIB)})"
-        rate = RATES.get(cpu.precision(resolved.config.mixed_precision))
-        if rate:
-            parts.append(f"about {duration(found.flops / rate / REACHED)} on this machine when it is idle")
         return ", ".join(parts)
 
     def placed(self, error: cfg.ConfigError) -> dict[str, str]:
@@ -253,17 +243,6 @@ class ConfigForm(Form):
             at = next((key for key in (fault.key, *fault.also) if fault.key and key in self.controls), "")
             said.setdefault(at, []).append(str(replace(fault, key="" if fault.key == at else fault.key, origin="")))
         return {at: "; ".join(texts) for at, texts in said.items()}
-
-    def _ipython_display_(self) -> None:
-        super()._ipython_display_()
-        if not is_headless():
-            threading.Thread(target=self._measure, name="dfm-form", daemon=True).start()
-
-    def _measure(self) -> None:
-        """Measure the rate of this machine, which takes a moment and may be low under load; then show the time."""
-        for precision in ("fp32", "bf16"):
-            RATES[precision] = max(RATES.get(precision, 0.0), cpu.cpu_flops(precision == "bf16"))
-        self.validate()
 
 
 def _short(value: float) -> str:

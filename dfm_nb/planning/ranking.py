@@ -138,11 +138,10 @@ def _row(c: Candidate, best_s: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of training: parameters, bytes on the fullest process, FLOPs of all processes in all steps."""
+    """The cost of training: parameters, and bytes on the fullest process."""
 
     parameters: int
     bytes: int
-    flops: int
 
 
 def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> Cost:
@@ -158,7 +157,5 @@ def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int =
     if v.frames and v.height and v.width:
         length = clip_tokens(m, geometry.latent_size(geometry.round_frames(v.frames), v.height, v.width))
         load = Load.of(config, max(1, load.tokens // max(1, length)), text_tokens, cpu=True)
-    lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
-    step = load.packs * counts.model_flops(m, lengths, texts)
     held = training_bytes(m, Plan.of(config, processes), load)
-    return Cost(counts.parameter_count(m), sum(held.values()), step * config.train.train_iters)
+    return Cost(counts.parameter_count(m), sum(held.values()))
