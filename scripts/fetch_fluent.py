@@ -1,6 +1,7 @@
 """Download about 1,350 real transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT).
 
-Writes DIR/*.webp and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file name.
+Writes DIR/*.webp and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file name,
+its keywords are those of npm's emojilib (MIT).
 
     python scripts/fetch_fluent.py data/fluent [--limit N]
 
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import subprocess
 import tarfile
 import tempfile
 import unicodedata
 from pathlib import Path
 
-PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
+PACKAGE, KEYWORDS = "@lobehub/fluent-emoji-3d@1.1.0", "emojilib@4.0.3"
 
 
 def caption_of(stem: str) -> str | None:
@@ -32,16 +34,25 @@ def caption_of(stem: str) -> str | None:
     return None if "REGIONAL INDICATOR" in name or "FLAG" in name else name.lower()
 
 
-def pack(folder: str) -> Path:
+def keywords_of(stem: str, emojilib: dict[str, list[str]]) -> str:
+    """The keywords of that file with commas, without smileys such as ":D"; "" if emojilib does not have the emoji."""
+    character = chr(int(stem.removesuffix("-fe0f"), 16))
+    words = emojilib.get(character) or emojilib.get(character + "\ufe0f") or []
+    return ", ".join(
+        dict.fromkeys(w.replace("_", " ").lower() for w in words if any(map(str.isalpha, w)) and ":" not in w)
+    )
+
+
+def pack(package: str, folder: str) -> Path:
     """Download the package into `folder` with npm; on failure the script ends with one sentence."""
     try:
-        done = subprocess.run(["npm", "pack", "--silent", PACKAGE], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(["npm", "pack", "--silent", package], cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
         raise SystemExit("error: npm is needed to fetch the pictures; install Node.js, then run this again") from None
-    archive = next(Path(folder).glob("*.tgz"), None)
-    if done.returncode or archive is None:
+    archive = Path(folder, done.stdout.strip() or "none")
+    if done.returncode or not archive.is_file():
         said = " ".join(done.stderr.split())[-300:]
-        raise SystemExit(f"error: npm could not fetch {PACKAGE}: {said or 'no reason given'}; check the network")
+        raise SystemExit(f"error: npm could not fetch {package}: {said or 'no reason given'}; check the network")
     return archive
 
 
@@ -53,20 +64,21 @@ def main() -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
-        archive = pack(temporary)
-        with tarfile.open(archive) as tar:
+        with tarfile.open(pack(KEYWORDS, temporary)) as tar:
+            emojilib = json.load(tar.extractfile("package/dist/emoji-en-US.json"))
+        with tarfile.open(pack(PACKAGE, temporary)) as tar:
             for member in tar:
                 path = Path(member.name)
                 caption = caption_of(path.stem) if path.suffix == ".webp" else None
                 if not member.isfile() or caption is None:
                     continue
                 (args.folder / path.name).write_bytes(tar.extractfile(member).read())
-                rows.append((path.name, caption))
+                rows.append((path.name, caption, keywords_of(path.stem, emojilib)))
                 if args.limit and len(rows) == args.limit:
                     break
     with (args.folder / "captions.csv").open("w", encoding="utf-8", newline="") as f:
         writer = csv.writer(f)
-        writer.writerow(("file", "caption"))
+        writer.writerow(("file", "caption", "keywords"))
         writer.writerows(sorted(rows))
     print(f"{len(rows)} pictures in {args.folder}")
 

@@ -1,0 +1,80 @@
+"""Open Clip Art and Fluent emoji as one table for `dfm prepare`, split by author: the data of the model `drawings`.
+
+    python scripts/fetch_openclipart.py data/openclipart
+    python scripts/fetch_fluent.py data/fluent
+    python scripts/drawings_table.py data/openclipart data/fluent data/drawings-table
+
+Writes train.parquet and test.parquet (columns image, caption, tags) and held_out.txt, the files of the split `test`.
+It has every drawing by an author of whom the package's held-out drawings (`dfm prepare --source drawings`) have one.
+All emoji are by one author, so they are for training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+SIZE_PX = 128
+HELD_OUT = Path(__file__).parents[1] / "dfm_nb/data/drawings/test/metadata.csv"
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def author_key(author: str) -> str:
+    """The longest word: "A.J. Ashton" and "AJ Ashton" are one author, and so is "Balin (balin_j@epita.fr)"."""
+    words = re.findall(r"[^\W\d_]+", re.sub(r"\(.*?\)", "", author).lower())
+    return max(words, key=len, default="")
+
+
+def picture(path: Path) -> bytes:
+    """The picture with sides of at most SIZE_PX, as a PNG."""
+    with Image.open(path) as opened:
+        image = opened.convert("RGBA")
+    image.thumbnail((SIZE_PX, SIZE_PX), Image.Resampling.LANCZOS)
+    out = io.BytesIO()
+    image.save(out, "png")
+    return out.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clipart", type=Path, help="output folder of fetch_openclipart.py")
+    parser.add_argument("fluent", type=Path, help="output folder of fetch_fluent.py")
+    parser.add_argument("output", type=Path, help="output folder; created if missing")
+    args = parser.parse_args()
+    held_out = {author_key(row["author"]) for row in read(HELD_OUT)} - {""}
+    tables: dict[str, list[dict]] = {"train": [], "test": []}
+    files = []
+    for folder in (args.clipart, args.fluent):
+        for row in read(folder / "captions.csv"):
+            name, _, more = row["caption"].partition(", ")
+            # Open Clip Art's keywords follow the title in its caption
+            tags = [name, *(more if "author" in row else row["keywords"]).split(", ")]
+            held = author_key(row.get("author", "")) in held_out
+            files += [row["file"]] if held else []
+            tables["test" if held else "train"].append(
+                {
+                    "image": picture(folder / row["file"]),
+                    "caption": row["caption"],
+                    "tags": ", ".join(dict.fromkeys(t for t in tags if t)),
+                }
+            )
+    args.output.mkdir(parents=True, exist_ok=True)
+    for split, rows in tables.items():
+        pq.write_table(pa.Table.from_pylist(rows), args.output / f"{split}.parquet")
+    (args.output / "held_out.txt").write_text("\n".join(files) + "\n")
+    print(f"{len(tables['train']):,} pictures for training, {len(tables['test'])} held out, in {args.output}")
+
+
+if __name__ == "__main__":
+    main()
