@@ -8,6 +8,7 @@ import torch
 
 from dfm_nb.base.video import write_png
 from dfm_nb.config.schema import GenerationConfig
+from dfm_nb.generation.pipeline import Preview
 from dfm_nb.generation.request import Request, requests_of_keywords
 
 pytestmark = pytest.mark.slow
@@ -82,6 +83,13 @@ def test_previews_that_nobody_looks_at_are_not_decoded(tiny_pipe, monkeypatch):
     look = lambda step, steps, clips: step == 2 and clips[0].frames  # noqa: E731
     tiny_pipe(PROMPTS[:2], callback=look, **{**FAST, "num_steps": 4})
     assert len(decoded) == 1 + 2
+
+
+@pytest.mark.parametrize("frames", [1, 5, 9, 13])
+def test_a_preview_decodes_its_middle_frame_without_the_frames_after_it(tiny_pipe, frames):
+    request = Request("a moth", height=32, width=48, num_video_frames=frames)
+    preview = Preview(tiny_pipe, request, torch.randn(16, *request.latent_grid))
+    assert np.abs(preview.middle.astype(int) - preview.frames[frames // 2]).max() <= 1
 
 
 def test_interrupted_pipeline_remembers_finished_clips(tiny_pipe):

@@ -202,8 +202,7 @@ class Studio(Live):
             in_strip = not rough and step in pieces.strip_steps(num_steps)
             if not in_strip and not due:
                 return
-            frames, sigma = clips[0].frames, float(sigmas[step])  # decoded here
-            frame = frames[len(frames) // 2]
+            frame, sigma = clips[0].middle, float(sigmas[step])  # decoded here
             if in_strip:
                 estimates.append((step, sigma, frame))
                 self._strip.value = pieces.strip_html(estimates, request)

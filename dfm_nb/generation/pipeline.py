@@ -48,6 +48,12 @@ class Preview:
         """uint8 [T, H, W, 3], decoded on first access."""
         return self.pipe.decode(self.latent, self.request.tokenizer_window)
 
+    @functools.cached_property
+    def middle(self) -> np.ndarray:
+        """The middle frame alone, uint8 [H, W, 3]: tokenizers are causal, so later latent frames are not decoded."""
+        steps = self.latent.shape[1]  # of 9 frames: 0, 1-4 and 5-8; frame 4 needs the first two
+        return self.pipe.decode(self.latent[:, : 1 + steps // 2], self.request.tokenizer_window)[2 * (steps - 1)]
+
     _repr_html_ = Generated._repr_html_
 
 

@@ -40,8 +40,9 @@ class Estimate(NamedTuple):
     share: float
 
     @property
-    def frames(self) -> np.ndarray:
-        return self.pipe.decode(self.request, self.share)
+    def middle(self) -> np.ndarray:
+        frames = self.pipe.decode(self.request, self.share)
+        return frames[len(frames) // 2]
 
 
 class ClosedForm:
