@@ -61,7 +61,7 @@ def plant(folder: Path, seed: int) -> str:
         with open(place / "metadata.csv", "w", newline="") as file:
             csv.writer(file).writerows(lines)
     source, data = f"folder:{folder / 'pictures'}", str(folder / "data")
-    prepare_dataset(source=source, output_dir=data, tokenizer="residual", short_side=64)
+    prepare_dataset(source=source, output_dir=data, short_side=64)
     return data
 
 

@@ -35,9 +35,11 @@ class TrainOptions(Options):
 
     dataset_path: str | None = option(None, "folder written by dfm prepare")
     config_file: str | None = option(None, "YAML with groups and keys")
-    recipe: str = option("default", f"one of {', '.join(cfg.recipes())}, or a YAML file")
+    recipe: str | None = option(
+        None, f"one of {', '.join(cfg.recipes())}, or a YAML file; default: own with --minutes, else default"
+    )
     model: str | None = option(None, "a size: DiT-S, DiT-B, DiT-L, DiT-XL, ... (the same as model.size=)")
-    minutes: float | None = option(None, "how long to train (the same as train.minutes=; see --recipe own)", gt=0)
+    minutes: float | None = option(None, "how long to train (the same as train.minutes=, with recipe own)", gt=0)
     mock: bool = option(False, "random latents instead of a data set")
     run_dir: str = option("runs/pretrain", "folder for config, metrics, logs and checkpoints", output=True)
     print_config: bool = option(False, "show every value and the layer it came from, and stop")
@@ -50,7 +52,7 @@ class TrainOptions(Options):
         overrides = [*(f"{key}={value}" for key, value in named.items() if value is not None), *self.overrides]
         training, world = (False, None) if self.print_config else (True, world_size)
         return cfg.resolve(
-            self.recipe,
+            self.recipe or ("own" if self.minutes else "default"),
             self.config_file,
             overrides,
             training=training,

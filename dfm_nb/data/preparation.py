@@ -63,7 +63,7 @@ class PrepareConfig(Options):
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
-    tokenizer: str = option("pca", "encoder of pixels to latents", plugins="tokenizers", plan=True)
+    tokenizer: str = option("residual", "encoder of pixels to latents", plugins="tokenizers", plan=True)
     text_encoder: str = option("minilm", "encoder of captions to embeddings", plugins="text_encoders", plan=True)
     tokenizer_path: str | None = option(
         None,
