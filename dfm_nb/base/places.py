@@ -12,21 +12,25 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
-from urllib3.exceptions import LocationParseError
-from urllib3.util import parse_url
 
+from dfm_nb import __version__
 from dfm_nb.base.files import is_url
 
 HTTP = ("http://", "https://")
+SILENCE_S, TOTAL_S = 20, 600
+"""Time limits of a request to a web server: without a byte, and altogether."""
 
 
 def is_public(url: str) -> bool:
     """Whether all addresses of the URL's host are of the internet. True for a name that only a proxy can resolve."""
+    from yarl import URL  # aiohttp's
+
     try:
-        found = socket.getaddrinfo((parse_url(url).host or "").strip("[]"), None)
-    except (OSError, LocationParseError):
+        found = socket.getaddrinfo(URL(url).raw_host or "", None)
+    except (OSError, ValueError):
         return True
     addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
     return all((getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses)
@@ -72,6 +76,16 @@ def filesystem(url: str) -> tuple[Any, str]:
         return fsspec.url_to_fs(chain, **(own if "::" in chain else own.get(url.partition("://")[0], {})))
 
 
+def file_in(root: str, name: str) -> str:
+    """A driver's path of a file, by its name in the place `root`."""
+    return "/".join(filter(None, (root.rstrip("/"), quote(name) if root.startswith(HTTP) else name)))
+
+
+def web() -> Any:
+    """fsspec's driver for http(s) URLs as they are: `::` and .zip have no meaning in them."""
+    return fsspec.filesystem("https", client_kwargs=_client())
+
+
 @functools.cache
 def _client() -> dict[str, Any]:
     """How aiohttp asks: through the environment's proxies, and not from the internet to this machine's network."""
@@ -85,4 +99,6 @@ def _client() -> dict[str, Any]:
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(refuse_inside)
-    return {"trust_env": True, "trace_configs": [trace]}
+    timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+    headers = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
+    return {"trust_env": True, "trace_configs": [trace], "timeout": timeout, "headers": headers}

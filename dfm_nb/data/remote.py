@@ -1,29 +1,27 @@
 """A prepared folder on a server, read through whole files that are kept on this machine.
 
-`https://HOST/DIR` is fetched with time limits and retries; `s3://`, `gs://` and whatever else fsspec has a driver for,
-by that driver. The files next to the shards are fetched when the data set is opened, and a shard when its first sample
-is needed, once for all processes of a machine. A file must have the size and checksum in `checksums.json`; fsspec's own
-caches have no checksums and no limit. The least recently used shards are evicted.
+The folder is at `https://HOST/DIR`, or at a URL of another driver of fsspec (`s3://`, `gs://`). The files next to the
+shards are fetched when the data set is opened, and a shard when its first sample is needed, once for all processes of a
+machine. A file must have the size and checksum in `checksums.json`; fsspec's own caches have no checksums and no limit.
+The least recently used shards are evicted.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import os
 import tempfile
 from pathlib import Path
-from urllib.parse import quote
 
 from filelock import FileLock
 
 from dfm_nb.base.files import is_url, listed_as, read_listing, replacing
 from dfm_nb.base.log import log
-from dfm_nb.base.places import HTTP, filesystem, reported
+from dfm_nb.base.places import file_in, filesystem
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import CHECKSUMS
-from dfm_nb.data.sources._fetch import DEFAULT_LIMITS, download
+from dfm_nb.data.sources._fetch import fetch
 
 DEFAULT_CACHE = "~/.cache/dfm_nb"
 CACHE_GIB = 64.0
@@ -52,6 +50,7 @@ class RemoteFolder:
 
     def __init__(self, url: str, cache_dir: str | os.PathLike | None = None, cache_gib: float = CACHE_GIB):
         self.url, self._room = url.rstrip("/"), int(cache_gib * 2**30)
+        self._server, self._root = filesystem(self.url)
         self._cache = Path(cache_dir or DEFAULT_CACHE).expanduser() / OWN
         self._cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._cache) as place:
@@ -112,17 +111,8 @@ class RemoteFolder:
                     raise ValueError(f"{self.url}/{name} is not the file that {CHECKSUMS} lists; copy it there again")
 
     def _download(self, name: str, path: Path, most_bytes: int) -> None:
-        url = f"{self.url}/{name}"
         try:
-            if url.startswith(HTTP):
-                limits = dataclasses.replace(DEFAULT_LIMITS, max_bytes=most_bytes)
-                download(f"{self.url}/{quote(name)}", path, limits)
-                return
-            with reported(url):
-                server, root = filesystem(self.url)
-                if server.size(f"{root}/{name}") > most_bytes:
-                    raise ValueError(f"it has more than {most_bytes} bytes")
-                server.get_file(f"{root}/{name}", str(path))
+            fetch(self._server, file_in(self._root, name), path, f"{self.url}/{name}", most_bytes)
         except SampleError as error:
             raise ValueError(f"{error.detail}; run the same command again to resume") from None
 

@@ -13,13 +13,10 @@ import pytest
 from dfm_nb.base.files import listed_as, seal
 from dfm_nb.data.prepared_folder import read_checksums, seal_folder
 from dfm_nb.data.remote import OWN, RemoteFolder, remote_folder
-from dfm_nb.data.sources._fetch import Limits
 from dfm_nb.data.stores import EnergonStore
 from tests import tiny_run
 from tests.processes import commands
 from tests.test_train import losses
-
-PATIENT = Limits(timeout_s=2, retries=4, backoff_s=0.01)
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -77,7 +74,7 @@ def place(shards, tmp_path):
 @pytest.fixture
 def server(place, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr("dfm_nb.data.remote.DEFAULT_LIMITS", PATIENT)
+    monkeypatch.setattr("dfm_nb.data.sources._fetch.PAUSES_S", [0.01] * 4)
     httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place)))
     httpd.faults, httpd.pending, httpd.sent, httpd.lock = [], {}, {}, threading.Lock()
     httpd.down, httpd.shards_before_down = False, 1000

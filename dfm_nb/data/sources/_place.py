@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from fsspec.implementations.local import LocalFileSystem
 
 from dfm_nb.base.files import lies_inside
 from dfm_nb.base.log import log
-from dfm_nb.base.places import HTTP, filesystem, is_place, reported
+from dfm_nb.base.places import HTTP, file_in, filesystem, is_place, reported
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _fetch
+from dfm_nb.data.sources._fetch import fetch
 from dfm_nb.data.sources._media import MediaOptions
 
 
@@ -35,7 +35,7 @@ def parent(spec: str) -> tuple[str, str]:
 class Place:
     """A folder and how it is read.
 
-    spec : a path, a URL or chain that fsspec opens, or a .zip. limits : of each file that is fetched.
+    spec : a path, a URL or chain that fsspec opens, or a .zip.
 
     Attributes
     ----------
@@ -44,7 +44,6 @@ class Place:
 
     spec: str
     reading: MediaOptions
-    limits: _fetch.Limits = _fetch.DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
         self.folder, self.sizes = Path(self.spec).expanduser(), dict[str, int | None]()
@@ -53,7 +52,7 @@ class Place:
             self.server, self.root = filesystem(self.spec)
             if isinstance(self.server, LocalFileSystem):  # where links are, too
                 self.server, self.folder = None, Path(self.root)
-        self.http = self.server is not None and self.spec.startswith(HTTP) and not self.spec.lower().endswith(".zip")
+        self.http = self.server is not None and self.root.startswith(HTTP)
 
     @property
     def name(self) -> str:
@@ -92,36 +91,21 @@ class Place:
         if self.server is None:
             yield self.reading.inside(self.folder / name, self.folder)
             return
-        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-            path = Path(folder, "file").with_suffix(PurePosixPath(name).suffix)
-            self._copy(name, path)
-            try:
-                yield path
-            except ValueError as error:
-                said = str(error).replace(str(path), f"{self.spec}/{name}")
-                raise SampleError(error.reason, said) if isinstance(error, SampleError) else ValueError(said) from None
-
-    def _copy(self, name: str, path: Path) -> None:
         url = f"{self.spec}/{name}"
         if not lies_inside(name):
             raise SampleError("outside", f"{url} must be the name of a file in {self.spec}; correct it or remove it")
-        if self.http:
-            return _fetch.download(f"{self.spec.rstrip('/')}/{quote(name)}", path, self.limits)
-        try:
-            with self.opened(name) as file:
-                content = file.read(self.limits.max_bytes + 1)
-        except (FileNotFoundError, KeyError):
-            raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
-        except Exception as error:  # each driver has its own
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise SampleError("unreachable", f"{url} could not be read: {said}") from None
-        if len(content) > self.limits.max_bytes:
-            raise SampleError("too_large", f"{url} exceeds the limit of {self.limits.max_bytes >> 20} MiB; cut it")
-        path.write_bytes(content)
+        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+            path = Path(folder, "file").with_suffix(PurePosixPath(name).suffix)
+            fetch(self.server, file_in(self.root, name), path, url)
+            try:
+                yield path
+            except ValueError as error:
+                said = str(error).replace(str(path), url)
+                raise SampleError(error.reason, said) if isinstance(error, SampleError) else ValueError(said) from None
 
     def opened(self, name: str) -> BinaryIO:
         """A file at a URL, of which only requested ranges are fetched."""
-        return self.server.open("/".join(filter(None, (self.root.rstrip("/"), name))))
+        return self.server.open(file_in(self.root, name))
 
 
 def _visible(root: Path) -> Iterator[str]:

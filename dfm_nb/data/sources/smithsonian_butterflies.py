@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.data.sources import _fetch, table
+from dfm_nb.data.sources import table
 from dfm_nb.data.sources._media import BackgroundFlag
 
 
@@ -23,28 +23,32 @@ class Flags(BackgroundFlag, table.ColumnFlags):
 FETCHES = True
 NAME = "smithsonian_butterflies"
 FILE = "data/train-00000-of-00001.parquet"
-URL = f"hf://datasets/huggan/smithsonian_butterflies_subset/{FILE}"
-LIMITS = _fetch.Limits(max_bytes=64 << 20)
+HUB_ID = "huggan/smithsonian_butterflies_subset"
+URL = f"hf://datasets/{HUB_ID}/{FILE}"
+HOW_TO_FETCH = (
+    f"with internet access, run `hf download {HUB_ID} --repo-type dataset --local-dir DIR`, "
+    "then pass --source smithsonian_butterflies:DIR"
+)
 
 
-def build(
-    spec: str | None = None, caption_column: str = "name", limits: _fetch.Limits = LIMITS, **options: Any
-) -> table.Table:
+def build(spec: str | None = None, caption_column: str = "name", **options: Any) -> table.Table:
     """The source.
 
     Parameters
     ----------
     spec : None for the hub; else the parquet file, or a folder that holds it (as `hf download --local-dir` leaves it).
     caption_column : `scientific_name` and `image_alt` are others.
-    limits : of each image that has to be fetched.
     **options : `image_column`, else bytes in `image` or else `image_url`; `background`, as in `MediaOptions`.
 
     Raises
     ------
-    FileNotFoundError : the file is not there and cannot be fetched; the message says how to get it.
+    ValueError, FileNotFoundError : the file is not there or cannot be fetched; the message says how to get it.
     """
     path = Path(spec).expanduser() if spec else None
     if path is not None and path.is_dir():
         path = next((p for p in (path / FILE, *sorted(path.rglob("*.parquet"))) if p.is_file()), path / FILE)
-    source = table.build(str(path or URL), caption_column=caption_column, limits=limits, **options)
+    try:
+        source = table.build(str(path or URL), caption_column=caption_column, **options)
+    except ValueError as error:
+        raise error if path else ValueError(f"{error}; {HOW_TO_FETCH}") from None
     return replace(source, name=NAME, label=FILE)

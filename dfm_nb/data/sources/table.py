@@ -33,10 +33,10 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.places import HTTP, is_place, reported
+from dfm_nb.base.places import HTTP, is_place, is_public, reported
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
-from dfm_nb.data.sources import _fetch
+from dfm_nb.data.sources._fetch import download
 from dfm_nb.data.sources._media import MediaFlags, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources._place import Place, parent
 
@@ -277,9 +277,10 @@ class Table:
         """The file of a path, or the content of a URL."""
         parts = urlsplit(reference if "://" in reference else "")
         if parts.scheme in ("http", "https"):
+            if not (self.reading.allow_outside or is_public(reference)):
+                raise SampleError("refused", "it is an address of this machine or its network; see --allow-outside")
             with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-                copy = Path(folder, "media")
-                _fetch.download(reference, copy, self.place.limits, private=self.reading.allow_outside)
+                download(reference, copy := Path(folder, "media"))
                 return copy.read_bytes()
         if parts.scheme not in ("", "file"):
             raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
@@ -320,12 +321,9 @@ def _split_of(name: str) -> str | None:
 
 def _open(spec: str, place: Place, name: str) -> Rows:
     """The rows of one table by path or URL."""
-    if spec.startswith("hf://"):
-        return read_rows(_fetch.hub_path(spec))  # in the hub's cache
     if spec.startswith(HTTP):
         with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-            path = Path(folder, "table").with_suffix(Path(name).suffix)
-            _fetch.download(spec, path, place.limits)
+            download(spec, path := Path(folder, "table").with_suffix(Path(name).suffix))
             return read_rows(path)
     if place.server and name.endswith(".parquet"):
         return read_rows(Path(name), [_parquet(place, name)])
@@ -359,7 +357,6 @@ def build(
     spec: str | pd.DataFrame | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
-    limits: _fetch.Limits = _fetch.DEFAULT_LIMITS,
     **options: Any,
 ) -> Table:
     """The source of `table:FILE`.
@@ -369,7 +366,6 @@ def build(
     spec : path, or URL that fsspec opens, of a .csv, .tsv, .jsonl or .parquet file, or of a folder with parquet files,
         as `hf://datasets/OWNER/NAME` is; or a DataFrame, whose relative paths start at the working directory.
     image_column, caption_column : default: all media columns and the first caption column with a usual name.
-    limits : of each download.
     **options : see `MediaOptions`; without `allow_outside` a table that is fetched may name neither paths outside its
         own place nor addresses of this machine's network, others always may.
 
@@ -382,16 +378,16 @@ def build(
     reading, splits = MediaOptions(**options), list[str | None]()
     own = replace(reading, allow_outside=True)
     if not isinstance(spec, str):
-        rows, label, place = frame_rows(spec), "dataframe", Place(".", own, limits)
+        rows, label, place = frame_rows(spec), "dataframe", Place(".", own)
     else:
         fetched, path = is_place(spec), Path(spec).expanduser()
         head = spec.partition("?")[0] if spec.startswith(HTTP) else spec  # the rest signs it
         folder, label = parent(head) if fetched else (str(path.parent), path.name)
         if path.is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
-            place = Place(spec, reading, limits)  # the tables of a local folder may be third-party, too
+            place = Place(spec, reading)  # the tables of a local folder may be third-party, too
             (rows, splits), label = _open_all(place), place.name
         else:
-            place = Place(folder, reading if fetched else own, limits)
+            place = Place(folder, reading if fetched else own)
             rows = _open(spec, place, label)
     media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
     usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]

@@ -146,7 +146,7 @@ def test_a_table_on_a_web_server_has_the_files_of_its_place(photos, http):
     assert same(table.build(str(photos / "t.csv")), table.build(f"{http}/photos/t.csv?signed=yes/no"))
 
 
-def test_what_cannot_be_had_is_said_with_its_url(photos):
+def test_what_cannot_be_had_is_said_with_its_url(photos, monkeypatch):
     in_memory(photos)
     for spec in ("memory://in/none", "nothing://in", "zip://::memory://in/none.zip", "none.zip"):
         with pytest.raises((ValueError, FileNotFoundError), match=spec.rpartition("/")[2]):
@@ -156,7 +156,7 @@ def test_what_cannot_be_had_is_said_with_its_url(photos):
     with pytest.raises(SampleError, match="memory://in/photos/train/b.png") as caught:
         list(source.read(0))
     assert caught.value.reason == "unreadable_image"
-    source.place.limits = _fetch.Limits(max_bytes=5)
+    monkeypatch.setattr(_fetch, "MOST_BYTES", 5)
     with pytest.raises(SampleError, match="red fox") as caught:
         list(source.read(source.files.index("train/red fox.png")))
     assert caught.value.reason == "too_large"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _fetch, smithsonian_butterflies
+from dfm_nb.data.sources import smithsonian_butterflies
+from tests.data.sources.test_place import hub  # noqa: F401
 
 
 def jpeg(colour) -> bytes:
@@ -56,25 +56,17 @@ def test_a_row_without_a_name_is_dropped_by_name_and_another_column_can_be_asked
     assert next(other.read(2)).caption == "Lycaena xanthoides"
 
 
-def test_a_file_its_folder_and_the_hub_give_the_same_source(parquet, monkeypatch):
-    asked = []
-
-    def download(repo_id, filename, repo_type, revision):
-        asked.append((repo_id, filename, repo_type, revision))
-        return str(parquet)
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+def test_a_file_its_folder_and_the_hub_give_the_same_source(parquet, hub):  # noqa: F811
+    there = hub.parents[1] / "huggan/smithsonian_butterflies_subset" / smithsonian_butterflies.FILE
+    there.parent.mkdir(parents=True)
+    there.write_bytes(parquet.read_bytes())
     root = parquet.parents[1]
     sources = [smithsonian_butterflies.build(spec) for spec in (str(parquet), str(root), str(parquet.parent), None)]
-    assert asked == [("huggan/smithsonian_butterflies_subset", "data/train-00000-of-00001.parquet", "dataset", None)]
     assert all(s.identity() == sources[0].identity() and s.item_key(1) == sources[0].item_key(1) for s in sources)
 
 
-def test_what_cannot_be_had_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *a, **k: 1 / 0)
-    with pytest.raises(FileNotFoundError, match="hf download huggan/smithsonian_butterflies_subset"):
+def test_what_cannot_be_had_is_named(hub, tmp_path):  # noqa: F811
+    with pytest.raises(ValueError, match="hf download huggan/smithsonian_butterflies_subset"):
         smithsonian_butterflies.build()
     with pytest.raises(FileNotFoundError, match=smithsonian_butterflies.FILE):
         smithsonian_butterflies.build(str(tmp_path))
-    with pytest.raises(ValueError, match="hf://models/a/b/c"):
-        _fetch.hub_path("hf://models/a/b/c")
