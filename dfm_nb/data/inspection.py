@@ -21,6 +21,7 @@ from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_ma
 from dfm_nb.data.sample_index import SampleIndex, index_path
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import Fits, SampleEntry
+from dfm_nb.data.stores import read_empty_text
 
 NAMED = 10
 """Keys that are spelled out."""
@@ -98,9 +99,10 @@ class InspectedShards:
 
     @functools.cached_property
     def fits(self) -> Fits:
-        """What the samples have in common: as the manifest and most of the first ones say."""
-        channels = len(self.manifest["latent_mean"]) if self.manifest else None
-        return Fits(*(shards.widths(_readable(self.entries), channels) or ()))
+        """What the samples have in common, by the files next to them."""
+        if self.manifest is None:
+            return Fits()
+        return Fits(len(self.manifest["latent_mean"]), read_empty_text(self.folder).shape[1])
 
     def _files(self) -> Iterator[str]:
         """Shards and indexes; the other files were checked with the manifest."""

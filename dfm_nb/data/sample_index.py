@@ -34,7 +34,7 @@ from dfm_nb.data.prepared_folder import (
     seal_folder,
 )
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.shards import SampleEntry, samples_of, shards_of
+from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, shards_of
 
 SCHEMA = pa.schema(
     [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
@@ -107,7 +107,7 @@ def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped
 
 
 def index_dataset(folder: str | Path) -> dict[str, int]:
-    """Write the indexes and checksums of a folder with `.nv-meta` that has none, or that was changed on purpose.
+    """Write the indexes and checksums of a prepared or adopted folder that was changed on purpose.
 
     Returns
     -------
@@ -120,7 +120,8 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
     place = PreparedFolder(folder)
     if place.held_plan() is not None and not (place.path / CHECKSUMS).is_file():
         raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
-    manifest = read_manifest(place.path, checked=False) or {"drops": []}
+    if (manifest := read_manifest(place.path, checked=False)) is None:
+        raise ValueError(f"{place.path} has no manifest.json; {how_to_adopt(place.path)}")
     # what `dfm adopt` has named; a preparation puts nothing that it drops into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn(), place.full_disk_explained():

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import json
 import logging
 import multiprocessing
@@ -25,8 +24,7 @@ import shutil
 import tarfile
 import types
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
@@ -173,9 +171,6 @@ TEXT_LIMIT = 1e5
 LARGEST_JSON = 1 << 20
 """Bytes; parsed, it may take twenty times as much."""
 
-VOTERS = 5
-"""Samples whose widths are taken for those of a data set: of five, two that are damaged are outvoted."""
-
 
 class Meta(pydantic.BaseModel):
     """What a .json may say and is read; each may also be missing or null."""
@@ -201,17 +196,6 @@ class Fits(NamedTuple):
     channels: int | None = None
     text_dim: int | None = None
     grid: tuple[int, int, int] | None = None
-
-
-def widths(
-    clips: Iterable[EncodedClip], channels: int | None = None, text_dim: int | None = None
-) -> tuple[int, int] | None:
-    """The latent's channels and the text's width in most of the first samples; None where there is no sample.
-
-    channels, text_dim : what the folder says of them; samples that agree with it outvote others.
-    """
-    votes = Counter((c.latent.shape[1], c.text_emb.shape[2]) for c in itertools.islice(clips, VOTERS))
-    return max(votes, key=lambda v: (v[0] == channels, v[1] == text_dim, votes[v]), default=None)
 
 
 def decode_meta(data: bytes | None, key: str) -> dict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import threading
 from collections import Counter
@@ -26,12 +25,12 @@ from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_manifest
 from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.sample_index import SampleIndex, Shard, index_path
-from dfm_nb.data.shards import Fits, how_to_adopt, widths
+from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-NO_CAPTION_TOKENS = 1  # a data set without text_empty.safetensors: one zero token replaces the empty caption
+NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not at hand
 EMPTY_TEXT = "text_empty.safetensors"
-FIRST_SAMPLES = 256  # whose statistics are used for a data set without a manifest
+SPREAD_SAMPLES = 256  # that `usual_size` counts
 
 
 def check_split(path: str | Path, split: str) -> None:
@@ -74,42 +73,27 @@ class EnergonStore(SampleIndex):
             log.info("%s sets aside %d samples of all splits", self.folder / EDITS, len(left_out))
         self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
         self._cache: dict[int, EncodedClip] = {}
-        self._read_statistics(read_manifest(self.folder), progress)
+        if (manifest := read_manifest(self.folder)) is None:
+            raise ValueError(f"{path} has no manifest.json, so its latents' scale is unknown; {how_to_adopt(path)}")
+        self.manifest, self.statistics = manifest, LatentStatistics.from_manifest(manifest)
+        self.empty_text = read_empty_text(self.folder)
+        self.channels, self.text_dim = len(manifest["latent_mean"]), self.empty_text.shape[1]
+        self._check_first()
 
-    def _read_statistics(self, manifest: dict[str, Any] | None, progress: bool) -> None:
-        root, faults, empty = self.folder, [detail for _, detail in self.dropped], _stored_empty_text(self.folder)
-        channels = len(manifest["latent_mean"]) if manifest else None
-        found = widths(self._usable(Fits(), faults), channels, None if empty is None else empty.shape[1])
-        if found is None:
-            first = faults[0] if faults else "there is none"
-            raise ValueError(f"{root}: no sample of its {self.split!r} split can be used; the first: {first}")
-        self.channels, self.text_dim = found
-        if manifest:
-            if self.channels != channels:
-                raise ValueError(f"{root}/manifest.json has {channels} channels, latents {self.channels}; restore it")
-            self.statistics = LatentStatistics.from_manifest(manifest)
-        else:  # third-party shards: the first samples are taken as typical
-            clips = list(itertools.islice(self._usable(Fits(self.channels, self.text_dim), faults), FIRST_SAMPLES))
-            if progress:
-                log.warning(
-                    "%s has no manifest.json: the latents' mean and std are those of its first %d samples, and "
-                    "generation will not know its tokenizer; %s",
-                    *(root, len(clips), how_to_adopt(root)),
-                )
-            latents = torch.cat([clip.latent[0].float().flatten(1) for clip in clips], 1)
-            self.statistics = LatentStatistics(latents.mean(1), latents.std(1).clamp_min(1e-6))
-        self.empty_text = read_empty_text(root, self.text_dim)
-
-    def _usable(self, fits: Fits, faults: list[str]) -> Iterator[EncodedClip]:
-        """Samples in order; what is wrong with one that cannot be used is added to `faults`."""
+    def _check_first(self) -> None:
+        """ValueError if no sample can be used."""
+        faults = [detail for _, detail in self.dropped]
         for index in range(len(self)):
             try:
-                yield self._read(index, fits._replace(grid=self.grid(index)))
+                self.read(index)
+                return
             except SampleError as error:
                 faults.append(error.detail)
+        first = faults[0] if faults else "there is none"
+        raise ValueError(f"{self.folder}: no sample of its {self.split!r} split can be used; the first: {first}")
 
-    def _read(self, index: int, fits: Fits) -> EncodedClip:
-        entry = self.entry(index)
+    def _read(self, index: int) -> EncodedClip:
+        entry, fits = self.entry(index), Fits(self.channels, self.text_dim, self.grid(index))
         if entry.key in self._left_out:
             raise SampleError(LEFT_OUT, f"{entry.key} is set aside in {EDITS}")
         if self._remote is None:
@@ -120,12 +104,12 @@ class EnergonStore(SampleIndex):
         except SampleError:
             if entry.shard.exists():
                 raise
-        return self._read(index, fits)  # another process has just evicted it
+        return self._read(index)  # another process has just evicted it
 
     def read(self, index: int) -> EncodedClip:
         if (kept := self._cache.get(index)) is not None:
             return kept
-        clip = self._read(index, Fits(self.channels, self.text_dim, self.grid(index)))
+        clip = self._read(index)
         size = sum(tensor.nbytes for tensor in (clip.latent, clip.text_emb, *clip.more_text))
         with self._lock:
             if index not in self._cache and size <= self._cache_room:
@@ -134,31 +118,24 @@ class EnergonStore(SampleIndex):
         return clip
 
 
-def read_empty_text(root: Path, text_dim: int) -> torch.Tensor:
-    """The stored embedding [L, D] of the empty caption; one zero token for data sets that have none.
+def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
+    """The stored embedding [L, D] of the empty caption; one zero token of `text_dim` for a folder that has none.
 
     Raises
     ------
-    ValueError : the file is damaged, or of another width.
+    ValueError : the file is damaged, of another width than `text_dim`, or missing while that is None.
     """
-    found = _stored_empty_text(root)
-    if found is None:
-        return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
-    if found.shape[1] != text_dim:
-        raise ValueError(f"{root / EMPTY_TEXT} is {found.shape[1]} wide, the captions {text_dim}; restore it")
-    return found
-
-
-def _stored_empty_text(root: Path) -> torch.Tensor | None:
     path = root / EMPTY_TEXT
-    if not path.is_file():
-        return None
+    if text_dim and not path.is_file():
+        return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
     try:
         found = load_file(path)["text_emb"]
         if found.ndim != 3 or 0 in found.shape or not (found.is_floating_point() and found.float().isfinite().all()):
             raise ValueError("it must be finite numbers [1, L, D]")
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it") from None
+        if text_dim not in (None, found.shape[2]):
+            raise ValueError(f"it is {found.shape[2]} wide, the captions {text_dim}")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is missing or damaged ({error}); restore it") from None
     return found[0]
 
 
@@ -212,7 +189,7 @@ def usual_size(store: SampleStore) -> dict[str, Any]:
 
     The fps is that of a clip, as pictures have none that a clip could take; None where there are pictures alone.
     """
-    spread = range(0, len(store), max(1, len(store) // FIRST_SAMPLES))
+    spread = range(0, len(store), max(1, len(store) // SPREAD_SAMPLES))
     grids = [store.grid(i) for i in spread]
     frames, height, width = geometry.pixel_size(*Counter(grids).most_common(1)[0][0])
     if not (geometry.is_side(height) and geometry.is_side(width)):

@@ -17,7 +17,6 @@ import torch
 from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.prepared_folder import read_manifest
 from dfm_nb.data.shards import how_to_adopt
 from dfm_nb.data.stores import EnergonStore
 
@@ -43,8 +42,7 @@ class PreparedFolder:
 
     def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
         self.store, self.decode = EnergonStore(folder, split), decode
-        manifest = read_manifest(Path(folder))
-        own = manifest["tokenizer"] if manifest else tokenizer
+        own = self.store.manifest["tokenizer"]
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
                 f"--dataset {folder} was encoded by another tokenizer ({own['name']}) than the checkpoint's "

@@ -134,14 +134,12 @@ def test_damage_in_the_middle_of_a_tar_costs_one_sample(tmp_path):
         index_dataset(data)
 
 
-def test_statistics_of_a_folder_without_manifest_come_from_good_samples(tmp_path):
-    for name in ("plain", "bad"):
-        spoil(tmp_path / name, 0, *([UNUSABLE["NaN latent"]] if name == "bad" else []))
-        (tmp_path / name / "manifest.json").unlink()
-        index_dataset(tmp_path / name)
-    plain, bad = EnergonStore(tmp_path / "plain"), EnergonStore(tmp_path / "bad")
-    rest = torch.cat([plain.read(i).latent[0].float().flatten(1) for i in range(1, 11)], 1)
-    assert torch.equal(bad.statistics.mean, rest.mean(1)) and torch.equal(bad.statistics.std, rest.std(1))
+def test_a_folder_without_a_manifest_is_refused_until_it_is_adopted(data):
+    (data / "manifest.json").unlink()
+    seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
+    for refused in (EnergonStore, index_dataset):
+        with pytest.raises(ValueError, match="manifest.json.*dfm adopt"):
+            refused(data)
 
 
 def test_folder_of_bad_samples_alone_is_one_sentence(tmp_path):

@@ -9,6 +9,8 @@ import torch
 
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
+from dfm_nb.base.files import listed_as
+from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import STORED, copy_run, reseal
@@ -62,7 +64,7 @@ def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, mi
     monkeypatch.chdir(data)
     if missing:
         (data / missing).unlink()
-        index_dataset(data)
+        seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
     named = ["--tokenizer", "cosmos_cv"] if missing == "manifest.json" else []
     assert guard(inspect.main, [str(data), *named]) == 2
     error = capsys.readouterr().err

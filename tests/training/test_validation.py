@@ -71,15 +71,11 @@ def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path,
     assert len(set(prompts)) == len(prompts)
 
 
-def test_data_without_decoder_or_manifest_train_with_one_notice(tiny_data, tmp_path):
+def test_data_without_a_decoder_train_with_one_notice(tiny_data, tmp_path):
     data, notice = shutil.copytree(tiny_data, tmp_path / "data"), "No samples at validation: "
     (data / "tokenizer.safetensors").unlink()
     index_dataset(data)
     samples, log = run(tmp_path / "no_decoder", "--dataset-path", str(data), "train.eval_interval=1")
     assert samples == [] and log.count(notice) == 1 and "Validation at iteration 2" in log
-    (data / "manifest.json").unlink()
-    index_dataset(data)
-    _, log = run(tmp_path / "no_manifest", "--dataset-path", str(data), "train.eval_interval=1")
-    assert log.count(notice) == 1 and "manifest.json" in log
     _, log = run(tmp_path / "prompts", "--dataset-path", str(tiny_data), "validation.prompts=[a moth]")
     assert f"{notice}a text encoder is not needed" in log
