@@ -11,11 +11,11 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import ImageColor
+from pydantic import model_validator
 
 from dfm_nb.base import geometry, video
 from dfm_nb.base.options import Options, option
@@ -27,44 +27,32 @@ Clips = Iterator[tuple[str, np.ndarray, float]]
 """Of each clip its key, its frames, uint8 [T, H, W, 3], and frames per second."""
 
 
-class BackgroundFlag(Options):
-    background: str | None = option(None, "colour behind transparent images: a name or #rrggbb")
+class MediaOptions(Options):
+    """How media files are read; flags of the sources that read some.
 
-
-class MediaFlags(BackgroundFlag):
-    clip_frames: int | None = option(None, "videos: frames per clip, 1 + 4k")
-    fps: float | None = option(None, "videos: frames per second to sample")
-    stride: int | None = option(None, "videos: frames from one clip's start to the next")
-    allow_outside: bool = option(False, "also read files outside the folder, by a link or captions.csv")
-
-
-@dataclass(frozen=True)
-class MediaOptions:
-    """How media files are read; its fields are the values of `MediaFlags`.
-
-    background : colour under transparent pixels, a CSS name or #rrggbb.
-    clip_frames : frames of a clip, 1 + 4k; None keeps the whole video, cut to 1 + 4k frames.
-    fps : frames per second to sample; None keeps every frame.
-    stride : frames from one clip's start to the next; None is `clip_frames`: no overlap.
-    allow_outside : also read files outside the folder, and fetch from this machine's network: who wrote a folder or a
-        table that was fetched may not choose what else of this machine goes into the data.
+    Who wrote a folder, or a table that was fetched, may not choose what else of this machine goes into the data:
+    `allow_outside` also reads files outside the folder, and fetches from this machine's network.
     """
 
-    background: str = "white"
-    clip_frames: int | None = None
-    fps: float | None = None
-    stride: int | None = None
-    allow_outside: bool = False
+    background: str = option("white", "colour behind transparent images: a name or #rrggbb")
+    clip_frames: int | None = option(
+        None, "videos: frames per clip, 1 + 4k; default: one clip of the whole video", ge=1
+    )
+    fps: float | None = option(None, "videos: frames per second to sample; default: every frame", gt=0)
+    stride: int | None = option(
+        None, "videos: frames from one clip's start to the next; default: --clip-frames, no overlap", ge=1
+    )
+    allow_outside: bool = option(False, "also read files outside the folder, by a link or captions.csv")
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _fits_together(self) -> MediaOptions:
         n = self.clip_frames
         if n is not None and not geometry.is_frame_count(n):
             raise ValueError(f"--clip-frames must be 1 + 4k; got {n}; use {geometry.nearest_frames(n)}")
-        if self.fps is not None and not self.fps > 0:
-            raise ValueError(f"--fps must be positive; got {self.fps}")
-        if self.stride is not None and (self.stride < 1 or n is None):
-            raise ValueError(f"--stride must be at least 1 frame, and needs --clip-frames; got {self.stride} and {n}")
-        self.identity()  # ValueError for another colour
+        if self.stride is not None and n is None:
+            raise ValueError(f"--stride {self.stride} needs --clip-frames")
+        self.identity()  # ValueError for an unknown colour
+        return self
 
     @property
     def colour(self) -> video.RGB:

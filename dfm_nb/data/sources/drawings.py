@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.data.sources import folder, table
-from dfm_nb.data.sources._media import MediaFlags
+from dfm_nb.data.sources._media import MediaOptions
 
-Flags = MediaFlags
+Flags = MediaOptions
 FOLDER = Path(__file__).parents[1] / "drawings"
 
 

@@ -28,11 +28,11 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources import table
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaFlags, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources._place import Place
 from dfm_nb.data.sources.table import CAPTION_COLUMNS, Table, read_rows
 
-Flags = MediaFlags
+Flags = MediaOptions
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")

@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.data.sources import table
-from dfm_nb.data.sources._media import BackgroundFlag
 
-
-class Flags(BackgroundFlag, table.ColumnFlags):
-    pass
-
-
+Flags = table.Flags
 FETCHES = True
 NAME = "smithsonian_butterflies"
 FILE = "data/train-00000-of-00001.parquet"
@@ -38,7 +33,7 @@ def build(spec: str | None = None, caption_column: str = "name", **options: Any)
     ----------
     spec : None for the hub; else the parquet file, or a folder that holds it (as `hf download --local-dir` leaves it).
     caption_column : `scientific_name` and `image_alt` are others.
-    **options : `image_column`, else bytes in `image` or else `image_url`; `background`, as in `MediaOptions`.
+    **options : `image_column`, else bytes in `image` or else `image_url`; others as in `MediaOptions`.
 
     Raises
     ------

@@ -37,7 +37,7 @@ from dfm_nb.base.places import HTTP, is_place, is_public, reported
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources._fetch import download
-from dfm_nb.data.sources._media import MediaFlags, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources._place import Place, parent
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class ColumnFlags(Options):
     caption_column: str | None = option(None, "table: column with captions")
 
 
-class Flags(MediaFlags, ColumnFlags):
+class Flags(MediaOptions, ColumnFlags):
     pass
 
 
