@@ -50,7 +50,7 @@ def photos(tmp_path):
 def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path):
     picture(os.fsdecode(os.fsencode(photos) + b"/caf\xe9.png"))  # a name in latin-1 is the caption
     picture(photos / "json.png")
-    (photos / "json.json").write_text(json.dumps({"caption": LONE}))
+    (photos / "metadata.jsonl").write_text(json.dumps({"file_name": "json.png", "text": LONE}))
     manifest = prepared(f"folder:{photos}", tmp_path / "d")
     assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped_by_reason"] == {"caption_not_utf8": 2}
     assert all("caf" in d["key"] + d["detail"] or "json" in d["key"] for d in manifest["drops"])

@@ -2,9 +2,9 @@
 
 Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
 of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
-or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, `a.json` (a
-string, or its "caption" or "text"), its tags, the file's name with - and _ as spaces. In `.jsonl`, `.parquet` and
-`a.json` it may be a list of captions. Tags are in the list's column tags or keywords, or in `a.tags`, between commas.
+or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, its tags,
+the file's name with - and _ as spaces. In `.jsonl` and `.parquet` it may be a list of captions. Tags are in the list's
+column tags or keywords.
 Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
 each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels are
@@ -15,7 +15,6 @@ outside the folder, unless `allow_outside`: the folder's author must not choose 
 from __future__ import annotations
 
 import itertools
-import json
 import posixpath
 import re
 from collections import Counter
@@ -36,9 +35,7 @@ Flags = MediaOptions
 MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
-CAPTION_SUFFIXES = (".txt", ".json")
-TAG_SUFFIX = ".tags"
-KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", TAG_SUFFIX, *CAPTION_SUFFIXES, *(Path(name).suffix for name in LISTS)}
+KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
 LARGEST_CAPTION, LARGEST_LIST = 1 << 20, 1 << 28  # bytes; a list takes eight times its own in memory
 Said = tuple[list[str], list[str]]
@@ -73,9 +70,8 @@ class Folder:
         self.splits = [split[name] or rest for name in self.files]
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also has files that are neither images nor videos: %s", root, other)
-        self.tagged = TAG_SUFFIX in suffixes or any(tags for _, tags in self.listed.values())
-        texts = (*CAPTION_SUFFIXES, TAG_SUFFIX)
-        bare = [n for n in self.files if not any(self._listed(n)) and not self._text_file(n, texts)]
+        self.tagged = any(tags for _, tags in self.listed.values())
+        bare = [n for n in self.files if not any(self._listed(n)) and _text_file(n) not in self.names]
         if bare:
             said = "%d of %d files in %s have no caption, so their names are used, as for %s; add %s or a .txt for each"
             log.warning(said, len(bare), len(self.files), root, bare[0], LISTS[0])
@@ -106,18 +102,13 @@ class Folder:
     def _listed(self, name: str) -> Said:
         return self.listed.get(name) or self.listed.get(PurePosixPath(name).name) or ([], [])
 
-    def _text_file(self, name: str, suffixes: tuple[str, ...]) -> str | None:
-        """The first file with the name of this one and one of the suffixes."""
-        return next((file for s in suffixes if (file := posixpath.splitext(name)[0] + s) in self.names), None)
-
     def captions(self, index: int) -> Said:
         """The captions of a file and its tags; SampleError when what should hold them does not."""
         path = PurePosixPath(self.files[index])
         texts, tags = self._listed(self.files[index])
-        if not tags and (name := self._text_file(self.files[index], (TAG_SUFFIX,))):
-            tags = tags_of(self._said(name))
-        if not texts and (name := self._text_file(self.files[index], CAPTION_SUFFIXES)):
-            texts = self._said(name)
+        if not texts and (name := _text_file(self.files[index])) in self.names:
+            with self.place.local(name) as file:
+                texts = [_caption_file(file)]
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
             raise SampleError("no_caption", f"{path} has no caption and no usable name; add {path.stem}.txt")
@@ -132,9 +123,10 @@ class Folder:
             for key, frames, fps in self.reading.clips(path, self.item_key(index)):
                 yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
 
-    def _said(self, name: str) -> list[str]:
-        with self.place.local(name) as path:
-            return _caption_file(path)
+
+def _text_file(name: str) -> str:
+    """`sub/a.txt` for `sub/a.png`."""
+    return f"{posixpath.splitext(name)[0]}.txt"
 
 
 def _read_captions(path: Path) -> dict[str, Said]:
@@ -156,25 +148,19 @@ def _read_captions(path: Path) -> dict[str, Said]:
     return found
 
 
-def _caption_file(path: Path) -> list[str]:
-    """The text of a .txt, or what a .json, or its "caption" or "text", is: a text or a list of texts."""
+def _caption_file(path: Path) -> str:
+    """The text of a .txt, in one line."""
     video.check_regular(path)
     if (size := path.stat().st_size) > LARGEST_CAPTION:
         raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        found = json.loads(text) if path.suffix == ".json" else text
+        text = " ".join(path.read_text(encoding="utf-8-sig").split())
     except UnicodeDecodeError as error:
         said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
         raise SampleError("caption_not_utf8", said) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise SampleError("unreadable_caption", f"{path} cannot be read: {error}") from None
-    if isinstance(found, dict):
-        found = found.get("caption") or found.get("text")
-    texts = [] if isinstance(found, (int, float)) else [" ".join(text.split()) for text in texts_of(found, path)]
-    if not texts and path.suffix != TAG_SUFFIX:  # a tagger may find nothing
+    if not text:
         raise SampleError("no_caption", f"{path} has no caption; write one in it, or remove it to use the file's name")
-    return texts
+    return text
 
 
 def build(spec: str | None = None, **options: Any) -> Folder | Table:

@@ -42,19 +42,17 @@ def fault(source, index=0):
 # ---- captions -----------------------------------------------------------------------------------------------------
 
 
-def test_captions_come_from_csv_then_txt_then_json_then_name(tmp_path):
+def test_captions_come_from_csv_then_txt_then_name(tmp_path):
     """The file may begin with a byte order mark and have the paths of another system."""
-    for name in ("a.png", "b.png", "c.png", "d.png", "sub/my_blue-butterfly.png", "sub/x.png"):
+    for name in ("a.png", "b.png", "sub/my_blue-butterfly.png", "sub/x.png"):
         picture(tmp_path / name)
     table = '\ufefffile_name,caption\na.png,from csv\nb.png,\n./sub\\x.png,"ä, b"\n'
     (tmp_path / "captions.csv").write_bytes(table.encode())
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("from\n txt ")
-    (tmp_path / "c.json").write_text(json.dumps({"caption": "from json"}))
-    (tmp_path / "d.json").write_text('"a plain string"')
     source = folder.build(str(tmp_path))
     captions = [read(source, i)[0].caption for i in range(len(source))]
-    assert captions == ["from csv", "from txt", "from json", "a plain string", "my blue butterfly", "ä, b"]
+    assert captions == ["from csv", "from txt", "my blue butterfly", "ä, b"]
 
 
 def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warned_of(tmp_path, caplog):
@@ -80,28 +78,26 @@ def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warne
 
 
 def test_a_file_may_have_several_captions_and_tags(tmp_path, caplog):
-    for name in "abcdef":
+    for name in "abcd":
         picture(tmp_path / f"{name}.png")
-    rows = [{"file": "a.png", "text": ["one", "two"], "tags": ["x", "y"]}, {"file": "b.png", "tags": "p, q"}]
+    rows = [{"file": "a.png", "text": ["one", "two"], "tags": ["x", "y"]}]
+    rows += [{"file": "b.png", "tags": "p, q"}, {"file": "c.png", "tags": "1girl, red hair"}]
     (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "b.json").write_text(json.dumps({"caption": ["from\njson", "again"]}))
-    (tmp_path / "c.json").write_text(json.dumps(["three", "four", "five"]))
-    (tmp_path / "c.tags").write_text("r, s\n")
-    (tmp_path / "d.tags").write_text("1girl, red hair")
-    (tmp_path / "e.tags").write_text("")
+    (tmp_path / "b.txt").write_text("from\ntxt")
     source = folder.build(str(tmp_path))
-    assert "1 of 6" in caplog.text and "f.png" in caplog.text
+    assert "1 of 4" in caplog.text and "d.png" in caplog.text
     assert source.tagged and [source.captions(i) for i in range(4)] == [
         (["one", "two"], ["x", "y"]),
-        (["from json", "again"], ["p", "q"]),
-        (["three", "four", "five"], ["r", "s"]),
+        (["from txt"], ["p", "q"]),
         (["1girl, red hair"], ["1girl", "red hair"]),
+        (["d"], []),
     ]
     (clip,) = read(source)
     assert (clip.caption, clip.more_captions, clip.tags) == ("one", ["two"], ["x", "y"])
-    assert source.captions(4) == (["e"], []) and source.captions(5) == (["f"], [])
     before = source.identity()
-    (tmp_path / "metadata.jsonl").write_text(json.dumps(rows[0] | {"text": ["one", "2"]}) + "\n")
+    (tmp_path / "metadata.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in (rows[0] | {"text": ["one", "2"]}, *rows[1:]))
+    )
     after = folder.build(str(tmp_path)).identity()
     assert {name for name in before if before[name] != after[name]} == {"captions_sha256"}
     (tmp_path / "metadata.jsonl").write_text(json.dumps(rows[0] | {"text": ["one", {}]}) + "\n")
@@ -128,8 +124,6 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
         ("a.txt", b"\xff\xfe bad", "caption_not_utf8"),
         ("a.txt", b" \n ", "no_caption"),
         ("a.txt", bytes(folder.LARGEST_CAPTION + 1), "too_large"),
-        ("a.json", b"{not json", "unreadable_caption"),
-        ("a.json", b"[1, 2]", "no_caption"),
     ],
 )
 def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content, reason, tmp_path):
