@@ -289,12 +289,12 @@ HUGE = ["2147483647", "9" * 30, "1e300"]  # for every key: some rules count up t
 
 
 def says_one_sentence_or_settles(key, text):
-    began = time.monotonic()
+    began = time.process_time()
     try:
         C.resolve(None, overrides=[f"{key}={text}"], training=True, world_size=2)
     except C.ConfigError as error:
         assert all("\n" not in str(fault) and len(str(fault)) < 1000 for fault in error.faults), str(error)
-    assert time.monotonic() - began < 5  # no value makes a rule count for ever
+    assert time.process_time() - began < 5  # no value makes a rule count for ever
 
 
 @pytest.mark.parametrize("text", NASTY, ids=lambda text: text[:12])
