@@ -24,7 +24,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
-from dfm_nb.parallel.groups import everyones, global_name, layout_of, mpu
+from dfm_nb.parallel.groups import layout_of, mpu
 from dfm_nb.training.muon import Muon, matrices_of
 
 LONG_S = 10.0
@@ -90,7 +90,6 @@ class Trainer:
         self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
         self.run_schedule = get_forward_backward_func()
         self.steps_taken = 0  # optimizer steps that changed the weights
-        self._reached: set[str] | None = set()  # parameters that the first backward reaches; None after it
 
     def _build_optimizer(self):
         """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""
@@ -198,33 +197,7 @@ class Trainer:
         def loss_and_count(_pack: Pack, losses: TokenLosses) -> torch.Tensor:
             return torch.stack(((losses.loss * losses.mask).sum().detach(), losses.mask.sum().float()))
 
-        with self._every_parameter_reached():
-            return self._sums(packs, loss_and_count, 2, forward_only=False)
-
-    @contextlib.contextmanager
-    def _every_parameter_reached(self) -> Iterator[None]:
-        """Around the first backward: ValueError names trainable tensors that received no gradient on any rank.
-
-        Such a tensor would never be trained. Hooks detect this, not values: behind adaLN's zeros and LoRA's B, a
-        gradient of zero is right at first.
-        """
-        if self._reached is None:
-            yield
-            return
-        reached = self._reached
-        named = [(global_name(n, c), p) for c in self.chunks for n, p in c.named_parameters() if p.requires_grad]
-        hooks = [p.register_hook(lambda _gradient, name=name: reached.add(name)) for name, p in named]  # type: ignore
-        yield
-        for hook in hooks:
-            hook.remove()
-        self._reached = None
-        told = everyones(({name for name, _ in named}, reached))
-        lost = set().union(*(held for held, _ in told)) - set().union(*(found for _, found in told))
-        if lost:
-            raise ValueError(
-                f"no gradient reaches {len(lost)} trainable tensor(s), so they would never be trained: "
-                f"{', '.join(sorted(lost)[:5])}; use them in the forward pass, or set requires_grad=False"
-            )
+        return self._sums(packs, loss_and_count, 2, forward_only=False)
 
     def step(self, packs: list[Pack]) -> StepResult:
         """One optimizer step on this rank's packs. NaN or Inf, or no sample at all: the weights stay as they are."""
