@@ -231,9 +231,9 @@ class ConfigForm(Form):
         """Parameters and memory."""
         resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
         processes, there = self.nproc or 1, psutil.virtual_memory().total
-        found = training_cost(resolved, processes)
-        parts = [f"{_short(found.parameters / 1e6)} M parameters", f"{_short(found.bytes / GIB)} GiB a process"]
-        if found.bytes * processes > there:
+        parameters, held = training_cost(resolved, processes)
+        parts = [f"{_short(parameters / 1e6)} M parameters", f"{_short(held / GIB)} GiB a process"]
+        if held * processes > there:
             parts[-1] += f" (this machine has {_short(there / GIB)})"
         return ", ".join(parts)
 

@@ -136,16 +136,8 @@ def _row(c: Candidate, best_s: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of training: parameters, and bytes on the fullest process."""
-
-    parameters: int
-    bytes: int
-
-
-def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> Cost:
-    """The cost before anything is built, for packs full of samples of validation's size, otherwise of one sample each.
+def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> tuple[int, int]:
+    """Parameters, and bytes on the fullest process, for packs full of samples of validation's size, else of one sample.
 
     Parameters
     ----------
@@ -158,4 +150,4 @@ def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int =
         length = clip_tokens(m, geometry.latent_size(geometry.round_frames(v.frames), v.height, v.width))
         load = Load.of(config, max(1, load.tokens // max(1, length)), text_tokens, cpu=True)
     held = training_bytes(m, Plan.of(config, processes), load)
-    return Cost(counts.parameter_count(m), sum(held.values()))
+    return counts.parameter_count(m), sum(held.values())
