@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from dfm_nb.base import plugins
-from dfm_nb.base.argv import guard
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.options import Options, option
 from dfm_nb.data.adoption import adopt_dataset
@@ -40,7 +39,3 @@ def main(argv: list[str] | None = None) -> int:
     start_logging()
     adopt_dataset(**dict(options))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dfm_nb.base.argv import guard
 from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.options import Options, option
@@ -131,7 +130,3 @@ def main(argv: list[str] | None = None) -> int:
         return int(bool(missing))
     print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
     return int(bool(missing))
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -15,7 +15,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.argv import guard, quietly
+from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import Options, option
 from dfm_nb.checkpoints import exported, tensor_files, wan_folder
 from dfm_nb.checkpoints import weights as checkpoint
@@ -42,6 +42,7 @@ class ExportOptions(Options):
     dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
 
+@quietly()
 def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
     """Consolidated weights of a run or checkpoint in one file, whose path is returned.
 
@@ -51,32 +52,27 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
     >>> export_weights("runs/pretrain", "model.safetensors")  # doctest: +SKIP
     """
-    return export(ExportOptions(source=os.fspath(source), output=os.fspath(output), **flags))
-
-
-@quietly()
-def export(asked: ExportOptions) -> Path:
-    """Export as requested; returns the path."""
-    output, dtype = Path(asked.output), DTYPES[asked.dtype]
-    if asked.format == "dfm" and output.suffix not in (".safetensors", ".pth"):
-        raise ValueError(f"--output must end in .safetensors or .pth; got {output}")
-    source = checkpoint.find_weights(asked.source)
-    read = (source.file, checkpoint.lora_file(source.file)) if source.file else ()
-    if output.resolve() in [file.resolve() for file in read]:
-        raise ValueError(f"--output {output} would overwrite the weights that are read; choose another file")
+    asked = ExportOptions(source=os.fspath(source), output=os.fspath(output), **flags)
+    file, dtype = Path(asked.output), DTYPES[asked.dtype]
+    if asked.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
+        raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
+    weights = checkpoint.find_weights(asked.source)
+    read = (weights.file, checkpoint.lora_file(weights.file)) if weights.file else ()
+    if file.resolve() in [path.resolve() for path in read]:
+        raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
     # layout and folders of the machine that trained it mean nothing elsewhere
-    source.config.model = source.config.model.model_copy(update=ALONE)
-    source.config.dataset.path, source.config.checkpoint = None, type(source.config.checkpoint)()
+    weights.config.model = weights.config.model.model_copy(update=ALONE)
+    weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()
     parallel.init()
     average = "auto" if asked.ema_sigma_rel is None else asked.ema_sigma_rel
-    tensors = whole_weights(source, None if asked.raw else average)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    tensors = whole_weights(weights, None if asked.raw else average)
+    file.parent.mkdir(parents=True, exist_ok=True)
     if asked.format == "dfm":
-        write_weights(tensors, output, source, asked.lora, dtype)
+        write_weights(tensors, file, weights, asked.lora, dtype)
     else:
-        _write_diffusers(asked, tensors, source.config, dtype)
+        _write_diffusers(asked, tensors, weights.config, dtype)
     parallel.shutdown()
-    return output
+    return file
 
 
 def _write_diffusers(
@@ -103,9 +99,5 @@ def result(argv: list[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    export(ExportOptions.parse(argv))
+    export_weights(**dict(ExportOptions.parse(argv)))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

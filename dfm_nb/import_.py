@@ -14,7 +14,7 @@ from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.argv import guard, quietly
+from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
@@ -76,6 +76,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
     parallel.shutdown()
 
 
+@quietly()
 def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
     """Third-party weights in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` accept.
 
@@ -86,39 +87,34 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
     >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
     """
-    take_over(ImportOptions(source=os.fspath(source), output=os.fspath(output), **flags))
-    return Path(output)
-
-
-@quietly()
-def take_over(asked: ImportOptions) -> None:
-    """Read the source, check it against the network, and write it."""
-    source, output = located(asked.source), Path(asked.output)
-    if output.suffix not in (".safetensors", ".pth"):
-        output = output / EXPORTED
-    for given in (source, Path(asked.base or source)):
-        if output.exists() and output.resolve().is_relative_to(given.resolve()):
-            raise ValueError(f"--output {output} would replace a file of {given}, which is read; choose another folder")
-    output.parent.mkdir(parents=True, exist_ok=True)
+    asked = ImportOptions(source=os.fspath(source), output=os.fspath(output), **flags)
+    read, file = located(asked.source), Path(asked.output)
+    if file.suffix not in (".safetensors", ".pth"):
+        file = file / EXPORTED
+    for given in (read, Path(asked.base or read)):
+        if file.exists() and file.resolve().is_relative_to(given.resolve()):
+            raise ValueError(f"--output {file} would replace a file of {given}, which is read; choose another folder")
+    file.parent.mkdir(parents=True, exist_ok=True)
     if asked.base is not None:
-        with_adapters(source, asked.base, output)
-        return
-    if source.suffix == ".safetensors":
-        raise ValueError(f"{source} must be LoRA adapters, which need --base, the imported weights that they are of")
-    if wan := wan_folder.is_wan(source):
-        settings, manifest = wan_folder.settings_of(source), wan_folder.manifest_of(source)
+        with_adapters(read, asked.base, file)
+        return Path(output)
+    if read.suffix == ".safetensors":
+        raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
+    if wan := wan_folder.is_wan(read):
+        settings, manifest = wan_folder.settings_of(read), wan_folder.manifest_of(read)
     else:
-        weights = nemo_dfm.read_source(source)
+        weights = nemo_dfm.read_source(read)
         settings, manifest = nemo_dfm.settings_of(weights), nemo_dfm.manifest_of()
     named = {"tokenizer": asked.tokenizer, "text_encoder": asked.text_encoder}
     manifest |= {kind: {"name": name} for kind, name in named.items() if name}
     resolved = cfg.resolve(None, overrides=[*settings, "mixed_precision=bf16", *asked.settings])
     model = resolved.config.model
     parallel.init()
-    tensors = wan_folder.read_weights(source, model) if wan else nemo_dfm.read_weights(weights, model, source)
+    tensors = wan_folder.read_weights(read, model) if wan else nemo_dfm.read_weights(weights, model, read)
     parallel.shutdown()
     files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
-    exported.write(output, tensors, files)
+    exported.write(file, tensors, files)
+    return Path(output)
 
 
 def result(argv: list[str]) -> dict[str, Any]:
@@ -127,9 +123,5 @@ def result(argv: list[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    take_over(ImportOptions.parse(argv))
+    import_weights(**dict(ImportOptions.parse(argv)))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dfm_nb.base.argv import guard
 from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.options import Options, option
 from dfm_nb.data.prepared_folder import summary
@@ -31,7 +30,3 @@ def main(argv: list[str] | None = None) -> int:
     counts = index_dataset(options.folder)
     log.info("Indexed %s", ", ".join(f"{n} samples of {split}" for split, n in counts.items()))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base import video
-from dfm_nb.base.argv import guard
 from dfm_nb.base.log import legible
 from dfm_nb.base.options import Options, option
 from dfm_nb.data.inspection import InspectedShards
@@ -80,11 +79,7 @@ def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
 
     >>> inspect_dataset("data", verify=True, samples=0)  # doctest: +SKIP
     """
-    return examine(InspectOptions(folder=os.fspath(folder), **flags))
-
-
-def examine(asked: InspectOptions) -> Inspection:
-    """The requested inspection; writes the contact sheet."""
+    asked = InspectOptions(folder=os.fspath(folder), **flags)
     found = InspectedShards(Path(asked.folder).expanduser(), progress=not asked.as_json)
     about = Inspection(found.describe(), verified=asked.verify)
     faults = found.faults + (found.verify() if asked.verify else [])
@@ -120,10 +115,6 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     asked = InspectOptions.parse(argv)
-    found = examine(asked)
+    found = inspect_dataset(**dict(asked))
     print(json.dumps(found, indent=1, ensure_ascii=False) if asked.as_json else found)
     return 1 if found.get("faults") else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import guard
 from dfm_nb.base.options import Options, option
 from dfm_nb.config import sizes
 from dfm_nb.config.notation import Overrides
@@ -87,7 +86,3 @@ def main(argv: list[str] | None = None) -> int:
     )
     print(found)
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

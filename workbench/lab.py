@@ -15,7 +15,6 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from dfm_nb.base.argv import guard
 from dfm_nb.base.options import Options, option
 from workbench.place import FIRST, kernel_encryption
 
@@ -133,7 +132,3 @@ def provide(folder: Path) -> int:
     for file in missing:
         shutil.copyfile(file, folder / file.name)
     return len(missing)
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from dfm_nb.base.argv import guard, run_command
+from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import Options, option
 
 
@@ -122,7 +122,3 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     return run_command("dfm notebook", COMMANDS, argv)
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -1,7 +1,7 @@
 """Shared parts of all command lines: flags in both spellings, short errors.
 
-A driver module has `main(argv: list[str] | None = None) -> int`, reads its options (`base.options`) and ends with
-`if __name__ == "__main__": raise SystemExit(guard(main))`. `dfm <verb>` calls the same `main`.
+A driver module has `main(argv: list[str] | None = None) -> int`, which `dfm <verb>` calls, and reads its options
+(`base.options`). One that torchrun starts ends with `if __name__ == "__main__": raise SystemExit(guard(main))`.
 """
 
 from __future__ import annotations
