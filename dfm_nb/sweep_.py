@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,6 @@ from pydantic import BeforeValidator
 
 from dfm_nb import config as cfg
 from dfm_nb.base import process
-from dfm_nb.base.argv import guard
 from dfm_nb.base.files import local, write_atomically
 from dfm_nb.base.options import option, plain
 from dfm_nb.base.run import Run, iteration_folders
@@ -38,7 +36,7 @@ POLL_S = 0.2
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
-    """`["steps=10,20", "lr=0.1"]` as {"steps": ["10", "20"], "lr": ["0.1"]}; a value with a comma is in quotes.
+    """`["steps=10,20", "lr=1e-3"]` as {"steps": ["10", "20"], "lr": ["0.001"]}: entries of a YAML list.
 
     Raises
     ------
@@ -47,13 +45,11 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     grid: dict[str, list[str]] = {}
     for text in texts:
         name, _, listed = text.partition("=")
-        words = shlex.shlex(listed, posix=True)  # as a shell reads quotes, with commas for spaces
-        words.whitespace, words.whitespace_split, words.commenters = ",", True, ""
         try:
-            values = [word.strip() for word in words]
-        except ValueError:  # a quote that nothing closes
+            values = [v if isinstance(v, str) else notation.write_value(v) for v in notation.read(f"[{listed}]")]
+        except ValueError:
             values = []
-        if not values or not name or not all(map(str.strip, listed.split(","))):
+        if not name or not values:
             raise ValueError(f"--grid needs name=a,b,c; got {text!r}")
         if name in grid or len(set(values)) < len(values):
             raise ValueError(f"--grid has a name or a value of {text!r} twice; write each once")
@@ -63,8 +59,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
 
 def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list[str]:
     if isinstance(grid, Mapping):
-        texts = {key: [f"'{notation.write_value(plain(value))}'" for value in values] for key, values in grid.items()}
-        return [f"{key}={','.join(values)}" for key, values in texts.items()]
+        return [f"{key}={notation.write_value(plain(list(values)))[1:-1]}" for key, values in grid.items()]
     return [grid] if isinstance(grid, str) else list(grid)
 
 
@@ -86,7 +81,7 @@ class SweepOptions(TrainOptions):
         common = {name: getattr(self, name) for name in TrainOptions.model_fields}
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values))
-            words = [f"{key}={_brief(value)}" for key, value in chosen.items() if len(grid[key]) > 1]
+            words = [f"{key}={value}" for key, value in chosen.items() if len(grid[key]) > 1]
             name = re.sub(r"[^\w.=,+-]", "_", ",".join(words))[:120] or "run"
             name = name if name not in points else f"{name}-{len(points)}"
             overrides = [*self.overrides, *(f"{key}={value}" for key, value in chosen.items())]
@@ -95,20 +90,15 @@ class SweepOptions(TrainOptions):
         return points
 
 
-def _brief(text: str) -> str:
-    """`0.001` for `1e-3` and `0.0010`: one value has one run folder."""
-    value = notation.read(text)
-    return f"{value:g}" if isinstance(value, float) else text
-
-
 def run_all(
-    commands: Mapping[str, Sequence[object]], folder: Path, jobs: int
-) -> Iterator[tuple[str, int | None, float]]:
-    """Run commands, some at a time; each logs to `NAME.log`.
+    commands: Mapping[str, Sequence[object]], folder: Path, jobs: int, labels: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, str, float]]:
+    """Run commands, some at a time; each logs to `NAME.log`, and a line is printed when it starts and ends.
 
     Yields
     ------
-    (name, None, 0.0) when a command starts, (name, exit code, seconds) when it ends. Who stops iterating ends the rest.
+    (name, error, seconds) when a command ends; the error of a failed one is the last line of its log, else it is "".
+    Who stops iterating ends the rest.
     """
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
     waiting = list(commands)
@@ -121,17 +111,20 @@ def run_all(
                 log.unlink(missing_ok=True)  # of a sweep before
                 started = process.start(commands[name], log, own_session=False, OMP_NUM_THREADS=threads)
                 running.append((name, started, time.monotonic()))
-                yield name, None, 0.0
-            for run in [run for run in running if run[1].poll() is not None]:
-                running.remove(run)
-                yield run[0], run[1].wait(), round(time.monotonic() - run[2], 1)
+                print(f"-- {name} started" + (f": {labels[name]}" if labels else ""), flush=True)
+            for name, started, begun in [run for run in running if run[1].poll() is not None]:
+                running.remove((name, started, begun))
+                seconds, code = round(time.monotonic() - begun, 1), started.wait()
+                error = _last_line(folder / f"{name}.log") or f"exit code {code}" if code else ""
+                print(f"-- {name} {'failed' if code else 'done'} in {seconds:.0f} s {error}".rstrip(), flush=True)
+                yield name, error, seconds
             time.sleep(POLL_S)
     finally:
         for _, started, _ in running:
             process.end(started, process.GRACE_S + process.MARGIN_S)
 
 
-def last_line(log: Path) -> str:
+def _last_line(log: Path) -> str:
     """The last message of a failed command, without `error: `."""
     said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return said[-1].removeprefix("error: ") if said else ""
@@ -170,15 +163,8 @@ def _sweep(asked: SweepOptions) -> pd.DataFrame:
         print(f"-- {name} is finished", flush=True)
     pretrain = [sys.executable, "-m", "dfm_nb", "pretrain"]
     pretrain += [f"--nproc-per-node={asked.nproc_per_node}"] * (asked.nproc_per_node > 1)
-    for name, code, seconds in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, asked.jobs):
-        if code is None:
-            print(f"-- {name} started", flush=True)
-            continue
-        if code:
-            errors[name] = last_line(folder / f"{name}.log") or f"exit code {code}"
-        print(
-            f"-- {name} {'failed' if code else 'done'} in {seconds:.0f} s {errors.get(name, '')}".rstrip(), flush=True
-        )
+    for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, asked.jobs):
+        errors |= {name: error} if error else {}
         _write(folder, points, errors)
     return _write(folder, points, errors)
 
@@ -226,7 +212,3 @@ def main(argv: list[str] | None = None) -> int:
     failed = int((table["state"] == "failed").sum())
     print(f"== {len(table) - failed} of {len(table)} done; {local(asked.run_dir) / 'index.html'} and results.csv")
     return int(failed > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.runs import page
-from dfm_nb.sweep_ import last_line, run_all
+from dfm_nb.sweep_ import run_all
 from workbench import notebook_run as runs
 
 if TYPE_CHECKING:
@@ -85,24 +85,12 @@ def sweep(
         command = [sys.executable, "-m", "dfm_nb", "notebook", "run", source, *words]
         commands[point.name] = [*command, "--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
     by_name = {point.name: point for point in rows}
-    for name, code, seconds in run_all(commands, folder, jobs):
+    for name, error, seconds in run_all(commands, folder, jobs, {p.name: p.said(grid) for p in rows}):
         point = by_name[name]
-        if code is None:
-            point.state = "running"
-            print(f"-- {name} started: {point.said(grid)}", flush=True)
-            continue
-        point.duration_s = seconds
-        _collect(point, code, folder)
-        print(f"-- {name} {point.state} in {seconds:.0f} s {point.error}".rstrip(), flush=True)
+        point.state, point.error, point.duration_s = "failed" if error else "done", error, seconds
+        point.results = runs.published(folder / f"{name}.ipynb")
         write_tables(folder, source.stem, rows, grid)
     return rows
-
-
-def _collect(point: Point, code: int, folder: Path) -> None:
-    point.state = "failed" if code else "done"
-    point.results = runs.published(folder / f"{point.name}.ipynb")
-    if code:
-        point.error = last_line(folder / f"{point.name}.log") or f"exit code {code}"
 
 
 # ---- the table ----------------------------------------------------------------------------------------------------

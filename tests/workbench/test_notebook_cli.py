@@ -125,9 +125,9 @@ def test_names_of_parameters_in_braces_are_their_values(notebook):
 
 
 def test_grid_texts_are_parted_at_commas_outside_quotes():
-    parsed = parse_grid(["steps=1,2", "sizes='[1, 2]',[3]", 'name="a,b",c'])
-    assert parsed == {"steps": ["1", "2"], "sizes": ["[1, 2]", "[3]"], "name": ["a,b", "c"]}
-    for wrong in (["steps"], ["steps=1,,2"], ["steps=it's"], ["steps=1,1"], ["steps=1", "steps=2"]):
+    parsed = parse_grid(["steps=1,2", "sizes=[1, 2],[3]", 'name="a,b",c', "lr=1e-3"])
+    assert parsed == {"steps": ["1", "2"], "sizes": ["[1, 2]", "[3]"], "name": ["a,b", "c"], "lr": ["0.001"]}
+    for wrong in (["steps"], ["steps=1,,2"], ["steps='a"], ["steps=1,1"], ["steps=1", "steps=2"]):
         with pytest.raises(ValueError, match="steps"):
             parse_grid(wrong)
 
