@@ -506,10 +506,9 @@ def weights_of(path: Path) -> tuple[Any, list[str]]:
 
 def resumed(path: Path) -> tuple[Any, list[str]]:
     """What a resumed training goes on from: the folder and all that is in it."""
-    from dfm_nb.base.log import log
     from dfm_nb.checkpoints.weights import usable
 
-    folder = usable(path / "checkpoints", log.warning)
+    folder = usable(path / "checkpoints")
     return [folder and folder.name, files(folder, "*") if folder else None], []
 
 

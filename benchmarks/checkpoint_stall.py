@@ -61,8 +61,7 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
     trainer = Trainer(resolved.config)
     loader = packed_loader(resolved.config, open_store(resolved.config), trainer.dp_rank, trainer.dp_size)
     writers = {
-        kind: saving.Writer(folder / kind, keep_last=1, asynchronous=kind == "async", say=lambda *_: None)
-        for kind in ("blocking", "async")
+        kind: saving.Writer(folder / kind, keep_last=1, asynchronous=kind == "async") for kind in ("blocking", "async")
     }
     iteration, text = 0, cfg.to_yaml(resolved)
 

@@ -23,14 +23,12 @@ MAX_ERROR = 0.1
 def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
     """All weights, with low-rank updates under their own names.
 
-    sigma_rel : as `Weights.load` takes it, or any length that the stored averages of the run can rebuild.
+    sigma_rel : as `Weights.whole` takes it, or any length that the stored averages of the run can rebuild.
     """
-    if source.file is not None:
-        return source.of_file()
     length = source.length(sigma_rel)
-    if length is None or length in source.config.ema.sigma_rels:
-        return checkpoint.stored(source.folder, length, bool(source.config.model.lora.rank))
-    return _rebuilt(source, float(length))
+    if source.file is not None or length is None or length in source.config.ema.sigma_rels:
+        return source.whole(length)
+    return _rebuilt(source, length)
 
 
 def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tensor]:

@@ -28,7 +28,7 @@ import torch
 from pydantic import BaseModel, StringConstraints, ValidationError
 from torch import Tensor
 
-from dfm_nb.base.files import older, replacing
+from dfm_nb.base.files import replacing
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Place, bytes_of, places_in, reason
 
@@ -132,14 +132,12 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
         isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
     ):
         raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
-    if text is None:
-        what = f"{file} holds weights without settings: unless they are another program's (dfm import), it"
-        raise CheckpointError(older(what, "export it again"))
     try:
-        about = About.model_validate_json(text)
+        about = About.model_validate_json(text or "")
     except ValidationError:
         raise CheckpointError(
-            f"{file} has no text {KEY!r} of a format that is known; it is damaged, or newer"
+            f"{file} has no text {KEY!r} of a known format; it is damaged, of another version, or another program's "
+            "(dfm import)"
         ) from None
     if _checksum(about.files, content) != about.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically
+from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints import tensor_files
@@ -42,18 +43,10 @@ class Writer:
     keep_last : remove all but the newest so many; 0 keeps all. keep_every : iterations divisible by this stay anyway,
         and so does that of the attribute `best`.
     asynchronous : return as soon as training may go on, while the files are being written.
-    say : gets a line for each finished checkpoint, on rank 0.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        keep_last: int = 0,
-        keep_every: int | None = None,
-        asynchronous: bool = False,
-        say: Callable[[str], object] = print,
-    ):
-        self.root, self.keep_last, self.keep_every, self.say = Path(root), keep_last, keep_every, say
+    def __init__(self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False):
+        self.root, self.keep_last, self.keep_every = Path(root), keep_last, keep_every
         self.best: int | None = None
         self.asynchronous = asynchronous
         self._pending = Path()  # the folder that is being written
@@ -112,7 +105,7 @@ class Writer:
         if None not in told:
             self._child = None
             if dist.get_rank() == 0:
-                self.say(f"Checkpoint saved: {self._pending}/")
+                log.info("Checkpoint saved: %s/", self._pending)
 
     def finish(self) -> None:
         """Wait until the last save is whole."""

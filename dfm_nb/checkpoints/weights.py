@@ -16,7 +16,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import check, older, read_json, read_listing, sha256
+from dfm_nb.base.files import check, read_json, read_listing, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
@@ -78,9 +78,6 @@ def verify(folder: Path) -> None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
-    if (folder / ".metadata").is_file():
-        fix = "its `dfm export` makes a file that checkpoint.pretrained takes"
-        raise CheckpointError(older(folder, fix, "94d52b9"))
     try:
         files = read_listing(listing)
         check(folder, files, files, "use another checkpoint")
@@ -94,10 +91,10 @@ def verify(folder: Path) -> None:
     read_object(folder / "state.json")
 
 
-def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
+def find(path: str | Path) -> Path:
     """The checkpoint that a user's path means: an `iter_*` folder, or the newest good one of a folder or a run.
 
-    What is returned has passed `verify`. A damaged newest one is named through `say`, and the one before it is taken.
+    What is returned has passed `verify`. A damaged newest one is logged, and the one before it is taken.
 
     Raises
     ------
@@ -114,7 +111,7 @@ def find(path: str | Path, say: Callable[[str], object] = log.warning) -> Path:
         verify(path)
         return path
     for root in _roots(path):
-        if whole_checkpoints(root) and (newest := usable(root, say)):
+        if whole_checkpoints(root) and (newest := usable(root)):
             return newest
     raise FileNotFoundError(
         f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
@@ -135,13 +132,13 @@ def checkpoints_of(path: Path) -> list[Path]:
     return next(filter(None, map(whole_checkpoints, _roots(path))), [])
 
 
-def usable(root: Path, say: Callable[[str], object]) -> Path | None:
-    """The newest checkpoint under `root` that passes `verify`; every one passed over is named through `say`.
+def usable(root: Path) -> Path | None:
+    """The newest checkpoint under `root` that passes `verify`; every one passed over is logged.
 
     None when there has been no save yet; `CheckpointError` when there are checkpoints and all are damaged.
     """
     for folder in sorted(root.glob("iter_*.tmp")):
-        say(f"{folder.name} was not finished and is not used")
+        log.warning("%s was not finished and is not used", folder.name)
     folders, faults = [p for _, p in iteration_folders(root)], []
     for folder in reversed(folders):
         try:
@@ -149,7 +146,7 @@ def usable(root: Path, say: Callable[[str], object]) -> Path | None:
             return folder
         except CheckpointError as error:
             faults.append(error)
-            say(f"{error}; trying the one before it")
+            log.warning("%s; trying the one before it", error)
     if faults:
         what = f"none of the {len(faults)} checkpoints under {root} can be used ({faults[0]})"
         raise CheckpointError(f"{what}; use another folder, or remove them all to start from scratch")
@@ -201,31 +198,30 @@ class Weights:
             return {"file": self.file.name, "sha256": sha256(self.file)}
         return {"folder": self.folder.name, "sha256": sha256(self.folder / CHECKSUMS)}
 
-    def of_file(self) -> dict[str, Tensor]:
-        """Of an exported file all weights, with low-rank updates from the file beside it."""
-        assert self.file is not None
-        tensors = exported.read(self.file)[0] if self.tensors is None else self.tensors
-        return tensors | read_lora(self.file) if self.config.model.lora.rank else tensors
+    def length(self, ema: float | str | None) -> float | None:
+        """The average that `ema` means: "auto" as a length, or None where none is stored."""
+        return min(self.config.ema.sigma_rels, default=None) if ema == "auto" else ema  # type: ignore[return-value]
 
-    def length(self, ema: float | str | None) -> float | str | None:
-        """The average that `ema` means, as `load` takes it: "auto" as a length, or None where none is stored."""
-        return min(self.config.ema.sigma_rels, default=None) if ema == "auto" else ema
-
-    def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
-        """Into this rank's chunks, in any layout.
+    def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
+        """All weights by name, with low-rank updates under their own names.
 
         ema : "auto" (shortest stored average), a stored length, or None (the weights themselves). An exported file has
-        one set of weights, which is loaded whatever `ema` is.
+        one set of weights, whatever `ema` is, and low-rank updates in a file next to it.
         """
-        lengths, ema = list(self.config.ema.sigma_rels), self.length(ema)
-        if self.file is None and ema is not None and ema not in lengths:
+        lora, lengths = bool(self.config.model.lora.rank), self.config.ema.sigma_rels
+        if self.file is not None:
+            tensors = exported.read(self.file)[0] if self.tensors is None else self.tensors
+            return tensors | read_lora(self.file) if lora else tensors
+        if (length := self.length(ema)) is not None and length not in lengths:
             raise ValueError(
-                f"{self.folder} has no average of length {ema}; stored: {', '.join(map(str, lengths)) or 'none'} "
+                f"{self.folder} has no average of length {length}; stored: {', '.join(map(str, lengths)) or 'none'} "
                 "(dfm export --ema-sigma-rel makes others)"
             )
-        lora = bool(self.config.model.lora.rank)
-        whole = self.of_file() if self.file else stored(self.folder, ema, lora)  # type: ignore[arg-type]
-        load_whole(chunks, self.file or self.folder, whole, lora)
+        return stored(self.folder, length, lora)
+
+    def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
+        """Into this rank's chunks, in any layout. ema : as for `whole`."""
+        load_whole(chunks, self.file or self.folder, self.whole(ema), bool(self.config.model.lora.rank))
 
 
 def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Tensor]:

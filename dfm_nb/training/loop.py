@@ -130,7 +130,7 @@ class Training:
         self.trainer = Trainer(self.config)
         self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
         root = c.checkpoint_dir or run.checkpoints
-        self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save, say=log.info)
+        self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         folder = data_folder(self.config)
         self.assets = checkpoint.read_assets(folder) if folder else {}
         self.store = store
@@ -169,16 +169,16 @@ class Training:
 
     def _newest(self) -> Path | None:
         """The checkpoint to resume from. Rank 0 looks for all ranks, so that all agree while files change."""
-        found: list[Path | None] = [None]
-        if parallel.rank() == 0:
-            if self.config.checkpoint.load:
-                with contextlib.suppress(FileNotFoundError):  # none there yet
-                    found = [checkpoint.find(self.config.checkpoint.load)]
-            found = [found[0] or checkpoint.usable(self.writer.root, log.warning)]
-        dist.broadcast_object_list(found, src=0)
-        if found[0] is not None and found[0].resolve().parent == self.writer.root.resolve():
-            self.saved = checkpoint.iteration_of(found[0].resolve())
-        return found[0]
+        found = everyones(self._look() if parallel.rank() == 0 else None)[0]
+        if found is not None and found.resolve().parent == self.writer.root.resolve():
+            self.saved = checkpoint.iteration_of(found.resolve())
+        return found
+
+    def _look(self) -> Path | None:
+        if folder := self.config.checkpoint.load:
+            with contextlib.suppress(FileNotFoundError):  # none there yet
+                return checkpoint.find(folder)
+        return checkpoint.usable(self.writer.root)
 
     def _load(self, folder: Path) -> None:
         source = checkpoint.weights_in(folder)
@@ -359,9 +359,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
     store = open_store(resolved.config)
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual_size(store)}
     resolved = resolved.with_derived(derived, "the data set")
-    arithmetic = [precision(resolved.config.mixed_precision)]
-    dist.broadcast_object_list(arithmetic, src=0)  # ranks on other processors compute as rank 0 does
-    resolved = resolved.with_derived({"mixed_precision": arithmetic[0]}, "the processor of rank 0")
+    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # also of ranks on other processors
+    resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
     if resolved.config.train.minutes and not resolved.is_dialled:
         resolved = dial.of_data(resolved, store, dist.get_world_size())
         if resolved.is_free("train.train_iters"):

@@ -96,14 +96,6 @@ def test_state_of_other_types_is_refused(one_rank, run, change):
         resume(run)
 
 
-def test_checkpoint_of_an_older_commit_says_what_to_do(run):
-    folder = run / "checkpoints" / NAME
-    (folder / ".metadata").write_bytes(b"")
-    with pytest.raises(checkpoint.CheckpointError, match="dfm export") as error:
-        checkpoint.find(run)
-    assert NAME in str(error.value) and "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_exported_file_that_is_a_pickle_runs_nothing(one_rank, tmp_path, suffix):
     file = tmp_path / f"model{suffix}"

@@ -34,7 +34,8 @@ FILES += ["tokenizer.safetensors", "text_empty.safetensors"]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file):
+def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file, caplog, monkeypatch):
+    monkeypatch.setattr("dfm_nb.base.log.log.propagate", True)
     run, content = folder.parents[1], bytearray((folder / file).read_bytes())
     content[len(content) // 2] ^= 4
     (folder / file).write_bytes(content)
@@ -42,15 +43,15 @@ def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file):
     if file != "rank-00000.safetensors":
         return
     for form in FORMS.values():
-        said = []
-        assert checkpoint.find(run / form, said.append).name == NAME
-        assert len(said) == 1 and file in said[0]
+        caplog.clear()
+        assert checkpoint.find(run / form).name == NAME
+        assert sum(file in said for said in caplog.messages) == 1
     for form in NAMED.values():
         with pytest.raises(checkpoint.CheckpointError, match="iter_0000006"):
             checkpoint.find(run / form)
     shutil.rmtree(run / "checkpoints" / NAME)
     with pytest.raises(checkpoint.CheckpointError, match=str(run)):
-        checkpoint.find(run, lambda _: None)
+        checkpoint.find(run)
 
 
 ODD = ["", "{}", "[]", "null", "1", '"x"', '{"a": 1}', '{"a": {"bytes": 1}}', "[" * 100_000, '{"../x": {}}', "\xff"]
@@ -70,11 +71,11 @@ def test_entry_cannot_be_taken_out(folder, file):
     assert file in refused(folder)
 
 
-def test_unfinished_newest_one_is_named(folder):
+def test_unfinished_newest_one_is_named(folder, caplog, monkeypatch):
+    monkeypatch.setattr("dfm_nb.base.log.log.propagate", True)
     (folder / CHECKSUMS).unlink()
-    said = []
-    assert checkpoint.find(folder.parents[1], said.append).name == NAME
-    assert len(said) == 1 and "iter_0000006 is not a whole checkpoint" in said[0]
+    assert checkpoint.find(folder.parents[1]).name == NAME
+    assert sum("iter_0000006 is not a whole checkpoint" in said for said in caplog.messages) == 1
 
 
 def test_run_finds_its_checkpoints_where_its_configuration_put_them(folder, tmp_path, caplog, monkeypatch):

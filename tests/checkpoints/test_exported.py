@@ -134,11 +134,10 @@ def test_other_files_are_not_unpacked(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_file_of_tensors_alone_is_refused_with_both_ways_out(tmp_path, suffix):
+def test_file_of_tensors_alone_is_refused_with_the_way_out(tmp_path, suffix):
     file, tensors = tmp_path / f"model{suffix}", {"final.weight": torch.zeros(2)}
     (save_file if suffix == ".safetensors" else torch.save)(tensors, file)
-    said = refused(file)
-    assert "dfm import" in said and "d3d8367" in said
+    assert "dfm import" in refused(file)
 
 
 def test_file_without_manifest_takes_the_one_beside_it(run, tmp_path):

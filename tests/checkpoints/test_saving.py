@@ -46,7 +46,7 @@ def trainer(one_rank):
 
 
 def writer_to(folder, **settings):
-    return saving.Writer(folder, say=lambda *_: None, **settings)
+    return saving.Writer(folder, **settings)
 
 
 def test_asynchronous_save_is_the_state_at_the_call(trainer, tmp_path, monkeypatch):

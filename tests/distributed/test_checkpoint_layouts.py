@@ -62,7 +62,7 @@ def write(layouts, extra, root):
         trainer, loader = make_trainer([*overrides, *extra])
         randomise(trainer)
         trainer.step(loader.next_step())
-        writer = saving.Writer(root / name, asynchronous=name == "TP2", say=lambda *_: None)
+        writer = saving.Writer(root / name, asynchronous=name == "TP2")
         writer.save(trainer.pieces(), 1, {"iteration": 1}, "model: {}\n")
         writer.close()
         whole = contents(trainer)
