@@ -20,7 +20,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -376,7 +376,7 @@ def build(
     if spec is None:
         raise ValueError(f"pass the table: --source table:FILE ({', '.join(SUFFIXES)})")
     reading, splits = MediaOptions(**options), list[str | None]()
-    own = replace(reading, allow_outside=True)
+    own = reading.replace(allow_outside=True)
     if not isinstance(spec, str):
         rows, label, place = frame_rows(spec), "dataframe", Place(".", own)
     else:
