@@ -201,35 +201,6 @@ def test_texts_only_takes_edits_where_a_source_draws_its_captions(prepared, tmp_
     assert run(folder, "--texts-only") == 0 and parts(folder) == before
 
 
-def test_many_shards_in_folders_are_one_data_set(tmp_path, monkeypatch):
-    from dfm_nb.data.stores import EnergonStore
-
-    monkeypatch.setattr("dfm_nb.data.shard_plan.SHARDS_A_FOLDER", 4)
-    folder = tmp_path / "d"
-    assert run(folder) == 0
-    want = contents(folder)
-    assert sorted(p.name for p in folder.iterdir() if p.name[0].isdigit()) == ["0000", "0001"]
-    assert len(list((folder / "0000").glob("*.tar"))) == 4 and not list(folder.glob("*.tar*"))
-    store = EnergonStore(folder)
-    assert store.read(0).key == store.keys[0]
-    assert inspect_dataset(folder, verify=True, samples=0)["faults"] == []
-    done = commands().run("energon", "info", folder, "--dataset-config", "info.yaml")
-    assert done.returncode == 0, done.stderr
-    for name in ("manifest.json", "0001/rank0-000005.tar"):
-        (folder / name).unlink()
-    (folder / "0001" / ".rank0-000005.tar.0123abcd.tmp").write_bytes(b"of a process that was killed")
-    assert run(folder, "--resume") == 0
-    assert contents(folder) == want and not list(folder.rglob("*.tmp"))
-    # what a link leads to is not the preparation's
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "rank0-000000.tar").write_bytes(b"somebody's")
-    (folder / "0002").symlink_to(tmp_path / "other")
-    monkeypatch.undo()
-    assert run(folder, "--overwrite") == 0
-    assert len(list(folder.glob("*.tar"))) == 6 and not list(folder.glob("000[01]/*"))
-    assert (tmp_path / "other" / "rank0-000000.tar").read_bytes() == b"somebody's"
-
-
 @pytest.mark.parametrize(
     "wrong, right",
     [

@@ -378,9 +378,7 @@ class OpenShard:
                 meta["more_text_tokens"] = [len(t) for t in more]
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
             if self.writer is None:
-                path = self.folder / self.plan.name
-                path.parent.mkdir(exist_ok=True)
-                self.writer = shards.ShardWriter(path)
+                self.writer = shards.ShardWriter(self.folder / self.plan.name)
             padded = F.pad(text, (0, 0, 0, padding))[None]  # further captions are of our own readers alone
             self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more]))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)

@@ -49,7 +49,7 @@ MANIFEST: dict[str, Any] = {
 }
 """What is read of a manifest, by its types."""
 
-_SHARD = re.compile(r"(\d{4}/)?rank\d+-\d{6,}\.tar")
+_SHARD = re.compile(r"rank\d+-\d{6,}\.tar")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, dict[str, Any]]) -> None:
@@ -181,7 +181,7 @@ class PreparedFolder:
             return True
         if overwrite:
             self._clear()
-        for place in (*_places(self.path), *_places(self.records), self.path / ".nv-meta"):
+        for place in (self.path, self.records, self.path / ".nv-meta"):
             remove_temporaries(place)
         (self.path / CHECKSUMS).unlink(missing_ok=True)  # of older captions: unfinished until they are written again
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
@@ -189,12 +189,12 @@ class PreparedFolder:
 
     def _clear(self) -> None:
         """Delete what the records name, and then these; the lock stays, as we hold it."""
-        records = [path for place in _places(self.records) for path in place.glob("*.json")]
-        listed = {path.relative_to(self.records).as_posix().removesuffix(".json") for path in records}
+        records = list(self.records.glob("*.json"))
+        listed = {path.name.removesuffix(".json") for path in records}
         manifest = read_json(self.manifest) or {}
         if fits(manifest, {"shards": [{"name": str}]}):  # of a folder that was copied without its records
             listed |= {shard["name"] for shard in manifest["shards"]}
-        names = [name for name in listed if _SHARD.fullmatch(name) and (self.path / name).parent in _places(self.path)]
+        names = [name for name in listed if _SHARD.fullmatch(name)]
         for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
             (self.path / name).unlink(missing_ok=True)
         for path in records:
@@ -239,11 +239,6 @@ class PreparedFolder:
                 f"there is no space left for {self.path}; free some and run the command again, "
                 "dfm prepare with --resume"
             ) from None
-
-
-def _places(folder: Path) -> list[Path]:
-    """The folder, and those below it that many shards are put into (`shard_plan`); links lead away."""
-    return [folder, *(p for p in folder.glob("[0-9][0-9][0-9][0-9]") if not p.is_symlink())]
 
 
 def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 
 SPLITS = ("train", "val", "test")
 VAL_FROM_ITEMS = 20  # of fewer, one item would be more than the default --val-fraction of 5 %
-SHARDS_A_FOLDER = 4000  # a shard and its index are two files; of more shards, each folder holds at most this many
 
 
 class ShardPlan(NamedTuple):
@@ -73,8 +72,7 @@ class ShardPlans:
         self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size
         self.ranges = balanced_ranges(len(codes), world)
         sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self.ranges]
-        self._shards = (-(-np.array(sizes) // shard_size)).sum(1)  # of each rank
-        self.num_items, self.num_shards = len(codes), int(self._shards.sum())
+        self.num_items, self.num_shards = len(codes), int((-(-np.array(sizes) // shard_size)).sum())
 
     def items_of(self, split: str) -> np.ndarray:
         """Indices of the items of a split."""
@@ -83,14 +81,11 @@ class ShardPlans:
     def of_rank(self, rank: int) -> Iterator[ShardPlan]:
         """The shards of one of those that began: first training, then validation, then test."""
         start, stop = self.ranges[rank]
-        before, number = int(self._shards[:rank].sum()), 0
+        number = 0
         for code, split in enumerate(SPLITS):
             items = (np.flatnonzero(self._codes[start:stop] == code) + start).astype(np.uint32)
             for first in range(0, len(items), self._shard_size):
-                name = f"rank{rank}-{number:06d}.tar"
-                if self.num_shards > SHARDS_A_FOLDER:
-                    name = f"{(before + number) // SHARDS_A_FOLDER:04d}/{name}"
-                yield ShardPlan(name, split, items[first : first + self._shard_size])
+                yield ShardPlan(f"rank{rank}-{number:06d}.tar", split, items[first : first + self._shard_size])
                 number += 1
 
     def all(self) -> Iterator[ShardPlan]:
