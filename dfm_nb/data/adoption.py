@@ -67,7 +67,7 @@ def adopt_dataset(
     paths = {"tokenizer": tokenizer_path, "text_encoder": text_encoder_path}
     encoders = {kind: _build(kind, about[kind]["name"], paths[kind], place, device) for kind in about}
     about |= {kind: encoder.identity() for kind, encoder in encoders.items() if encoder is not None}
-    with place.turn(), place.full_disk_explained():
+    with place.turn():
         splits = _splits(place.path, tars, val_fraction)
         survey = _Survey(place.path, splits)
         write_indexes(place.path, splits, survey)

@@ -197,7 +197,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
     """This process's part of a preparation, as torchrun numbers it; returns the manifest when all are done."""
     folder = PreparedFolder(config.output_dir)
     # the folder's turn ends last: after the process group, when every rank has stopped writing
-    with folder.full_disk_explained(), contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
+    with contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
 
         def claim(plan: dict[str, Any]) -> bool:
             turn.enter_context(folder.turn())

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dfm_nb.base import files
-from dfm_nb.base.files import DISK_FULL, local, older, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import local, older, read_json, remove_temporaries, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS
@@ -226,19 +225,6 @@ class PreparedFolder:
             write_atomically(path, json.dumps(now).encode())
         elif differ := _differences(held, now):
             raise ValueError(f"{self.path} was begun with other encoders ({differ}); pass the same or --overwrite")
-
-    @contextlib.contextmanager
-    def full_disk_explained(self) -> Iterator[None]:
-        """Turn a full disk into a clear error."""
-        try:
-            yield
-        except (OSError, sqlite3.OperationalError) as error:  # Energon's index is a database
-            if getattr(error, "errno", None) not in DISK_FULL and "disk is full" not in str(error):
-                raise
-            raise ValueError(
-                f"there is no space left for {self.path}; free some and run the command again, "
-                "dfm prepare with --resume"
-            ) from None
 
 
 def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
         raise ValueError(f"{place.path} has no manifest.json; {how_to_adopt(place.path)}")
     # what `dfm adopt` has named; a preparation puts nothing that it drops into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
-    with place.turn(), place.full_disk_explained():
+    with place.turn():
         splits = {split: shards_of(place.path, split) for split in SPLITS}
         write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
         seal_folder(place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names})
