@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from dfm_nb.base import plots
+from dfm_nb.base.video import contact_sheet, write_png
 from dfm_nb.butterflies import synthetic
-from dfm_nb.data.encoding import to_pixels
+from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.data.tokenizers import residual
 from dfm_nb.data.tokenizers.pca import PCATokenizer
 from dfm_nb.data.tokenizers.residual import ASSET, ResidualTokenizer, Shape
@@ -313,20 +313,20 @@ def table(model: ResidualTokenizer) -> list[dict]:
 
 @torch.no_grad()
 def picture(model: ResidualTokenizer, path: Path, seed: int = 7) -> None:
-    """Held-out images and frames 1, 3, 5 and 7 of a clip: original, PCA, residual; PSNR in the titles."""
+    """Held-out images and frames 1, 3, 5 and 7 of a clip: original, PCA, residual; PSNR in the captions."""
     source = synthetic.build("unseen", num_images=12, num_clips=8, seed=seed)
     drawn = [to_pixels(next(source.read(i)).video)[None] for i in range(len(source))]
     images = [v for v in drawn[:12] if v.shape[3:] == (64, 64)][:4]
     clip = next(v for v in drawn[12:] if v.shape[3:] == (64, 64))
-    cells, titles = [], []
-    for coder in (None, model.pca, model):
+    cells, captions = [], []
+    for name, coder in (("original", None), ("pca", model.pca), ("residual", model)):
         made = [v if coder is None else coder.decode(coder.encode(v)).clamp(-1, 1) for v in (*images, clip)]
         errors = [(a - b).square().mean().item() for a, b in zip(made, (*images, clip))]
         frames = [v[0, :, 0] for v in made[:-1]] + list(made[-1][0].unbind(1)[1:9:2])
-        cells.append([(f.movedim(0, -1) / 2 + 0.5).clamp(0, 1).numpy() for f in frames])
-        titles.append([f"{-10 * math.log10(e / 4):.1f} dB" if e else "" for e in errors])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plots.plot_pictures(path, cells, ("original", "pca", "residual"), titles)
+        cells += [to_frames(f[:, None]) for f in frames]
+        said = [f"{name} {-10 * math.log10(e / 4):.1f} dB" if e else name for e in errors]
+        captions += said + said[-1:] * (len(frames) - len(said))
+    write_png(path, contact_sheet(cells, captions, columns=len(frames)))
 
 
 def main() -> None:

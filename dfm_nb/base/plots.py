@@ -71,27 +71,3 @@ def plot_curves(output: str | Path, curves: Mapping[str, tuple[Sequence[float], 
         axes.set(xlabel="iteration", ylabel="loss", title=title)
         plain(axes)
         axes.legend(frameon=False, fontsize=8)
-
-
-def plot_pictures(
-    output: str | Path, rows: Sequence[Sequence[np.ndarray]], names: Sequence[str], titles: Sequence[Sequence[str]]
-) -> None:
-    """Draw rows of pictures of equal number as a PNG.
-
-    Parameters
-    ----------
-    rows : pictures [H, W, 3], uint8 or floats in [0, 1].
-    names : of each row, to its left. titles : of pictures, row by row, as far as there are any.
-    """
-    columns = max(map(len, rows))
-    with figure(output, 1.2 * columns, 1.4 * len(rows)) as drawn:
-        grid = drawn.subplots(len(rows), columns, squeeze=False)
-        for axes in grid.flat:
-            axes.set(xticks=[], yticks=[])
-        for line, row, name in zip(grid, rows, names):
-            line[0].set_ylabel(name)
-            for axes, picture in zip(line, row):
-                axes.imshow(picture, interpolation="nearest")
-        for line, row_titles in zip(grid, titles):
-            for axes, text in zip(line, row_titles):
-                axes.set_title(text, fontsize=9)
