@@ -21,7 +21,7 @@ FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
 def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe, tiny_data):
     from dfm_nb.data.stores import EnergonStore
 
-    own = {"num_steps": 18, "guidance": 2.0, "sampler": "heun"}  # the demo recipe's
+    own = {"guidance": 2.0}  # the demo recipe's
     store = EnergonStore(tiny_data)
     sizes = Counter(tuple(store.read(i).meta[k] for k in SIZE) for i in range(len(store)))
     usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0])) | {"fps": 12.0}  # of its clips
@@ -32,7 +32,7 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
         for given in ({}, {"num_inference_steps": 2, "sampler": "euler"})
     )
-    assert (request.num_steps, request.guidance, request.sampler) == (18, 2.0, "heun")
+    assert (request.num_steps, request.guidance, request.sampler) == (12, 2.0, "unipc_2")
     assert (other.num_steps, other.guidance, other.sampler) == (2, 2.0, "euler")
 
 

@@ -68,7 +68,7 @@ class Studio(Live):
     prompt, settings : initial values; settings as for `pipe(...)`, by default those that the checkpoint recommends.
 
     >>> studio = Studio("runs/demo/train")                          # doctest: +SKIP
-    >>> clip = studio.draw("a blue morpho", num_steps=18)           # doctest: +SKIP
+    >>> clip = studio.draw("a blue morpho", num_steps=20)           # doctest: +SKIP
     """
 
     def __init__(self, pipe: Any = None, prompt: str = PROMPT, **settings: Any):

@@ -70,7 +70,7 @@ class PackDenoiser:
         self.noisy_row = rows.to(device)  # rows at the sampler's noise level; the others keep the pack's
         self.row_sigma, self.row = pack.sigma.to(device), pack.row.to(device)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(self, x: torch.Tensor, sigma: float) -> torch.Tensor:
         """x : float64 [S, p] on the device, all tokens of the pack; returns D as float64 [S, p] on every rank."""
         sigmas = torch.where(self.noisy_row, torch.full_like(self.row_sigma, sigma), self.row_sigma)

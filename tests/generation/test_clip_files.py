@@ -81,7 +81,7 @@ def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint,
     assert latent.shape == (16, 1, 4, 6)
     assert hashlib.sha256(latent.numpy().tobytes()).hexdigest() == record["latent_sha256"]
     recommended = (record["num_steps"], record["guidance"], record["sampler"])
-    assert recommended == (3, 2, "heun"), "flags go before what the checkpoint recommends"
+    assert recommended == (3, 2, "unipc_2"), "flags go before what the checkpoint recommends"
     other = "bf16" if record["mixed_precision"] == "fp32" else "fp32"
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompt", "a bee", "--mixed-precision", other) == 0
     rounded = json.loads((tmp_path / "b.png.json").read_text())
