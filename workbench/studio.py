@@ -1,6 +1,6 @@
 """A widget to explore a model: prompt and settings, a picture that follows them, a history, and the code of a clip.
 
-While a control moves, a rough picture of 10 evaluations follows it; when it rests, the clip is generated with the
+While a control moves, a rough picture of 12 evaluations follows it; when it rests, the clip is generated with the
 settings shown. One thread samples, so the kernel stays free, and a newer request ends an older one before its next
 module. Clips that would take too long are generated only by the button. A clip is the one that the pipeline generates
 for the same settings.
@@ -26,6 +26,7 @@ import numpy as np
 from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
+from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords
@@ -36,9 +37,9 @@ from workbench.live import Live, fault_html
 from workbench.slider import Slider
 
 PROMPT = "A spotted blue swallowtail over a meadow."
-FAST: dict[str, Any] = {"sampler": "dpmpp_2m", "schedule": "focused", "num_steps": 10, "sigma_levels": None}
-FAST["guidance_interval"] = (0.1, 10.0)
-"""Settings of the rough picture: 10 evaluations, guided where that helps; see benchmarks/results/guidance.md."""
+FAST: dict[str, Any] = GenerationConfig().model_dump(include={"sampler", "schedule", "num_steps"})
+FAST |= {"sigma_levels": None, "guidance_interval": (0.1, 10.0)}
+"""Settings of the rough picture: the usual 12 evaluations, guided where that helps (benchmarks/results/guidance.md)."""
 WAIT_S = 60.0
 """A clip that would take longer is generated only by the button."""
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
