@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from dfm_nb import prepare
 from dfm_nb.base import plugins
 
 MOTHS = """
@@ -58,13 +56,6 @@ def moths(tmp_path, monkeypatch):
     plugins._found.cache_clear()
 
 
-def test_an_outside_source_is_prepared_by_its_name_and_flags(moths, tmp_path):
-    argv = ["--source", "moths", "--wing-grey", "7", "--short-side", "32", "--output-dir", str(tmp_path / "data")]
-    assert prepare.main(argv) == 0
-    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
-    assert manifest["source"]["wing_grey"] == 7 and manifest["counts"]["samples"] == 8
-
-
 def test_no_package_replaces_a_plugin_of_this_one(moths):
     assert plugins.load("sources", "folder").__name__ == "dfm_nb.data.sources.folder"
     assert plugins.load("sources", "moths").__name__ == "their_moths"
@@ -76,13 +67,11 @@ def test_a_module_that_is_no_plugin_is_not_imported(moths, name):
         plugins.load("sources", name)
 
 
-def test_a_user_may_name_a_function_of_a_module(mine, tmp_path):
+def test_a_user_may_name_a_function_of_a_module(mine):
     assert plugins.source_and_spec("my_moths:build") == ("my_moths:build", "")
     assert plugins.source_and_spec("my_moths:build:a:b") == ("my_moths:build", "a:b")
     assert plugins.source_and_spec("folder:build:x") == ("folder", "build:x")
-    argv = ["--source", "my_moths:build", "--short-side", "32", "--output-dir", str(tmp_path / "data")]
-    assert prepare.main(argv) == 0
-    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["source"]["name"] == "moths"
+    assert plugins.load("sources", "my_moths:build").build().identity()["name"] == "moths"
 
 
 @pytest.mark.parametrize("name", ["my_moths:none", "no_module:build", "my_moths:np"])
