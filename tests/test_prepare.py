@@ -1,15 +1,12 @@
 import errno
-import io
 import json
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from dfm_nb import prepare
@@ -285,21 +282,6 @@ def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):
     record.write_text(record.read_text().replace("53aa51", "000000"))
     assert run(tmp_path / "d", "--resume") == 2
     assert "text_encoder" in capsys.readouterr().err
-
-
-def test_padded_form_reads_back_at_its_true_length_and_a_tokenizer_is_reused(prepared, tmp_path):
-    assert run(tmp_path / "d", "--tokenizer-path", str(prepared), "--num-images", "2", "--pad-text-tokens", "512") == 0
-    ours, theirs = (json.loads((f / "manifest.json").read_text()) for f in (tmp_path / "d", prepared))
-    assert ours["tokenizer"] == theirs["tokenizer"]
-    assert (tmp_path / "d" / "tokenizer.safetensors").read_bytes() == (prepared / "tokenizer.safetensors").read_bytes()
-    entry = shards.samples_of(tmp_path / "d" / "rank0-000000.tar")[0]
-    with tarfile.open(entry.shard) as tar:
-        stored = torch.load(io.BytesIO(tar.extractfile(f"{entry.key}.pth").read()), weights_only=True)
-    text = shards.decode_tensor("pickle", entry.parts()["pickle"])
-    assert stored.dtype == text.dtype == torch.bfloat16 and text.shape == (1, 512, 384)
-    length = entry.meta["text_tokens"]
-    assert 4 < length < 64 and text[0, length:].abs().max() == 0 and text[0, length - 1].abs().max() > 0
-    assert entry.read().text_emb.shape == (1, length, 384)
 
 
 def test_a_file_system_without_locks_is_prepared_on(tmp_path, monkeypatch):

@@ -118,18 +118,6 @@ def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2
 
 
-def test_per_line_settings_reach_the_files(tiny_checkpoint, tmp_path):
-    lines = [{"prompt": "a"}, {"prompt": "b", "num_video_frames": 5, "fps": 6, "seed": 9}]
-    lines += [{"prompt": "c", "height": 64, "index": 7}]
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert generate(tiny_checkpoint, tmp_path / "o.mp4", "--prompts-file", tmp_path / "p.jsonl") == 0
-    names = ["idx=0_rank=0_o.png", "idx=1_rank=0_o.mp4", "idx=7_rank=0_o.png"]
-    assert sorted(p.name for p in tmp_path.glob("idx*") if p.suffix != ".json") == names
-    frames, fps = read_video(tmp_path / "idx=1_rank=0_o.mp4")
-    assert frames.shape == (5, 32, 48, 3) and fps == 6
-    assert read_image(tmp_path / "idx=7_rank=0_o.png").shape[-3:] == (64, 48, 3)
-
-
 def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
     for p in "abc":
@@ -157,7 +145,7 @@ def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path):
     log = tmp_path / "log.txt"
     process = fork_context().Process(target=drawing, args=(argv, log))
     process.start()
-    wait_until(lambda: len(list(tmp_path.glob("*.mp4.json"))) >= 2, "two clips", 120)
+    wait_until(lambda: len(list(tmp_path.glob("*.mp4.json"))) >= 2, "two clips")
     process.terminate()
     process.join(60)
     said = log.read_text()
