@@ -13,12 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dfm_nb import adopt
+from dfm_nb import Pipeline, adopt, inspect, train_model
 from dfm_nb.base.argv import guard
 from dfm_nb.base.files import sha256
+from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data import adoption, shards
 from dfm_nb.data.prepared_folder import read_checksums
 from dfm_nb.data.stores import EnergonStore
+from tests import tiny_run
 from tests.attacks.sample_files import saved
 from tests.data import dfm_shards
 
@@ -53,6 +55,7 @@ def add_sample(tar: Path, key: str, **parts: bytes) -> None:
 
 def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
     """A second call gives the same."""
+    assert inspect.main([str(folder), "--samples=0"]) == 0 and f"dfm adopt {folder} " in capsys.readouterr().out
     before = {p.name: sha256(p) for p in folder.glob("*.tar")}
     assert len(before) == 2 and run(folder, *paths(theirs)) == 0
     assert "dataset.use_train_split_for_val=true" in capsys.readouterr().err
@@ -71,6 +74,19 @@ def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
     assert [store.grid(i) for i in range(3)] == [(1, 4, 6), (1, 6, 4), (2, 4, 4)]
     after = state(folder)
     assert run(folder, *paths(theirs)) == 0 and state(folder) == after
+
+
+def test_a_model_of_adopted_shards_needs_nothing_of_them(folder, theirs, one_rank, tmp_path):
+    """The splits are the pages' 1, 0, 0: said before the first step."""
+    assert run(folder, *paths(theirs)) == 0
+    wanted = EnergonStore(folder).statistics
+    with pytest.raises(ValueError, match="no samples in its 'val' split"):
+        train_model(dataset_path=folder, run_dir=tmp_path / "none", overrides=[*tiny_run.SIZE, "train.eval_interval=2"])
+    trained = tiny_run.train(folder, tmp_path / "run")
+    shutil.rmtree(folder)
+    assert torch.equal(checkpoint.read_statistics(checkpoint.find(trained)).mean, wanted.mean)
+    pipe = Pipeline.from_checkpoint(trained, tokenizer_path=theirs / "cosmos", text_encoder_path=theirs / "t5")
+    assert pipe("a blue butterfly", height=32, width=32, num_frames=5, num_steps=2)[0].frames.shape == (5, 32, 32, 3)
 
 
 def test_without_weights_the_names_are_kept_and_the_empty_caption_is_zeros(folder, theirs):
