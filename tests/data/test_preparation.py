@@ -22,7 +22,6 @@ class Items(list):
         (1000, None, {}, 0.05),
         (1000, None, {"limit": 500}, 0.125),
         (500, "test", {}, 0.05),
-        (500, None, {"val_fraction": 0.0}, 0.0),
         (500, None, {"test_fraction": 0.9}, 0.05),
     ],
 )

@@ -5,7 +5,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from dfm_nb.data.remote import OWN, RemoteFolder, remote_folder
 from dfm_nb.data.stores import EnergonStore
 from tests import tiny_run
 from tests.processes import commands
+from tests.servers import serving
 from tests.test_train import losses
 
 
@@ -73,16 +74,10 @@ def place(shards, tmp_path):
 
 @pytest.fixture
 def server(place, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setattr("dfm_nb.data.sources._fetch.PAUSES_S", [0.01] * 4)
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(place)))
-    httpd.faults, httpd.pending, httpd.sent, httpd.lock = [], {}, {}, threading.Lock()
-    httpd.down, httpd.shards_before_down = False, 1000
-    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    httpd.url = f"http://127.0.0.1:{httpd.server_port}"
-    yield httpd
-    httpd.shutdown()
-    httpd.server_close()
+    own = {"faults": [], "pending": {}, "sent": {}, "lock": threading.Lock(), "down": False, "shards_before_down": 1000}
+    with serving(partial(Handler, directory=str(place)), **own) as httpd:
+        yield httpd
 
 
 def open_remote(server, cache, **settings):

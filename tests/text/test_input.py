@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import threading
 import zipfile
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 
 import fsspec
 import pytest
 
 from dfm_nb.text.corpus import PreprocessConfig, merge, preprocess
 from dfm_nb.text.input import expand_inputs
+from tests.servers import serving
 from tests.text.test_corpus import pair, texts, write_jsonl
 from tests.text.text_tokenizers import build, save
 
@@ -23,9 +23,8 @@ def tokenizer(tmp_path_factory):
 
 
 @pytest.fixture
-def served(tmp_path, monkeypatch):
+def served(tmp_path):
     """The URL of a folder with two files of lines, one of them as .gz too, and a .zip of both; and the folder."""
-    monkeypatch.setenv("no_proxy", "*")
     place = tmp_path / "served"
     place.mkdir()
     write_jsonl(place / "a.jsonl", texts(60))
@@ -38,11 +37,8 @@ def served(tmp_path, monkeypatch):
     server.rm("/", recursive=True)
     server.put(f"{place}/", "/text/", recursive=True)
     handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(place)))
-    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}", place
-    httpd.shutdown()
-    httpd.server_close()
+    with serving(partial(handler, directory=str(place))) as httpd:
+        yield httpd.url, place
 
 
 def corpus(inputs, prefix, tokenizer, **changes):
@@ -58,11 +54,9 @@ BOTH = ("a.jsonl", "b.jsonl")
 @pytest.mark.parametrize(
     "urls, names",
     [
-        (["memory://text/*.jsonl"], BOTH),
         (["{http}/*.jsonl"], BOTH),
         (["memory://text/a.jsonl.gz", "{http}/b.jsonl?signed=yes"], BOTH),
         (["{place}/all.zip"], BOTH),
-        (["memory://text/all.zip"], BOTH),
         (["{http}/all.zip"], BOTH),
         (["zip://b*::memory://text/all.zip"], ["b.jsonl"]),
     ],

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
@@ -22,6 +21,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import counting_clip, picture
 from tests.data.sources.test_table import png
+from tests.servers import serving
 
 
 @pytest.fixture
@@ -61,13 +61,9 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def http(photos, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(photos.parent)))
-    threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-    httpd.server_close()
+def http(photos):
+    with serving(partial(Handler, directory=str(photos.parent))) as httpd:
+        yield httpd.url
 
 
 class Hub(DirFileSystem):
