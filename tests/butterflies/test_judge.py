@@ -33,20 +33,10 @@ def packed(video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.n
     return x.clamp(0, 255).round().byte().permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def worn(video: np.ndarray) -> np.ndarray:
-    noise = np.random.default_rng(0).normal(0, 10, video.shape)
-    return (video * 0.92 + noise).clip(0, 255).astype(np.uint8)
-
-
 @pytest.mark.parametrize(
     "drawing, change, pattern",
-    [
-        ({"unseen": True}, lambda v: v, 0.85),
-        ({"size_px": 256, "num_images": 60, "num_clips": 2}, lambda v: v, 0.85),
-        ({}, lambda v: packed(v, 3), 0.75),
-        ({}, worn, 0.0),
-    ],
-    ids=["unseen", "256 px", "packed", "worn"],
+    [({"unseen": True}, lambda v: v, 0.85), ({}, lambda v: packed(v, 3), 0.75)],
+    ids=["unseen", "packed"],
 )
 def test_classifier_names_fresh_renders(judge, drawing, change, pattern):
     videos, truth = draw(**drawing)

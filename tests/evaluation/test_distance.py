@@ -5,7 +5,7 @@ import pytest
 
 from dfm_nb.butterflies import synthetic
 from dfm_nb.evaluation import comparison, distance
-from dfm_nb.evaluation.table import rows, table
+from dfm_nb.evaluation.table import table
 
 
 def test_kernel_distance_is_the_unbiased_sum_over_pairs():
@@ -80,10 +80,3 @@ def test_a_perfect_model_has_the_distance_of_real_samples():
     blank = comparison.compare(frozen, asked, others, asked)
     assert blank["kernel_distance"]["low"] > same["kernel_distance"]["value"]
     assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999
-
-
-def test_a_measure_that_is_new_is_shown():
-    estimate = {"value": 1.5, "low": 1.0, "high": 2.0, "real": 3.0}
-    found = {"images": {"samples": 8, "network": "net", "clear_edges": estimate, "kernel_distance": estimate}}
-    assert [row["measure"] for row in rows(found)] == ["clear_edges", "kernel_distance"]
-    assert "| 8 images (net) | clear edges | 1.5 | 1 - 2 | 3 |" in table(found) and "| 1500.0 |" in table(found)

@@ -1,11 +1,9 @@
-"""Flow matching through training, its checkpoint and generation; in two context-parallel processes as in one."""
+"""Flow matching through training, its checkpoint and generation."""
 
 import pytest
 
 from dfm_nb.base.metrics import read_metrics
 from tests import tiny_run
-from tests.conftest import run_ranks
-from tests.test_train import losses
 from tests.tiny_run import VARIANTS
 
 pytestmark = pytest.mark.slow
@@ -31,11 +29,3 @@ def test_checkpoint_samples_as_it_was_trained(run):
     pipe.config.model.objective = "edm"
     other = pipe("a red butterfly", **settings)[0]
     assert one.latent.equal(again.latent) and one.latent.isfinite().all() and not one.latent.equal(other.latent)
-
-
-def test_two_context_parallel_processes_train_alike(run, tiny_data, tmp_path):
-    argv = ["--recipe", "demo", "--dataset-path", str(tiny_data), "--run-dir", str(tmp_path / "cp"), *tiny_run.SIZE]
-    argv += [*FLOW, *VARIANTS["wan"], "model.context_parallel_size=2"]
-    assert run_ranks(2, tiny_run._train, argv) == [0, 0]
-    one, two = losses(run), losses(tmp_path / "cp")
-    assert two == pytest.approx(one, rel=1e-4) and len(one) == 3
