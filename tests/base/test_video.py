@@ -222,10 +222,10 @@ def test_resize_keeps_the_centre_and_the_aspect():
 
 
 def test_contact_sheet_shows_every_picture_and_keeps_a_caption_in_its_cell():
-    started = time.monotonic()
+    started = time.process_time()
     pictures = [np.full((t, 128, 128, 3), c, np.uint8) for t, c in [(1, 10), (9, 90), (1, 170), (17, 230)]]
     sheet = video.contact_sheet(pictures, ["W" * 100_000, "", "", ""], columns=4)
-    assert time.monotonic() - started < 5  # over 60 s when each cut measured the whole word
+    assert time.process_time() - started < 5  # over 60 s when each cut measured the whole word
     for c in (10, 90, 170, 230):
         assert (sheet == c).all(-1).sum() > 128 * 120
     cell = video.GAP_PX + 128

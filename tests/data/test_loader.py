@@ -67,6 +67,8 @@ def test_the_caption_of_an_epoch_follows_from_seed_epoch_and_key_alone():
     assert len({tuple(row) for row in chosen}) == 20 and chosen[0] != [
         len(caption_of(clips[0], e, 4)) for e in range(100)
     ]
+    given = replace(SETTINGS, caption_dropout=0.0)
+    assert [len(draw_sample(clips[0], epoch, given, *STATISTICS).text) for epoch in range(100)] == chosen[0]
     one, three = (draw_sample(c, 0, SETTINGS, *STATISTICS) for c in (MockStore(SIZES).read(0), clips[0]))
     assert one.rows == three.rows and torch.equal(one.noise, three.noise), "further captions change no other number"
 
