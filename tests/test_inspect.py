@@ -17,7 +17,7 @@ from tests.data.shard_files import write_shard
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspect") / "data"
     size = ["--num-images", "22", "--num-clips", "3", "--short-side", "32", "--shard-size", "10"]
-    assert guard(prepare.main, ["--source", "synthetic", *size, "--output-dir", str(folder)]) == 0
+    assert guard(prepare.main, ["--source", "synthetic", "--tokenizer", "pca", *size, "--output-dir", str(folder)]) == 0
     return folder
 
 

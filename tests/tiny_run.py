@@ -21,7 +21,9 @@ def prepare(folder: Path) -> Path:
     """30 pictures and 4 clips of short side 32 px."""
     from dfm_nb.prepare import main
 
-    argv = "--source synthetic --num-images 30 --num-clips 4 --short-side 32 --val-fraction 0.05".split()
+    argv = (
+        "--source synthetic --tokenizer pca --num-images 30 --num-clips 4 --short-side 32 --val-fraction 0.05".split()
+    )
     assert main([*argv, "--output-dir", str(folder)]) == 0
     return folder
 
