@@ -58,16 +58,3 @@ def latent_size(frames: int, height_px: int, width_px: int) -> tuple[int, int, i
 def pixel_size(t: int, h: int, w: int) -> tuple[int, int, int]:
     """(frames, height, width in px) of a latent; the inverse of `latent_size`."""
     return 1 + (t - 1) * FRAMES_PER_LATENT, h * PX_PER_LATENT, w * PX_PER_LATENT
-
-
-def check_codable(shape: tuple[int, ...]) -> None:
-    """ValueError unless `shape` is [B, 3, 1 + 4k, H, W] with sides that a tokenizer can encode."""
-    _, channels, frames, height, width = shape
-    if channels != 3 or not is_frame_count(frames) or height % PX_PER_LATENT or width % PX_PER_LATENT:
-        raise ValueError(f"the tokenizer needs [B, 3, 1 + 4k, H, W] with H and W divisible by 8; got {list(shape)}")
-
-
-def check_latents(shape: tuple[int, ...]) -> None:
-    """ValueError unless `shape` is [B, 16, T, h, w]."""
-    if len(shape) != 5 or shape[1] != LATENT_CHANNELS:
-        raise ValueError(f"latents must be [B, {LATENT_CHANNELS}, T, h, w]; got {list(shape)}")

@@ -63,8 +63,6 @@ class EnergonStore(SampleIndex):
         progress: bool = False,
         remote: RemoteFolder | None = None,
     ):
-        if (Path(path) / ".nv-meta" / "sample_loader.py").is_file():
-            raise ValueError(f"{path}/.nv-meta/sample_loader.py is code, which reading data must not run: remove it")
         check_split(path, split)
         super().__init__(path, split, here=remote is None)
         left_out = {key for key, edit in read_edits(self.folder).items() if edit.left_out}

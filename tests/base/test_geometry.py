@@ -36,10 +36,3 @@ def test_latent_and_pixel_sizes_are_inverse(t, h, w):
 def test_published_size_of_the_cosmos_tokenizer():
     """Of its model card: 49 frames are 13 latents, sides divided by 8."""
     assert geometry.latent_size(49, 480, 720) == (13, 60, 90)
-
-
-@pytest.mark.parametrize("shape", [(1, 4, 1, 16, 16), (1, 3, 2, 16, 16), (1, 3, 1, 12, 16), (1, 3, 5, 16, 20)])
-def test_what_cannot_be_coded_is_refused(shape):
-    geometry.check_codable((2, 3, 5, 16, 24))
-    with pytest.raises(ValueError, match="1 \\+ 4k"):
-        geometry.check_codable(shape)

@@ -227,7 +227,7 @@ def test_a_name_cannot_control_the_terminal(logger, tmp_path, capsys):
     assert (tmp_path / "log.txt").read_text().endswith(f"[WARNING] {shown}")
 
 
-@pytest.mark.parametrize("line", ["nothing", '{"iteration": true}', '{"iteration": 1, "val_loss_by_sigma": {"a": 1}}'])
+@pytest.mark.parametrize("line", ["nothing", '{"iteration": true}'])
 def test_a_damaged_metrics_line_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n' + line + "\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):

@@ -129,17 +129,6 @@ def test_plain_webdataset_reads_the_parts(tmp_path):
     assert torch.equal(torch.load(io.BytesIO(sample["pth"]), weights_only=True), clip().latent)
 
 
-def test_sample_loader_code_in_a_data_set_is_refused(tmp_path):
-    from dfm_nb.data.stores import EnergonStore
-
-    write_shard(tmp_path / "a.tar", [clip()])
-    shards.write_energon_metadata(tmp_path, {"train": ["a.tar"], "val": [], "test": []})
-    (tmp_path / ".nv-meta" / "sample_loader.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(ValueError, match=r"sample_loader.py is code"):
-        EnergonStore(tmp_path)
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("part, at", [("pth", -500), ("pickle", -200), ("json", 12), (shards.MORE, -200)])
 def test_a_number_that_changed_is_found(part, at):
     """Finite still, of the same shape, and inside what no other check covers."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from dfm_nb.base.files import write_atomically
-from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT
 
 CARRIED = True
 CHANNELS, SPATIAL, TEMPORAL = LATENT_CHANNELS, PX_PER_LATENT, FRAMES_PER_LATENT
@@ -116,7 +116,6 @@ class PCATokenizer:
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
-        check_codable(video.shape)
         video = video.float()
         parts = [self._project(video[:, :, :1], "image")]
         if video.shape[2] > 1:
@@ -140,7 +139,6 @@ class PCATokenizer:
 
     def decode_windows(self, latents: torch.Tensor) -> Iterator[torch.Tensor]:
         """`decode` in pieces along time: the first frame, then those of 4 latents at a time."""
-        check_latents(latents.shape)
         latents = latents.float()
         yield self._lift(latents[:, :, :1], "image")
         for start in range(1, latents.shape[2], STEPS):

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfm_nb.base.files import write_atomically
-from dfm_nb.base.geometry import check_latents
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, read_tensors, sha256_of
 
 CARRIED = True
@@ -220,7 +219,6 @@ class ResidualTokenizer(nn.Module):
 
     def decode(self, latents: Tensor) -> Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
-        check_latents(latents.shape)
         mean, scale = self._statistics(latents.shape[2])
         z = latents.float() * scale + mean
         return self.decoder(z.transpose(1, 2), self.pca.decode(z))

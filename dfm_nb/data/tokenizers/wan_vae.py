@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dfm_nb.base.files import weights_sha256
-from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT, check_codable, check_latents
+from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT
 from dfm_nb.base.hub import hub_file
 
 SHORT_SIDE_PX = 480
@@ -58,13 +58,11 @@ class WanVAE:
     @torch.no_grad()
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
-        check_codable(video.shape)
         return self.network.encode(video.to(self.device, torch.float32)).latent_dist.mode()
 
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
-        check_latents(latents.shape)
         return self.network.decode(latents.to(self.device, torch.float32)).sample
 
     def identity(self) -> dict:
