@@ -47,3 +47,10 @@ def test_fitting_to_stills_codes_still_clips():
     x = videos(1, frames=1).expand(-1, -1, 5, -1, -1)
     again = still.decode(still.encode(x))
     torch.testing.assert_close(again[:, :, 4], again[:, :, 0], atol=1e-3, rtol=1e-3)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=tmp_path.name):
+        build(tmp_path)
+    with pytest.raises(ValueError, match="pca"):
+        build()
