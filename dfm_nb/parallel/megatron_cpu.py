@@ -2,8 +2,8 @@
 
 `prepare()` does two things, in this order.
 
-1. It imports megatron-core without what this project does not use: 4 s of CPU time instead of 12 (one core, Python
-   3.11, megatron-core 0.16.1), in every process of a run. `LEFT_OUT` says what and why.
+1. It imports megatron-core without what this project does not use, which would take several times as long in every
+   process of a run (`benchmarks/results/start_up.md`). `LEFT_OUT` and `FSDP` say what and why.
 2. Without a CUDA device it gives some modules of megatron-core a stand-in for the name `torch`. They name CUDA outright
    (`torch.cuda.current_device()`, `device="cuda"`); the stand-in answers for the CPU and passes all else on to torch.
 
@@ -91,17 +91,24 @@ LEFT_OUT = (
     "wandb",  # megatron's logging; `training.loggers` imports these two if they are configured
     "tensorboard",
 )
+FSDP = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed.fsdp")
+"""What megatron-core's FSDP needs, and with it sympy: 0.8 s. It is optional there; a CPU does without it."""
 
 
 @contextlib.contextmanager
 def _lean_imports() -> Iterator[None]:
-    """Block imports of `LEFT_OUT`, and without a CUDA device make `torch.compile` the identity.
+    """Block imports of `LEFT_OUT`; without a CUDA device also of `FSDP`, and make `torch.compile` the identity.
 
     megatron-core decorates fused operations with `torch.compile`, which imports Inductor; a CPU uses the plain
     functions.
     """
-    absent = [name for name in LEFT_OUT if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: importing it raises ModuleNotFoundError
+    instead: dict[str, Any] = dict.fromkeys(LEFT_OUT)  # None: importing it raises ModuleNotFoundError
+    if not torch.cuda.is_available():
+        instead |= dict.fromkeys(FSDP)
+        # 0.16.1 imports this name of it with FSDP or without (transformer.fsdp_dtensor_checkpoint)
+        instead["torch.distributed.checkpoint"] = types.SimpleNamespace(default_planner=None)
+    absent = [name for name in instead if name not in sys.modules]
+    sys.modules.update({name: instead[name] for name in absent})
     compile_ = torch.compile
     if not torch.cuda.is_available():
         torch.compile = lambda model=None, **_: (lambda f: f) if model is None else model  # type: ignore[assignment]
@@ -128,6 +135,29 @@ def prepare() -> None:
                 importlib.import_module("megatron.core")
         if not torch.cuda.is_available():
             apply()
+
+
+class _Dynamo(types.ModuleType):
+    """`torch._dynamo` before its import, which takes a second with sympy: more than this is imported when asked for.
+
+    torch's optimizers (2.13) call these two even if nothing is compiled; they then do nothing.
+    """
+
+    disable = staticmethod(lambda function, *_args, **_kwargs: function)
+    graph_break = staticmethod(lambda *_args, **_kwargs: None)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") and name != "__path__":  # `inspect` asks all modules for their files
+            raise AttributeError(name)
+        if sys.modules[self.__name__] is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def spare_dynamo() -> None:
+    """Optimizers built from now on do not import `torch._dynamo`; only without a CUDA device."""
+    if not torch.cuda.is_available():
+        sys.modules.setdefault("torch._dynamo", _Dynamo("torch._dynamo"))
 
 
 def apply() -> None:

@@ -95,8 +95,9 @@ class Trainer:
         """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-        from dfm_nb.parallel.megatron_cpu import cuda_type_names
+        from dfm_nb.parallel.megatron_cpu import cuda_type_names, spare_dynamo
 
+        spare_dynamo()
         o = self.config.optimizer
         own = {"optimizer": "adam", "bf16": self.config.mixed_precision == "bf16"}
         shared = {f.name for f in fields(OptimizerConfig)} & dict(o).keys()  # what both name alike

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 IMPORT = """
 import sys, torch
@@ -29,6 +30,25 @@ assert new == {"dfm_nb"}, new
 """
 
 
+DYNAMO = """
+import sys, torch
+import dfm_nb.generation.pipeline
+from dfm_nb.parallel.megatron_cpu import spare_dynamo
+spare_dynamo()
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+weight.sum().backward()
+optimizer.step()
+assert weight.tolist() == [0, 0], weight
+heavy = {"sympy", "torch.distributed.tensor", "transformers", "pandas", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+import torch._dynamo.config, torch.distributed.checkpoint, torch.distributed.fsdp
+assert hasattr(torch.distributed.checkpoint, "save")
+assert torch.compile(len, backend="eager")("four") == 4
+optimizer.step()
+"""
+
+
 def run(script):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -38,6 +58,12 @@ def run(script):
 @pytest.mark.slow
 def test_megatron_is_imported_without_what_is_not_used_here_and_in_silence():
     assert run(IMPORT) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA they are imported")
+def test_pipeline_and_optimizer_do_without_the_compiler_which_is_there_when_it_is_asked_for():
+    run(DYNAMO)
 
 
 def test_importing_the_package_has_no_side_effect():
