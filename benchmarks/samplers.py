@@ -55,7 +55,14 @@ CELLS = [
     *(("unipc", schedule, n) for schedule in ("karras", "focused") for n in (12, 16, 20)),
 ]
 """On a model: sampler, schedule and the evaluations that it may spend."""
-FINALISTS = [("heun", "karras", 35), ("unipc_2", "karras", 12)]
+FINALISTS = [
+    ("heun", "karras", 35),
+    *(("unipc_2", "focused", n) for n in (14, 12, 10)),
+    ("unipc_2", "karras", 12),
+    ("unipc", "focused", 12),
+]
+STRONG = [FINALISTS[0], FINALISTS[1], FINALISTS[-1]]
+"""With guidance 5."""
 
 
 # ---- mixtures with a known answer ---------------------------------------------------------------------------------
@@ -224,12 +231,13 @@ def on_model(checkpoint: str, count: int, of_finalist: int) -> dict:
     return {
         "precision": pipe.config.mixed_precision,
         "screen": [row for kind in KINDS for row in on_kind(pipe, network, kind, CELLS, count, 1)],
+        "strong": on_kind(pipe, network, "images", STRONG, count, 1, guidance=5.0),
         "finalists": [row for kind in KINDS for row in on_kind(pipe, network, kind, FINALISTS, of_finalist, 5)],
     }
 
 
 def on_kind(
-    pipe: Any, network: Any, kind: str, cells: list[tuple[str, str, int]], count: int, seeds: int
+    pipe: Any, network: Any, kind: str, cells: list[tuple[str, str, int]], count: int, seeds: int, guidance: float = 2.0
 ) -> list[dict]:
     """A row for each cell: shares right and kernel distance, with intervals, also of their differences from the first.
 
@@ -246,7 +254,7 @@ def on_kind(
     classifier, sure = AttributeClassifier.load(), attributes.stored_thresholds(kind)["value"]
     asked = attributes._asked(wanted * seeds, CORE)
     real = network(np.stack([synthetic.render(w, 10_000 + i, 64, 64, frames)[0] for i, w in enumerate(wanted)]))
-    size = {"height": 64, "width": 64, "num_video_frames": frames, "guidance": 2.0}
+    size = {"height": 64, "width": 64, "num_video_frames": frames, "guidance": guidance}
 
     def latents(seed: int, **settings) -> Tensor:
         prompts = [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)]
@@ -306,6 +314,10 @@ def model_markdown(result: dict, about: dict) -> str:
             f"## Five seeds: {several}",
             "",
             report.table([*head, *measures], lines("finalists")),
+            "",
+            f"## Guidance 5, one seed: {result['strong'][0]['samples']} images",
+            "",
+            report.table([*head, "error", *measures], lines("strong")),
             "",
             f"## One seed: {one}",
             "",

@@ -32,7 +32,7 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
         for given in ({}, {"num_inference_steps": 2, "sampler": "euler"})
     )
-    assert (request.num_steps, request.guidance, request.sampler) == (12, 2.0, "unipc_2")
+    assert (request.num_steps, request.guidance, request.sampler) == (14, 2.0, "unipc_2")
     assert (other.num_steps, other.guidance, other.sampler) == (2, 2.0, "euler")
 
 

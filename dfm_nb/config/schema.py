@@ -254,8 +254,8 @@ class RngConfig(Group):
 class GenerationConfig(Group):
     """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
 
-    # 12 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
-    num_steps: Int = option(12, "recommended sampler steps", ge=1)
+    # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
+    num_steps: Int = option(14, "recommended sampler steps", ge=1)
     guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
     sampler: Text = option("unipc_2", "sampler, one of `dfm generate --sampler`")
     schedule: Text = option("focused", "schedule, one of `dfm generate --schedule`")

@@ -108,7 +108,7 @@ def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(capl
 def test_focused_schedule_is_centred_on_the_models_sigma_data():
     request = Request("x", schedule="focused", num_steps=20)
     torch.testing.assert_close(request.sigmas(3.0), samplers.focused_sigmas(20, sigma_data=3.0), rtol=0, atol=0)
-    assert torch.equal(Request("x", schedule="karras").sigmas(3.0), samplers.karras_sigmas(12))
+    assert torch.equal(Request("x", schedule="karras").sigmas(3.0), samplers.karras_sigmas(14))
 
 
 def test_nothing_to_draw_and_no_checkpoint_are_named(tmp_path, capsys):
