@@ -42,17 +42,12 @@ def test_plain_python_is_headless_unless_the_environment_decides(monkeypatch):
         workbench.is_headless()
 
 
-def test_displayed_widgets_are_text_without_a_front_end(place):
-    cells = "workbench.ConfigForm(['train'], {'train.train_iters': 0})", "workbench.PrepareForm('out', {'limit': 3})"
-    notebook = run_notebook(
-        place, *(f"import workbench\n{c}" for c in (*cells, "workbench.Launcher('run', ['--mock'])"))
-    )
-    shown = [c["outputs"][-1]["data"] for c in notebook.cells]
+def test_without_a_front_end_widgets_are_text_and_log_lines_are_no_errors(place):
+    cells = ["import workbench\nworkbench.ConfigForm(['train'], {'train.train_iters': 0})"]
+    cells += ["workbench.PrepareForm('out', {'limit': 3})", "workbench.Launcher('run', ['--mock'])"]
+    log = "from dfm_nb.base import log, progress\nlog.start_logging().info('a line')\n"
+    *cells, logged = run_notebook(place, *cells, log + "for _ in progress.tqdm(range(3)): pass").cells
+    assert {output["name"] for output in logged.outputs} == {"stdout"} and "a line" in logged.outputs[0]["text"]
+    shown = [c["outputs"][-1]["data"] for c in cells]
     assert all(list(d) == ["text/plain"] for d in shown)
     assert "train.train_iters" in shown[0]["text/plain"] and "--limit=3" in shown[1]["text/plain"]
-
-
-def test_log_lines_and_progress_are_not_shown_as_errors(place):
-    said = "from dfm_nb.base import log, progress\nlog.start_logging().info('a line')\n"
-    (cell,) = run_notebook(place, said + "for _ in progress.tqdm(range(3)): pass").cells
-    assert {output["name"] for output in cell.outputs} == {"stdout"} and "a line" in cell.outputs[0]["text"]

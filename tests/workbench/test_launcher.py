@@ -39,7 +39,7 @@ for i in range(first, steps + 1):
     done.with_suffix(".part").write_text(str(i))
     done.with_suffix(".part").replace(done)
     time.sleep(0.02)
-if ending == "raise" or (ending == "rank 1" and rank == "1"):
+if ending == "rank 1" and rank == "1":
     raise KeyError("the sample has no caption")
 if ending == "mistake":
     sys.stderr.write("error: --limit must be at least 1; got 0\\n")
@@ -98,7 +98,6 @@ def steps_done(launcher) -> int:
 @pytest.mark.parametrize(
     "ending, cause",
     [
-        ("raise", "KeyError: 'the sample has no caption'"),
         ("rank 1", "KeyError: 'the sample has no caption' (rank 1)"),
         ("mistake", "--limit must be at least 1; got 0"),
         ("killed", "the process of rank 0 was ended by SIGKILL; often the machine ran out of memory"),
@@ -114,17 +113,6 @@ def test_failing_run_raises_its_own_error_last(launch, ending, cause):
     panel = panel_of(launcher)
     assert launcher.state == "failed" and usable(panel) == ["Continue", "Start over"]
     assert cause in panel.alert.value.replace("&#x27;", "'") and 'role="alert"' in panel.alert.value
-
-
-def test_stop_leaves_no_process_of_any_depth(launch):
-    launcher = launch(steps=100_000, ending="child", nproc=2).start()
-    wait_until(lambda: len(launcher.job.processes()) == 6, "supervisor, torchrun, 2 workers, 2 children of theirs")
-    wait_until(lambda: steps_done(launcher) > 0, "a step")
-    tree = launcher.job.processes()
-    launcher.stop()
-    assert alive(tree) == []
-    assert launcher.state == "stopped" and launcher.job.record["stopped"] is True
-    assert launcher.job.cause() == ""
 
 
 def test_second_press_of_stop_does_not_wait_for_a_save(launch, program, front_end):
@@ -248,7 +236,7 @@ def test_run_outlives_its_kernel_unless_it_is_headless(tmp_path, program, headle
         again = workbench.Launcher.attach(folder)
         assert again.state == "running" and len(alive(tree)) == 4
         again.stop()
-        assert again.state == "stopped"
+        assert again.state == "stopped" and again.job.cause() == ""
     wait_until(lambda: alive(tree) == [], "nothing is left behind")
 
 

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from dfm_nb import config as cfg
 from dfm_nb.base.records import Clip
@@ -44,13 +43,6 @@ def check(picture: pictures.Picture) -> pictures.Picture:
     assert page.startswith('<img src="data:image/png;base64,') and f"width:{round(width * 96)}px" in page
     assert f'alt="{picture.summary[:20]}' in page
     return picture
-
-
-def test_saved_picture_is_a_png_of_its_size(tmp_path):
-    picture = check(pictures.rotary(side=4, frames=2, head_dim=16))
-    with Image.open(picture.save(tmp_path / "a.png")) as image:
-        assert np.abs(np.array(image.size) - picture.figure.get_size_inches() * pictures.DPI).max() <= 1
-    assert "2 over time, 3 over height, 3 over width" in picture.summary
 
 
 @pytest.mark.slow
@@ -110,22 +102,3 @@ def test_losses_of_a_run_are_its_first_last_and_middle_rounds(tmp_path):
     told = check(pictures.loss_of_run(tmp_path)).summary
     assert re.findall(r"iteration (\d+)", told) == ["1", "4", "7"]
     assert "0.14 at 0.5, 0.07 at 2" in told and "N(0.7, 1)" in told
-
-
-@pytest.mark.slow
-def test_attention_names_words_of_the_prompt_only(tiny_pipe, clip):
-    for layer in (None, -1):
-        told = check(pictures.attention(tiny_pipe, clip, ["red", "meadow"], layer)).summary
-        assert told.index("red") < told.index("meadow")
-    with pytest.raises(ValueError, match="blue"):
-        pictures.attention(tiny_pipe, clip, ["red", "blue"])
-
-
-@pytest.mark.slow
-def test_guidance_has_a_column_for_each_weight(tiny_pipe):
-    settings = {"height": 32, "width": 48, "num_steps": 2}
-    picture = check(pictures.guidance(tiny_pipe, PROMPT, (0, 1, 3), seeds=(1,), **settings))
-    shown = [axes.get_images()[0].get_array() for axes in picture.figure.axes]
-    for g, array in zip((0.0, 1.0, 3.0), shown[3:]):
-        still = tiny_pipe(PROMPT, guidance=g, seed=1, **settings)[0].frames[0]
-        assert np.array_equal(array, still)
