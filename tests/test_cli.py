@@ -3,8 +3,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -94,15 +92,14 @@ def test_a_rank_that_loses_another_says_so_in_one_line(tmp_path):
         "import os, signal, sys, torch, torch.distributed as dist\n"
         "from dfm_nb.base.argv import guard\n"
         "def main(argv):\n"
-        "    rank = int(os.environ['RANK'])\n"
+        "    rank = int(sys.argv[1])\n"
         f"    dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=rank, world_size=2)\n"
         "    dist.barrier()\n"
         "    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    dist.all_reduce(torch.ones(1))\n"
         "sys.exit(guard(main))\n"
     )
-    lost = subprocess.Popen([sys.executable, script], env={**os.environ, "RANK": "1"})
-    done = subprocess.run([sys.executable, script], env={**os.environ, "RANK": "0"}, text=True, capture_output=True)
+    lost, done = commands().start("python", script, 1), commands().run("python", script, 0)
     assert lost.wait(60) == -signal.SIGKILL and done.returncode == 1
     assert re.search(r"^rank 0 ends because it lost another process: .*Connection", done.stderr, re.M)
     assert "RuntimeError" not in done.stderr
