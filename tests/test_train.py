@@ -1,7 +1,5 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
-import dataclasses
-import json
 import os
 import re
 import shutil
@@ -9,19 +7,16 @@ import signal
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from dfm_nb import prepare_dataset, train
+from dfm_nb import train
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.torchrun import torchrun_argv
-from dfm_nb.base.video import write_png
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 from tests.attacks.checkpoint_files import reseal
-from tests.conftest import run_ranks
 from tests.processes import commands, wait_until
 
 pytestmark = pytest.mark.slow
@@ -74,7 +69,7 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     argv = torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run)], 2)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
-    wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint", 120)
+    wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint")
     for p in [*psutil.Process(process.pid).children(recursive=True), process]:
         p.kill()
     process.wait()
@@ -84,14 +79,11 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     assert "Nothing left to do" in pretrain(run)
 
 
-def test_settings_changed_before_resuming_are_said_or_refused(clean, tmp_path):
+def test_settings_changed_before_resuming_are_said(clean, tmp_path):
     shutil.copytree(clean[0], tmp_path / "run")
     output = pretrain(tmp_path / "run", "train.train_iters=13", "optimizer.lr=0.0007", processes=1)
     assert "optimizer.lr is 0.0007" in output and "train.train_iters is 13" in output
     assert 13 in losses(tmp_path / "run")
-    words = ("--standalone", "--nproc-per-node=1", "-m", "dfm_nb.train", *SMALL, "--run-dir", tmp_path / "run")
-    refused = commands().run("torchrun", *words, "ema.sigma_rels=[0.05,0.1,0.2]")
-    assert refused.returncode != 0 and "ema.sigma_rels=" in refused.stderr
 
 
 def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path):
@@ -106,16 +98,11 @@ def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path):
     assert losses(run) == losses(clean[0])
 
 
-@pytest.mark.parametrize(
-    ("processes", "layout"),
-    [(2, ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]), (1, [])],
-    ids=["TP2+SP", "DP1"],
-)
-def test_checkpoint_continues_in_another_layout(clean, tmp_path, processes, layout):
-    """Saved at DP2, resumed in `layout` from iteration 8: same losses to rounding, on the same samples."""
-    run = tmp_path / "run"
+def test_checkpoint_continues_in_another_layout(clean, tmp_path):
+    """Saved at DP2, resumed in TP2+SP from iteration 8: same losses to rounding, on the same samples."""
+    run, layout = tmp_path / "run", ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]
     start = clean[0] / "checkpoints" / "iter_0000008"
-    output = pretrain(run, *layout, f"checkpoint.load_checkpoint={start}", processes=processes)
+    output = pretrain(run, *layout, f"checkpoint.load_checkpoint={start}")
     assert "at iteration 8" in output
     got, want = losses(run), losses(clean[0])
     assert sorted(got) == [9, 10, 11, 12]
@@ -125,68 +112,10 @@ def test_checkpoint_continues_in_another_layout(clean, tmp_path, processes, layo
     assert all(samples[i] == want_samples[i] for i in samples)
 
 
-def test_samples_of_three_captions_continue_in_another_layout(tmp_path):
-    """One process for eight iterations; from the fourth on, DP2 and TP2: the same losses to rounding, and other
-    ones where each sample has its first caption alone.
-    """
-    pictures, data = tmp_path / "pictures", {}
-    pictures.mkdir()
-    for i in range(16):
-        write_png(pictures / f"{i:02d}.png", np.full((32, 32 + 16 * (i % 3), 3), 15 * i, np.uint8))
-    for several in (True, False):
-        texts = [
-            [f"grey {i}", "a level plane", f"number {i} of a row of squares"][: 3 if several else 1] for i in range(16)
-        ]
-        rows = [{"file": f"{i:02d}.png", "text": text} for i, text in enumerate(texts)]
-        (pictures / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        data[several] = tmp_path / f"data{several}"
-        prepare_dataset(f"folder:{pictures}", output_dir=data[several], short_side=32, val_fraction=0)
-    size = [w for w in SMALL if w != "--mock" and "mock_latent" not in w and not w.startswith("train.train_iters")]
-    size += ["train.train_iters=8", "dataset.use_train_split_for_val=true", "train.caption_dropout=0"]
-
-    def losses_of(name, *extra, processes=1, several=True):
-        launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.train", *size]
-        torchrun(*launch, "--dataset-path", data[several], "--run-dir", tmp_path / name, *extra)
-        return losses(tmp_path / name)
-
-    want = losses_of("whole")
-    start = f"checkpoint.load_checkpoint={tmp_path / 'whole' / 'checkpoints' / 'iter_0000004'}"
-    tp2 = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]
-    assert losses_of("one", start) == {i: want[i] for i in range(5, 9)}
-    for name, layout in (("dp2", []), ("tp2", tp2)):
-        got = losses_of(name, start, *layout, processes=2)
-        assert [got[i] for i in range(5, 9)] == pytest.approx([want[i] for i in range(5, 9)], rel=2e-5)
-    assert losses_of("first", several=False) != want
-
-
-def _with_another_row(argv):
-    """The table of sizes as a later version may have it."""
-    from dfm_nb.config import sizes
-
-    sizes.SIZES["tiny"] = dataclasses.replace(sizes.SIZES["tiny"], adaln_lora_dim=8)
-    return tiny_run._train(argv)
-
-
-def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path):
-    argv = ["--mock", "--recipe", "demo", "--model", "tiny", "train.train_iters=4", "train.eval_interval=0"]
-    argv += ["checkpoint.save_interval=2", "dataset.task_encoder_seq_length=96", "--run-dir", str(tmp_path / "run")]
-    assert run_ranks(1, tiny_run._train, argv) == [0]
-    whole = losses(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "iter_0000004")
-    assert run_ranks(1, _with_another_row, argv) == [0]
-    assert "model.adaln_lora_dim stays None" in (tmp_path / "run" / "log.txt").read_text()
-    assert losses(tmp_path / "run") == whole
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "iter_0000004")
-    argv[-1] = str(tmp_path / "other")
-    start = tmp_path / "run" / "checkpoints"
-    assert run_ranks(1, _with_another_row, [*argv, f"checkpoint.load_checkpoint={start}"]) == [0]
-    assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
-
-
 def test_sigterm_saves_and_ends_cleanly(tmp_path):
     run = tmp_path / "run"
     process = commands().start("python", "-m", "dfm_nb.train", *SMALL, "--run-dir", run, "train.train_iters=2000")
-    wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 6, "six steps", 120)
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 6, "six steps")
     moved = run.rename(tmp_path / "moved")  # whose status file and events cannot be written any more
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)

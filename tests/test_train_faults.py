@@ -1,5 +1,6 @@
 """What ends a run from outside: processes that hang or stop, and disks that fill up. Two processes each."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, whe
     assert len(lines) == 1, output[-3000:]
     assert "rank 1 (" in lines[0] and "rank 0 (" not in lines[0] and where in lines[0]
     assert done.returncode == HUNG and max(losses(tmp_path / "run")) == 4
+
+
+def test_rank_that_is_killed_is_one_sentence_and_the_job_ends(tmp_path):
+    done = faulty("die", "--run-dir", tmp_path / "run")
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 128 + signal.SIGKILL and len(said) == 1, done.stderr[-3000:]
+    assert "rank 1 " in said[0] and "SIGKILL" in said[0] and "torch/distributed/run.py" not in done.stderr
 
 
 def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path):

@@ -212,7 +212,7 @@ def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
         batch = subprocess.Popen(["bash", str(script)], env=env, stdout=file, stderr=file)
     begun = lambda: (run / "metrics.jsonl").exists() and len(losses(run)) >= 5  # noqa: E731
     try:
-        wait_until(lambda: batch.poll() is not None or begun(), "five steps", 120)
+        wait_until(lambda: batch.poll() is not None or begun(), "five steps")
         batch.send_signal(signal.SIGUSR1)
         batch.wait(120)
     finally:

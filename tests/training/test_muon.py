@@ -92,9 +92,12 @@ def test_low_rank_updates_are_adamws(one_rank):
     assert trainer.step(loader.next_step()).grad_norm > 0
 
 
-def test_a_run_does_not_go_on_with_another_optimizer(tmp_path):
+def test_a_run_does_not_go_on_with_another_optimizer_or_another_average(tmp_path):
     saved, wanted = (cfg.resolve(None, overrides=[f"optimizer.optimizer={name}"]).config for name in ("adam", "muon"))
     source = checkpoint.Weights(tmp_path, saved)
     checkpoint.check_same_optimizer(source, saved)
     with pytest.raises(ValueError, match="optimizer.optimizer=adam"):
         checkpoint.check_same_optimizer(source, wanted)
+    more = cfg.resolve(None, overrides=["ema.sigma_rels=[0.05,0.1,0.2]"]).config
+    with pytest.raises(ValueError, match="ema.sigma_rels="):
+        checkpoint.check_same_optimizer(source, more)
