@@ -102,12 +102,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     cuda = case["device"] == "cuda"
     parallel.init()
-    shape = sizes.find_size(case["size"])
+    shape = sizes.SIZES[case["size"]]
     if cuda and case["size"] == "DiT-7B":
         whole = cfg.resolve(None, overrides=settings(case)).config
         per_layer = counts.layer_parameter_count(whole.model)
         memory = torch.cuda.get_device_properties(0).total_memory
-        case["num_layers"] = layers_that_fit(memory, per_layer, case["tokens"], shape.hidden_size, shape.num_layers)
+        case["num_layers"] = layers_that_fit(
+            memory, per_layer, case["tokens"], shape["hidden_size"], shape["num_layers"]
+        )
     config = cfg.resolve(None, overrides=settings(case)).config
     trainer = Trainer(config)
     if case["compiled"]:

@@ -199,7 +199,7 @@ class ConfigForm(Form):
         own = {k: None if v.startswith(cfg.DERIVED) else self._base.get(k) for k, v in self._base.provenance.items()}
         size = values.get("model.size")
         if size in sizes.SIZES and size != own["model.size"]:
-            own |= {f"model.{name}": value for name, value in sizes.SIZES[size].settings().items()}
+            own |= {f"model.{name}": value for name, value in sizes.SIZES[size].items()}
         return own
 
     def _changed(self, key: str) -> None:

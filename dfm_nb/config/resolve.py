@@ -283,7 +283,7 @@ def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], di
             fix = meant(name, sizes.SIZES, "choose a row of sizes.py")
             must = f"must be one of {', '.join(sizes.SIZES)}"
             return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
-        found["model.size"], size = row.name, row.settings()
+        found["model.size"], size = row, sizes.SIZES[row]
     variant = leaves.get("model.variant", size.get("variant"))
     implied: dict[str, Mapping[str, Any]] = {
         f"variant {variant} ({layer})": sizes.VARIANTS.get(str(variant), {}),

@@ -1,8 +1,8 @@
-"""Tables of DiT sizes, each with its source, and of GPU peaks. The cost of a size is in `counts`."""
+"""Tables of DiT sizes, with their sources, and of GPU peaks. The cost of a size is in `counts`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from typing import Any
 
 LATENT_CHANNELS, TEXT_DIM = 16, 384
 """Assumed inputs of a model without a data set: 16-channel tokenizers and MiniLM."""
@@ -28,45 +28,35 @@ def peak_flops(gpu: str) -> float | None:
     return next((peak for part, peak in PEAK_FLOPS.items() if part in gpu), None)
 
 
-@dataclass(frozen=True)
-class Size:
-    """A row of the table; `source` is the origin of the numbers."""
-
-    name: str
-    num_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    source: str
-    adaln_lora_dim: int | None = None
-    ffn_hidden_size: int | None = None
-    variant: str | None = None
-
-    def settings(self) -> dict[str, int | str | None]:
-        """The keys of `model` that this size sets; a null `ffn_hidden_size` means four times the width."""
-        left = ("name", "source") if self.variant else ("name", "source", "variant")
-        return {key: value for key, value in asdict(self).items() if key not in left}
+def _size(
+    num_layers: int,
+    hidden_size: int,
+    num_attention_heads: int,
+    adaln_lora_dim: int | None = None,
+    ffn_hidden_size: int | None = None,
+    **variant: str,
+) -> dict[str, Any]:
+    """The keys of `model` that a size sets; a null `ffn_hidden_size` means four times the width."""
+    shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_attention_heads}
+    return {**shape, "adaln_lora_dim": adaln_lora_dim, "ffn_hidden_size": ffn_hidden_size, **variant}
 
 
-_WAN = "Wan 2.1 (arXiv 2503.20314), text to video"
-_DIT = "Peebles & Xie 2023, Scalable Diffusion Models with Transformers, Table 1"
-
-SIZES: dict[str, Size] = {
-    row.name: row
-    for row in (
-        Size("tiny", 2, 64, 4, "ours: unit tests"),
-        Size("demo", 4, 192, 6, "ours: minutes on two CPU cores"),
-        Size("base", 6, 192, 6, "ours: the packaged model, two hours on two CPU cores"),
-        Size("DiT-S", 12, 384, 6, _DIT),
-        Size("DiT-B", 12, 768, 12, _DIT),
-        # With cross attention, full-rank adaLN would raise the paper's 458 and 675 M to 637 and 938 M; rank 256, as in
-        # NeMo DFM, gives 473 and 686 M.
-        Size("DiT-L", 24, 1024, 16, _DIT, adaln_lora_dim=256),
-        Size("DiT-XL", 28, 1152, 16, _DIT, adaln_lora_dim=256),
-        Size("DiT-7B", 28, 4096, 32, "Cosmos 1.0 7B (arXiv 2501.03575), its trunk", adaln_lora_dim=256),
-        Size("Wan-tiny", 2, 64, 4, "ours: unit tests", ffn_hidden_size=160, variant="wan"),
-        Size("Wan-1.3B", 30, 1536, 12, _WAN, ffn_hidden_size=8960, variant="wan"),
-        Size("Wan-14B", 40, 5120, 40, _WAN, ffn_hidden_size=13824, variant="wan"),
-    )
+SIZES: dict[str, dict[str, Any]] = {
+    # ours, for unit tests; minutes on two CPU cores; the packaged model, two hours on two CPU cores
+    "tiny": _size(2, 64, 4),
+    "demo": _size(4, 192, 6),
+    "base": _size(6, 192, 6),
+    # Peebles & Xie 2023, Scalable Diffusion Models with Transformers, Table 1. With cross attention, full-rank adaLN
+    # would raise the paper's 458 and 675 M to 637 and 938 M; rank 256, as in NeMo DFM, gives 473 and 686 M.
+    "DiT-S": _size(12, 384, 6),
+    "DiT-B": _size(12, 768, 12),
+    "DiT-L": _size(24, 1024, 16, adaln_lora_dim=256),
+    "DiT-XL": _size(28, 1152, 16, adaln_lora_dim=256),
+    "DiT-7B": _size(28, 4096, 32, adaln_lora_dim=256),  # the trunk of Cosmos 1.0 7B (arXiv 2501.03575)
+    # ours, for unit tests; Wan 2.1 (arXiv 2503.20314), text to video
+    "Wan-tiny": _size(2, 64, 4, ffn_hidden_size=160, variant="wan"),
+    "Wan-1.3B": _size(30, 1536, 12, ffn_hidden_size=8960, variant="wan"),
+    "Wan-14B": _size(40, 5120, 40, ffn_hidden_size=13824, variant="wan"),
 }
 
 
@@ -100,7 +90,6 @@ SUGGESTED = ("layernorm_epsilon", "text_padding", "objective", "sigma_data", "P_
 """Keys of these that may be overridden."""
 
 
-def find_size(name: str) -> Size | None:
-    """The row of that name, ignoring case and a patch suffix (`dit-xl/2`)."""
-    by_lower = {row.lower(): size for row, size in SIZES.items()}
-    return by_lower.get(name.strip().lower().removesuffix("/2"))
+def find_size(name: str) -> str | None:
+    """The name of the row, ignoring case and a patch suffix (`dit-xl/2`)."""
+    return {row.lower(): row for row in SIZES}.get(name.strip().lower().removesuffix("/2"))

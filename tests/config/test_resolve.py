@@ -1,6 +1,5 @@
 """The three layers, and every fault a user can make in them."""
 
-import dataclasses
 import json
 import pickle
 import re
@@ -389,8 +388,7 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     given = ["model.size=tiny", "optimizer.lr=0.5", "train.train_iters=50"]
     stored = tmp_path / "config.yaml"
     stored.write_text(C.to_yaml(C.resolve("demo", overrides=given)))
-    row = dataclasses.replace(sizes.SIZES["tiny"], adaln_lora_dim=8, hidden_size=128)
-    monkeypatch.setitem(sizes.SIZES, "tiny", row)
+    monkeypatch.setitem(sizes.SIZES, "tiny", sizes.SIZES["tiny"] | {"adaln_lora_dim": 8, "hidden_size": 128})
     module = sys.modules[C.resolve.__module__]
     recipe = (module.RECIPES / "demo.yaml").read_text().replace("P_mean: -0.4", "P_mean: 3.0")
     (tmp_path / "demo.yaml").write_text(recipe)

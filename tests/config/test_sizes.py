@@ -9,7 +9,7 @@ from dfm_nb.config import sizes
 def test_sizes_without_cross_attention_are_those_of_the_dit_paper(name, millions):
     """The paper counts 4 latent channels, 1,000 classes and six modulation vectors, no text and no q/k norms."""
     row = sizes.SIZES[name]
-    h, layers = row.hidden_size, row.num_layers
+    h, layers = row["hidden_size"], row["num_layers"]
     attention, mlp, adaln = 4 * h * h + 4 * h, 8 * h * h + 5 * h, 6 * h * h + 6 * h
     embedders = (16 * h + h) + (256 * h + h + h * h + h) + 1001 * h
     learned_sigma_final = (2 * h * h + 2 * h) + (32 * h + 32)
@@ -19,7 +19,7 @@ def test_sizes_without_cross_attention_are_those_of_the_dit_paper(name, millions
 
 @pytest.mark.parametrize("text", ["DiT-XL", "dit-xl", "DiT-XL/2", " dit-xl/2 "])
 def test_find_size_forgives_case_and_patch_suffix(text):
-    assert sizes.find_size(text).name == "DiT-XL"
+    assert sizes.find_size(text) == "DiT-XL"
 
 
 def test_peaks_are_found_by_the_gpus_name():
