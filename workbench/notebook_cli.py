@@ -62,7 +62,7 @@ class SweepOptions(BatchOptions):
 
     prog = "dfm notebook sweep"
     grid: list[str] = option(help="values to combine", metavar="NAME=A,B,C")
-    jobs: int = option(1, "runs at a time")
+    jobs: int = option(1, "runs at a time", ge=1)
     output_dir: str = option(help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html", output=True)
 
 

@@ -74,8 +74,6 @@ def sweep(
     report: bool = True,
 ) -> list[Point]:
     """Run the grid; prints a line when a run starts and ends, and writes `results.csv` and `index.html`."""
-    if jobs < 1:
-        raise ValueError(f"--jobs must be at least 1; got {jobs}")
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
     rows = points(source, grid, fixed or {}, folder)
     folder.mkdir(parents=True, exist_ok=True)
