@@ -135,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     existing = [p for p, _ in work if p.exists()]
     if existing and not asked.overwrite:
         raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
-    pipe = asked.open(weights, layout)
+    pipe = asked.open(weights, layout, weaker)
     pipe.memory_check = not asked.no_memory_check
     finished = []
     main_thread = threading.current_thread() is threading.main_thread()  # the only one that may set a handler

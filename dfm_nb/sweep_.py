@@ -164,7 +164,8 @@ def _sweep(asked: SweepOptions) -> pd.DataFrame:
     pretrain = [sys.executable, "-m", "dfm_nb", "pretrain"]
     pretrain += [f"--nproc-per-node={asked.nproc_per_node}"] * (asked.nproc_per_node > 1)
     for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, asked.jobs):
-        errors |= {name: error} if error else {}
+        if error:
+            errors[name] = error
         _write(folder, points, errors)
     return _write(folder, points, errors)
 

@@ -71,11 +71,15 @@ class ModelOptions(Options):
         """`ema` as `Pipeline.from_checkpoint` takes it."""
         return None if self.ema == "none" else self.ema if self.ema == "auto" else float(self.ema)
 
-    def open(self, path: str | os.PathLike | checkpoint.Weights, layout: Layout | None = None) -> Pipeline:
-        """The pipeline of these weights."""
-        encoders = self.tokenizer_path, self.text_encoder_path
-        guide = self.autoguidance_checkpoint
-        return Pipeline.from_checkpoint(path, self.average, layout, *encoders, guide, self.mixed_precision)
+    def open(
+        self,
+        path: str | os.PathLike | checkpoint.Weights,
+        layout: Layout | None = None,
+        guide: checkpoint.Weights | None = None,
+    ) -> Pipeline:
+        """The pipeline of these weights. guide : those of `autoguidance_checkpoint`, where they are known already."""
+        encoders, weaker = (self.tokenizer_path, self.text_encoder_path), guide or self.autoguidance_checkpoint
+        return Pipeline.from_checkpoint(path, self.average, layout, *encoders, weaker, self.mixed_precision)
 
 
 class Pipeline:
