@@ -1,9 +1,5 @@
 """The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
 
-<<<<<<< HEAD
-=======
-import json
->>>>>>> fab0236 (Sizes are dicts of settings)
 import os
 import re
 import shutil
@@ -116,67 +112,6 @@ def test_checkpoint_continues_in_another_layout(clean, tmp_path):
     assert all(samples[i] == want_samples[i] for i in samples)
 
 
-<<<<<<< HEAD
-=======
-def test_samples_of_three_captions_continue_in_another_layout(tmp_path):
-    """One process for eight iterations; from the fourth on, DP2 and TP2: the same losses to rounding, and other
-    ones where each sample has its first caption alone.
-    """
-    pictures, data = tmp_path / "pictures", {}
-    pictures.mkdir()
-    for i in range(16):
-        write_png(pictures / f"{i:02d}.png", np.full((32, 32 + 16 * (i % 3), 3), 15 * i, np.uint8))
-    for several in (True, False):
-        texts = [
-            [f"grey {i}", "a level plane", f"number {i} of a row of squares"][: 3 if several else 1] for i in range(16)
-        ]
-        rows = [{"file": f"{i:02d}.png", "text": text} for i, text in enumerate(texts)]
-        (pictures / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        data[several] = tmp_path / f"data{several}"
-        prepare_dataset(f"folder:{pictures}", output_dir=data[several], short_side=32, val_fraction=0)
-    size = [w for w in SMALL if w != "--mock" and "mock_latent" not in w and not w.startswith("train.train_iters")]
-    size += ["train.train_iters=8", "dataset.use_train_split_for_val=true", "train.caption_dropout=0"]
-
-    def losses_of(name, *extra, processes=1, several=True):
-        launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.train", *size]
-        torchrun(*launch, "--dataset-path", data[several], "--run-dir", tmp_path / name, *extra)
-        return losses(tmp_path / name)
-
-    want = losses_of("whole")
-    start = f"checkpoint.load_checkpoint={tmp_path / 'whole' / 'checkpoints' / 'iter_0000004'}"
-    tp2 = ["model.tensor_model_parallel_size=2", "model.sequence_parallel=true"]
-    assert losses_of("one", start) == {i: want[i] for i in range(5, 9)}
-    for name, layout in (("dp2", []), ("tp2", tp2)):
-        got = losses_of(name, start, *layout, processes=2)
-        assert [got[i] for i in range(5, 9)] == pytest.approx([want[i] for i in range(5, 9)], rel=2e-5)
-    assert losses_of("first", several=False) != want
-
-
-def _with_another_row(argv):
-    """The table of sizes as a later version may have it."""
-    from dfm_nb.config import sizes
-
-    sizes.SIZES["tiny"]["adaln_lora_dim"] = 8
-    return tiny_run._train(argv)
-
-
-def test_run_of_an_earlier_table_of_sizes_goes_on_with_its_own_numbers(tmp_path):
-    argv = ["--mock", "--recipe", "demo", "--model", "tiny", "train.train_iters=4", "train.eval_interval=0"]
-    argv += ["checkpoint.save_interval=2", "dataset.task_encoder_seq_length=96", "--run-dir", str(tmp_path / "run")]
-    assert run_ranks(1, tiny_run._train, argv) == [0]
-    whole = losses(tmp_path / "run")
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "iter_0000004")
-    assert run_ranks(1, _with_another_row, argv) == [0]
-    assert "model.adaln_lora_dim stays None" in (tmp_path / "run" / "log.txt").read_text()
-    assert losses(tmp_path / "run") == whole
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "iter_0000004")
-    argv[-1] = str(tmp_path / "other")
-    start = tmp_path / "run" / "checkpoints"
-    assert run_ranks(1, _with_another_row, [*argv, f"checkpoint.load_checkpoint={start}"]) == [0]
-    assert losses(tmp_path / "other") == {i: loss for i, loss in whole.items() if i > 2}
-
-
->>>>>>> fab0236 (Sizes are dicts of settings)
 def test_sigterm_saves_and_ends_cleanly(tmp_path):
     run = tmp_path / "run"
     process = commands().start("python", "-m", "dfm_nb.train", *SMALL, "--run-dir", run, "train.train_iters=2000")

@@ -21,7 +21,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from einops import rearrange
 from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
@@ -170,6 +169,8 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
     ------
     SampleError : `missing_file`, `not_a_file` or `unreadable_video`, on opening and while iterating over `frames`.
     """
+    import av  # not at the top: commands that show pictures alone start faster
+
     file, name = _file(source), _name(source)
     try:
         with av.open(file, options=VIDEO_FORMATS) as container:
@@ -272,6 +273,8 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
     video : uint8 [T, H, W, 3].
     crf : x264's constant rate factor, 0 (lossless luma) to 51.
     """
+    import av
+
     _check(video)
     _, h, w, _ = video.shape
     video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")  # halved colour planes: no odd sides
@@ -300,7 +303,7 @@ def write_png(path: str | Path, image: np.ndarray) -> None:
 def _png(image: np.ndarray) -> bytes:
     _check(image[None])
     out = io.BytesIO()
-    Image.fromarray(image).save(out, format="PNG")
+    Image.fromarray(image).save(out, format="PNG", compress_level=3)  # 6, the default, takes twice as long for 9 % less
     return out.getvalue()
 
 

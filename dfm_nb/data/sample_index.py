@@ -161,7 +161,7 @@ class SampleIndex:
             batch, about = reader.get_batch(0), reader.schema.metadata
             batch.validate(full=True)  # keys of a forged file could point beyond it
             self._keys = batch["key"]
-            self._columns = {name: batch[name].to_numpy(zero_copy_only=True) for name in SCHEMA.names[1:]}
+            self._columns = {name: np.from_dlpack(batch[name]) for name in SCHEMA.names[1:]}
             self.shards = [
                 Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])
             ]
