@@ -75,7 +75,6 @@ SET = (
 NOT_IN_THE_SET = {
     "samplers with a checkpoint, studio": "they need a checkpoint: `--checkpoint-path RUN` after `make demo`",
     "speedrun, verdict": "they train for half an hour, to measure models",
-    "thousand_ranks": "it proves the order of the data at scale, not speed",
     "chaos": "it proves recovery, not speed: `make chaos`",
     "parallel_check, plan_memory": "they prove equality and estimates: `make parallel-check`, the script by name",
     "wan_memory": "it proves that memory is bounded, and writes tens of gigabytes",

@@ -3,10 +3,9 @@
     python benchmarks/start_up.py [--rounds 5] [--old PATH]
 
 Each round runs `import torch` alone and each item once, so that all meet the same load; figures are medians, written
-after each round. `--old` is
-another checkout, whose items run in the same rounds. A training ends after its first step; the CPU time is that of a
-rank, the wall time that of the command. Writes benchmarks/results/start_up.{json,md}. Takes two minutes of an idle
-core, twice that with --old.
+after each round. `--old` is another checkout, whose items run in the same rounds. A training ends after its first step;
+the CPU time is that of a rank, the wall time that of the command. Writes benchmarks/results/start_up.{json,md}. Takes
+two minutes of an idle core, twice that with --old.
 """
 
 from __future__ import annotations
