@@ -21,7 +21,7 @@ from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
-from dfm_nb.data.shards import Fits
+from dfm_nb.data.shards import Fits, how_to_adopt
 from workbench.controls import table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live
@@ -46,7 +46,7 @@ class DatasetBrowser(Live):
 
     Parameters
     ----------
-    data_dir : a folder with shards, or one tar. tokenizer, tokenizer_path : for shards without a manifest.
+    data_dir : a folder with shards, or one tar.
 
     Raises
     ------
@@ -55,14 +55,13 @@ class DatasetBrowser(Live):
     >>> DatasetBrowser("data/first")      # doctest: +SKIP
     """
 
-    def __init__(self, data_dir: str | Path, tokenizer: str | None = None, tokenizer_path: str | None = None):
+    def __init__(self, data_dir: str | Path):
         self.found = InspectedShards(Path(data_dir).expanduser())
         self.manifest, self.entries = self.found.manifest, self.found.entries
         # what a tokenizer can decode, known without reading a sample
-        self.fits = Fits(LATENT_CHANNELS if self.manifest or tokenizer or tokenizer_path else None)
+        self.fits = Fits(LATENT_CHANNELS if self.manifest else None)
         self.about = self.found.describe()
         self.edits = read_edits(self.found.folder)
-        self._tokenizer_names = (tokenizer, tokenizer_path)
         split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
 
@@ -143,11 +142,10 @@ class DatasetBrowser(Live):
     def _decoder(self) -> tuple[Any, str]:
         """The tokenizer of the shards; or None, and why they are shown in false colours."""
         try:
-            tokenizer = self.found.tokenizer(*self._tokenizer_names)
+            tokenizer = self.found.tokenizer()
         except (FileNotFoundError, ValueError) as error:
             return None, f"in false colours: {error}"
-        unknown = "in false colours: the tokenizer is unknown; pass tokenizer= and tokenizer_path="
-        return tokenizer, "" if tokenizer else unknown
+        return tokenizer, "" if tokenizer else f"in false colours: {how_to_adopt(self.found.folder)}"
 
     def samples_html(self, indices: list[int], latent: bool = False) -> str:
         return self._grid([self.figure(i, latent) for i in indices], latent)

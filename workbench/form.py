@@ -257,19 +257,18 @@ class PrepareForm(Form):
     Parameters
     ----------
     output_dir : where the shards go. defaults : {flag: value}, for example {"source": "synthetic", "limit": 200}.
-    fields : flags to show in addition to the three menus and the plug-ins' flags.
 
     >>> PrepareForm("data/first", {"limit": 20}).argv()
     ['--output-dir=data/first', '--limit=20']
     """
 
     MENUS = {"source": "sources", "tokenizer": "tokenizers", "text_encoder": "text_encoders"}
-    FIELDS = ("limit", "short_side", "val_fraction", "shard_size")
+    FIELDS = ("limit", "short_side", "val_fraction", "shard_size")  # shown after the menus and the plug-ins' flags
     NEEDLESS = {"tokenizer_path": "CARRIED", "text_encoder_path": "BUNDLED"}
     """Paths, and the marker of plug-ins that need none."""
     SPEC = Field("file_or_folder", str, True, None, "a table or a folder; for synthetic, a kind of pictures", {}, {})
 
-    def __init__(self, output_dir: str, defaults: Mapping[str, Any] | None = None, fields: Sequence[str] = FIELDS):
+    def __init__(self, output_dir: str, defaults: Mapping[str, Any] | None = None):
         from dfm_nb import prepare  # which imports torch
 
         self.output_dir, self._prepare, self._opened = str(output_dir), prepare, ""
@@ -287,7 +286,7 @@ class PrepareForm(Form):
         given |= {"source": source, self.SPEC.key: spec or None}
         for menu, kind in self.MENUS.items():
             plugins.load(kind, given.get(menu, known[menu].default))  # ValueError with the closest name
-        super().__init__(known, [*order, *fields], given)
+        super().__init__(known, [*order, *self.FIELDS], given)
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: field.default for key, field in self.known.items()}

@@ -17,9 +17,9 @@ _BORDER = "border:1px solid var(--jp-border-color2, #8888)"
 EMPTY = f'<div style="{_BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
 
 
-def strip_steps(num_steps: int, count: int = STRIP) -> Sequence[int]:
+def strip_steps(num_steps: int) -> Sequence[int]:
     """The steps kept for the strip: evenly spaced, with the first and the last."""
-    count = min(count, num_steps)
+    count = min(STRIP, num_steps)
     return [1 + round(i * (num_steps - 1) / max(1, count - 1)) for i in range(count)]
 
 

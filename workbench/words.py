@@ -15,18 +15,17 @@ from dfm_nb.generation.pipeline import Pipeline
 _WORD = re.compile(r"\w[\w'-]*")
 
 
-def word_attention(
-    pipe: Pipeline, clip: Generated, sigma: float | None = None, num_noises: int = 4
-) -> list[tuple[str, torch.Tensor]]:
+def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list[tuple[str, torch.Tensor]]:
     """The share of the cross attention that each word of a clip's prompt gets, by layer and place.
 
-    The clip is noised to sigma and denoised. softmax(q k^T / sqrt(d)) is recomputed from each layer's q and k, and
-    averaged over heads and noises; a word has the sum of its tokens. The rest, up to 1, goes to tokens without a word:
-    start, end, punctuation. A token carries more than its word, because the text encoder has read the whole prompt.
+    The clip is noised to 2 times the model's sigma_data and denoised. softmax(q k^T / sqrt(d)) is recomputed from each
+    layer's q and k, and averaged over heads and noises; a word has the sum of its tokens. The rest, up to 1, goes to
+    tokens without a word: start, end, punctuation. A token carries more than its word, because the text encoder has
+    read the whole prompt.
 
     Parameters
     ----------
-    sigma : None uses 2 times the model's sigma_data. num_noises : number of noise draws.
+    num_noises : number of noise draws.
 
     Returns
     -------
@@ -56,7 +55,7 @@ def word_attention(
         found.append(weights.mean(0))
 
     plain = clip.request.replace(guidance=1.0, negative_prompt="", init_image=None, init_video=None)
-    clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data if sigma is None else sigma
+    clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data
     denoiser = pipe.denoiser([plain]).cond
     network: Any = pipe.chunks[0]
     layers = network.decoder.layers

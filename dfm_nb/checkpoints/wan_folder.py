@@ -147,9 +147,7 @@ def _shapes(model: ModelConfig) -> dict[str, list[int]]:
     return {s: list(t.shape) for p in places(model) for s, t in zip(p.sources, p.theirs(ours[p.name]), strict=True)}
 
 
-def write_folder(
-    folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, shift: float, shard_bytes: int = SHARD_BYTES
-) -> None:
+def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, shift: float) -> None:
     """What `WanPipeline.from_pretrained` opens once vae, text_encoder and tokenizer lie there too.
 
     ours : weights by our names. shift : of the scheduler.
@@ -177,7 +175,7 @@ def write_folder(
     kinds = {name: (types[made_of[name][0].name], shape) for name, shape in _shapes(model).items()}
     sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in kinds.items()}
     shards = split_torch_state_dict_into_shards(
-        sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=shard_bytes
+        sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=SHARD_BYTES
     )
     for file, names in shards.filename_to_tensors.items():
         tensor_files.write(to / file, Lazy(names, one), {"format": "pt"}, kinds)

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
-from dfm_nb.base import geometry
 from dfm_nb.base.memory import GIB
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import layout_faults
-from dfm_nb.planning.inference_memory import clip_tokens
 from dfm_nb.planning.layouts import Load, Plan, layouts
 from dfm_nb.planning.step_time import Machine, step_seconds
 from dfm_nb.planning.training_memory import training_bytes
@@ -136,18 +134,9 @@ def _row(c: Candidate, best_s: float) -> dict[str, Any]:
     }
 
 
-def training_cost(resolved: cfg.Resolved, processes: int = 1, text_tokens: int = 24) -> tuple[int, int]:
-    """Parameters, and bytes on the fullest process, for packs full of samples of validation's size, else of one sample.
-
-    Parameters
-    ----------
-    processes : all of them. text_tokens : length of a caption if `model.text_padding` is null; 24 is a sentence.
-    """
+def training_cost(resolved: cfg.Resolved, processes: int = 1) -> tuple[int, int]:
+    """Parameters, and bytes on the fullest of all `processes`, before anything is built, for packs of one sample."""
     config = fed(resolved)
-    m, v, samples = config.model, config.validation, 1
-    load = Load.of(config, samples, text_tokens, cpu=True)
-    if v.frames and v.height and v.width:
-        length = clip_tokens(m, geometry.latent_size(geometry.round_frames(v.frames), v.height, v.width))
-        load = Load.of(config, max(1, load.tokens // max(1, length)), text_tokens, cpu=True)
+    load, m = Load.of(config, 1, Load.text_tokens, cpu=True), config.model
     held = training_bytes(m, Plan.of(config, processes), load)
     return counts.parameter_count(m), sum(held.values())

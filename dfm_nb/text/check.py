@@ -18,6 +18,7 @@ from dfm_nb.text.input import expand_inputs, open_input
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 _BLOCK_TOKENS = 4 << 20
+FREQUENT = 20  # tokens that are listed
 _SAMPLE_TOKENS = 20_000_000  # np.unique sorts them: seconds, and some hundred MB
 _PERCENTILES = [0, 1, 5, 25, 50, 75, 95, 99, 100]
 
@@ -30,7 +31,7 @@ def _tokenizer(prefix: str | Path, model: str | None) -> TokenizerSpec | None:
     return text_tokenizer.load(name) if name and Path(name).exists() else None
 
 
-def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: int = 3, head: int = 20) -> dict:
+def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: int = 3) -> dict:
     """Counts, lengths in tokens, the first documents decoded and the most frequent tokens.
 
     Returns
@@ -52,7 +53,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         first_documents.append({"document": number, "tokens": length, "ids": ids[:20], "text": text(ids)})
         start += length
     values, counts = np.unique(tokens[:_SAMPLE_TOKENS], return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:head]
+    most = np.argsort(-counts, kind="stable")[:FREQUENT]
     frequent = zip(values[most].tolist(), counts[most].tolist(), (counts[most] / counts.sum()).tolist())
     some = lengths if len(lengths) else np.zeros(1)
     return {
