@@ -18,7 +18,6 @@ from dfm_nb.text.input import expand_inputs, open_input
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 _BLOCK_TOKENS = 4 << 20
-FREQUENT = 20  # tokens that are listed
 _SAMPLE_TOKENS = 20_000_000  # np.unique sorts them: seconds, and some hundred MB
 _PERCENTILES = [0, 1, 5, 25, 50, 75, 95, 99, 100]
 
@@ -53,7 +52,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         first_documents.append({"document": number, "tokens": length, "ids": ids[:20], "text": text(ids)})
         start += length
     values, counts = np.unique(tokens[:_SAMPLE_TOKENS], return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:FREQUENT]
+    most = np.argsort(-counts, kind="stable")[:20]
     frequent = zip(values[most].tolist(), counts[most].tolist(), (counts[most] / counts.sum()).tolist())
     some = lengths if len(lengths) else np.zeros(1)
     return {
