@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from dfm_nb.base.files import older
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
@@ -114,7 +113,7 @@ class Lane:
 
     def state(self) -> dict:
         waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
-        return {"epoch": self.epoch, "cursor": self.cursor, "waiting": waiting, "size": self.order.size}
+        return {"epoch": self.epoch, "cursor": self.cursor, "waiting": waiting}
 
     def restore(self, state: dict) -> None:
         """Continue from a state; only for an unused lane."""
@@ -204,14 +203,9 @@ class PackOrder:
                 "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
                 "meaning; use the same dataset.path, or another --run-dir, with checkpoint.pretrained=<checkpoint>"
             )
-        lanes = state.get("lanes", [])
-        self._make_lanes(len(lanes), state.get("lane_window", LANE_WINDOW))
-        # older lanes were cut out of shards; their states have no size, and a lone lane needs none
-        if [at.get("size", len(self.store)) for at in lanes] != [lane.order.size for lane in self.lanes]:
-            fix = "or start from its weights with checkpoint.pretrained=<checkpoint>"
-            raise ValueError(older("the checkpoint's place in the data", fix))
+        self._make_lanes(len(state["lanes"]), state["lane_window"])
         self.packs = state["packs"]
-        for lane, at in zip(self.lanes, lanes):
+        for lane, at in zip(self.lanes, state["lanes"], strict=True):
             lane.restore(at)
         self._states = [lane.state() for lane in self.lanes]
 
