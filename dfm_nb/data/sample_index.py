@@ -134,7 +134,38 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-class SampleIndex:
+class Sizes:
+    """Latent sizes of samples. columns : `t`, `h` and `w` of each. shards : that the samples are in."""
+
+    def __init__(self, columns: dict[str, np.ndarray], shards: list[Shard]):
+        self._columns, self.shards = columns, shards
+
+    def __len__(self) -> int:
+        return len(self._columns["t"])
+
+    def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
+        """T * H * W of the latents, int64."""
+        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
+        return t * h * w
+
+    def larger_than(self, voxels: int) -> np.ndarray:
+        """Samples whose latent has more than T * H * W voxels, the largest first."""
+        if max(shard.largest for shard in self.shards) <= voxels:  # most often; the sizes of all take memory
+            return np.empty(0, np.int64)
+        sizes = self.voxels(slice(None))
+        return np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]
+
+    def most_frames(self) -> int:
+        """T of the longest latent."""
+        return int(self._columns["t"].max(initial=1))
+
+    def grid(self, index: int) -> tuple[int, int, int]:
+        """Latent T, H, W."""
+        t, h, w = (int(self._columns[side][index]) for side in "thw")
+        return t, h, w
+
+
+class SampleIndex(Sizes):
     """The rows of a split as columns, none of them copied; safe to use from several threads.
 
     Parameters
@@ -161,10 +192,9 @@ class SampleIndex:
             batch, about = reader.get_batch(0), reader.schema.metadata
             batch.validate(full=True)  # keys of a forged file could point beyond it
             self._keys = batch["key"]
-            self._columns = {name: np.from_dlpack(batch[name]) for name in SCHEMA.names[1:]}
-            self.shards = [
-                Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])
-            ]
+            columns = {name: np.from_dlpack(batch[name]) for name in SCHEMA.names[1:]}
+            shards = [Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])]
+            super().__init__(columns, shards)
             self.dropped = [(str(reason), str(detail)) for reason, detail in json.loads(about[b"dropped"])]
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
@@ -181,34 +211,10 @@ class SampleIndex:
         shards = [[s.name, s.samples, self._listed[s.name]["sha256"]] for s in self.shards]
         return hashlib.sha256(json.dumps([self.split, len(self), shards]).encode()).hexdigest()[:16]
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     @property
     def keys(self) -> list[str]:
         """Of all samples, in order: a Python object each."""
         return self._keys.to_pylist()
-
-    def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
-        """T * H * W of the latents, int64."""
-        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
-        return t * h * w
-
-    def larger_than(self, voxels: int) -> np.ndarray:
-        """Samples whose latent has more than T * H * W voxels, the largest first."""
-        if max(shard.largest for shard in self.shards) <= voxels:  # most often; the sizes of all take memory
-            return np.empty(0, np.int64)
-        sizes = self.voxels(slice(None))
-        return np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]
-
-    def most_frames(self) -> int:
-        """T of the longest latent."""
-        return int(self._columns["t"].max(initial=1))
-
-    def grid(self, index: int) -> tuple[int, int, int]:
-        """Latent T, H, W."""
-        t, h, w = (int(self._columns[side][index]) for side in "thw")
-        return t, h, w
 
     def text_tokens(self, index: int) -> int:
         return int(self._columns["text_tokens"][index])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_manifest
 from dfm_nb.data.remote import RemoteFolder
-from dfm_nb.data.sample_index import SampleIndex, Shard, index_path
+from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
@@ -137,7 +136,7 @@ def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
     return found[0]
 
 
-class MockStore:
+class MockStore(Sizes):
     """Random latents of settable sizes, without end: for speed measurements and tests without data.
 
     sizes : latent (T, H, W) that the samples cycle through.
@@ -151,29 +150,15 @@ class MockStore:
         text_dim: int = 384,
         length: int = 1 << 16,
     ):
-        self.sizes = [(t, h, w) for t, h, w in sizes]
-        self.text_tokens, self.channels, self.text_dim, self._length = text_tokens, channels, text_dim, length
-        self.fingerprint = f"mock-{self.sizes}-{text_tokens}-{channels}-{text_dim}-{length}"
+        grids = [(t, h, w) for t, h, w in sizes]
+        cycled = np.resize(np.array(grids), (length, 3))
+        voxels = cycled.prod(1)
+        super().__init__(dict(zip("thw", cycled.T)), [Shard("mock", length, int(voxels.sum()), int(voxels.max()))])
+        self.text_tokens, self.channels, self.text_dim = text_tokens, channels, text_dim
+        self.fingerprint = f"mock-{grids}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
         self.dropped: list[tuple[str, str]] = []
-        self.shards = [Shard("mock", length, voxels=1, largest=1)]
-
-    def __len__(self) -> int:
-        return self._length
-
-    def larger_than(self, voxels: int) -> Iterator[int]:
-        large = [i for i, size in enumerate(self.sizes[: self._length]) if math.prod(size) > voxels]
-        return iter(sorted(large, key=lambda i: -math.prod(self.sizes[i])))
-
-    def most_frames(self) -> int:
-        return max(t for t, _, _ in self.sizes)
-
-    def grid(self, index: int) -> tuple[int, int, int]:
-        return self.sizes[index % len(self.sizes)]
-
-    def voxels(self, samples: np.ndarray) -> np.ndarray:
-        return np.prod(self.sizes, axis=1)[samples % len(self.sizes)]
 
     def read(self, index: int) -> EncodedClip:
         g = generator_for("mock", index)
