@@ -107,6 +107,7 @@ def write_generated(folder: Path, samples: int) -> int:
     import pyarrow as pa
     import pyarrow.compute as pc
     import torch
+    from safetensors.torch import save_file
 
     from dfm_nb.base.records import EncodedClip
     from dfm_nb.data.prepared_folder import write_manifest
@@ -139,7 +140,11 @@ def write_generated(folder: Path, samples: int) -> int:
         numbers = [pa.array(columns[f.name].astype(f.type.to_pandas_dtype())) for f in list(SCHEMA)[1:]]
         tables.append(pa.table([keys.cast(pa.large_string()), *numbers], schema=SCHEMA))
     write_index(index_path(folder, "train"), tables, shards, [])
-    write_manifest(folder, {"latent_mean": [0.0] * 16, "latent_std": [1.0] * 16, "drops": []}, tars)
+    save_file({"text_emb": torch.zeros(1, 1, 384)}, folder / "text_empty.safetensors")
+    about = {kind: {"name": "none"} for kind in ("source", "tokenizer", "text_encoder")}
+    counts = {"train": samples, "val": 0, "test": 0, "dropped": 0, "dropped_by_reason": {}}
+    statistics = {"latent_mean": [0.0] * 16, "latent_std": [1.0] * 16}
+    write_manifest(folder, {**about, **statistics, "counts": counts, "psnr_db": {}, "drops": []}, tars)
     return index_path(folder, "train").stat().st_size
 
 
