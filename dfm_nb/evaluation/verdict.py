@@ -37,6 +37,8 @@ from dfm_nb.evaluation.table import CHECKPOINTS
 LEVEL = 0.01
 """Share of real held-out pictures that count as copies."""
 SIDE_PX = 32
+FEW = 32
+"""Captions of a split with which the rule was measured (`benchmarks/verdict.py`)."""
 SAME = 0.02
 """Root mean square of pixels in [0, 1] up to which two training pictures are one, stored twice."""
 
@@ -139,6 +141,8 @@ class Judge:
         copies = rows[begin]["iteration"] if begin < len(rows) else None
         said += f"; no copies up to {rows[-1]['iteration']:,}" if copies is None else f"; copies begin at {copies:,}"
         said += "" if begin else ", the first checkpoint"
+        if (asked := min(len(self.held_out), len(self.train))) < FEW:
+            said += f"; {asked} captions of each split are too few to be sure: raise --num-prompts"
         return {
             "take": best["iteration"],
             "copies_begin": copies,
