@@ -35,6 +35,7 @@ from dfm_nb.butterflies.exam import Exam
 from dfm_nb.evaluation import diversity, features, reference
 from dfm_nb.evaluation.comparison import Measured, against, copies
 from dfm_nb.evaluation.reference import PreparedFolder
+from dfm_nb.evaluation.retrieval import WAYS
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.run_verdict import Measuring, like, over_checkpoints
 
@@ -81,6 +82,12 @@ def measure(asked: EvaluateOptions) -> Measured:
     return found
 
 
+NOT_MEASURED = {
+    "retrieval": f"retrieval needs {WAYS} samples: raise --num-prompts or --num-clips",
+    "memorised": "copies are told by two or more held-out samples of one size: a prepared folder, --split val or test",
+}
+
+
 def one_checkpoint(asked: EvaluateOptions) -> Measured:
     network = features.Features(parallel.device()) if asked.dataset or asked.distances else None
     pipe, found = asked.open(asked.checkpoint_path), Measured()
@@ -119,6 +126,8 @@ def one_checkpoint(asked: EvaluateOptions) -> Measured:
                 )
                 if isinstance(opened, PreparedFolder) and asked.split != "train":
                     found.values[kind] |= copies(samples, asked.dataset, asked.split, to_model)
+                lacking = {name: why for name, why in NOT_MEASURED.items() if name not in found.values[kind]}
+                found.values[kind]["not_measured"] = lacking
     return found
 
 

@@ -154,6 +154,7 @@ def _notes(kind: str, r: Mapping[str, Any]) -> list[str]:
             f"{kind.capitalize()}: {m['share']:.1%} of {m['samples']} are nearer to a training sample than 99 % of "
             f"{m['held_out']} held-out ones are (of samples that are new: 1 %; {m['training_samples']} looked at)."
         )
+    lines += [f"{kind.capitalize()}: not measured: {why}." for why in r.get("not_measured", {}).values()]
     if "wing_motion" in r:
         m = r["wing_motion"]
         lines.append(f"Wing motion of the clips: {m['mean']:.3f} (real clips: {m['real_clips']:.3f}; a still: 0).")
