@@ -238,6 +238,7 @@ class Training:
         if stop:
             why = "train.exit_duration_s" if stop == OUT_OF_TIME else signal.Signals(stop).name
             log.info("Stopped by %s at iteration %d; saved. The same command resumes from here", why, self.iteration)
+            self.report.stopped(self.iteration, why)
         else:
             done = "Done" if self.iteration > first else "Nothing left to do, as train.train_iters is reached"
             log.info("%s: iteration %d is saved in %s", done, self.iteration, self.writer.root)

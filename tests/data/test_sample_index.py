@@ -12,6 +12,7 @@ from dfm_nb.config import Config
 from dfm_nb.data import sample_index
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.sample_index import SampleIndex, index_dataset
+from dfm_nb.data.shards import samples_of
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
@@ -71,6 +72,17 @@ def test_an_index_stays_when_another_cannot_be_written(data):
     with pytest.raises(ValueError, match=tar.name):
         index_dataset(data)
     assert (data / "train.index.arrow").read_bytes() == before
+
+
+def test_a_damaged_header_is_told_by_shard_and_last_good_sample(data, capsys):
+    shard = max(data.glob("*.tar"), key=lambda tar: tar.stat().st_size)
+    first, second, *_ = samples_of(shard)
+    with shard.open("r+b") as file:
+        file.seek(second.offset)
+        file.write(b"x" * 100)
+    assert guard(main, [str(data)]) == 2
+    error = capsys.readouterr().err
+    assert str(shard) in error and first.key in error and str(second.offset) in error
 
 
 def test_fingerprint_follows_the_shards_content(data):
