@@ -1,71 +1,62 @@
-"""No process outlives its launcher: SIGKILL of what a user started ends workers, which have sessions of their own."""
+"""Processes of one machine listen on the loopback alone, and none outlives its launcher: SIGKILL of what a user started
+ends workers, which have sessions of their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from dfm_nb.base.torchrun import torchrun_argv
+from dfm_nb.base.run import Run
+from tests.processes import commands, wait_until
 from tests.text.text_tokenizers import build, save
 from tests.tiny_run import SIZE
 
 pytestmark = pytest.mark.slow
 
 MOCK = ["--recipe", "demo", "--mock", *SIZE, "train.global_batch_size=2", "train.train_iters=100000"]
-LIMIT_S = 5
+LIMIT_S = 60
 
 
-def workers(top: psutil.Process, module: str) -> list[psutil.Process]:
-    return [p for p in top.children(recursive=True) if p.cmdline()[1:4:2] == ["-u", module]]
+def listening(processes) -> set[str]:
+    """Addresses that they accept connections on."""
+    return {c.laddr.ip for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
 
 
-def start(command: list[str], module: str, ready: Path) -> tuple[subprocess.Popen, list[psutil.Process]]:
-    """The command, and its two workers once the file `ready` says that they are at work."""
-    log = ready.parent / "said.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as out:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
-    ready.unlink(missing_ok=True)
-    deadline = time.monotonic() + 120
-    while not ready.exists():
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-    top = psutil.Process(process.pid)
-    tree, found = [top, *top.children(recursive=True)], workers(top, module)
-    assert len(found) == 2, [p.cmdline() for p in tree]
-    listening = {c.laddr.ip for p in tree for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
-    assert listening and listening <= {"127.0.0.1", "::1"}, "nothing listens beyond the loopback on one node"
-    return process, found
+def test_a_run_in_one_process_listens_on_the_loopback_alone(tmp_path):
+    process, seen = commands().start("dfm", "pretrain", *MOCK, "--run-dir", tmp_path, "train.train_iters=3"), set()
+
+    def ended() -> bool:
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            seen.update(listening([owner, *owner.children(recursive=True)]) if (owner := Run(tmp_path).owner()) else ())
+        return process.poll() is not None
+
+    wait_until(ended, "the end of the run")
+    assert process.returncode == 0 and seen and seen <= {"127.0.0.1", "::1"}
 
 
-@pytest.mark.parametrize("launcher", ["dfm pretrain", "torchrun"])
-def test_workers_end_when_their_launcher_is_killed(tmp_path, launcher):
-    run = ["--run-dir", str(tmp_path)]
-    commands = {
-        "dfm pretrain": [sys.executable, "-m", "dfm_nb", "pretrain", "--nproc-per-node", "2", *MOCK, *run],
-        "torchrun": torchrun_argv("dfm_nb.train", [*MOCK, *run], 2),
-    }
-    process, found = start(commands[launcher], "dfm_nb.train", tmp_path / "metrics.jsonl")
+def test_workers_end_when_their_launcher_is_killed(tmp_path):
+    said, ready = tmp_path / "said.txt", tmp_path / "run" / "metrics.jsonl"
+    command = [sys.executable, "-m", "dfm_nb", "pretrain", "--nproc-per-node", "2", *MOCK, "--run-dir", ready.parent]
+    with said.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    wait_until(lambda: ready.exists() or process.poll() is not None, "the workers' first step")
+    assert process.poll() is None, said.read_text()
+    tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    workers = [p for p in tree if p.cmdline()[1:4:2] == ["-u", "dfm_nb.train"]]
+    assert len(workers) == 2, [p.cmdline() for p in tree]
+    assert listening(tree) and listening(tree) <= {"127.0.0.1", "::1"}, (
+        "nothing listens beyond the loopback on one node"
+    )
     process.kill()
     process.wait(60)
-    _, alive = psutil.wait_procs(found, timeout=LIMIT_S)
-    assert not alive
-    if launcher == "torchrun":
-        return
-    # The same command finds nobody in the folder; a worker that is killed is reported in one sentence.
-    process, found = start(commands[launcher], "dfm_nb.train", tmp_path / "metrics.jsonl")
-    found[1].kill()
-    assert process.wait(60) == 128 + signal.SIGKILL
-    said = (tmp_path / "said.txt").read_text()
-    assert "SIGKILL" in said and "torch/distributed/run.py" not in said
+    assert not psutil.wait_procs(workers, timeout=LIMIT_S)[1]
 
 
 def test_tokenizing_workers_end_with_their_command(tmp_path):
