@@ -70,14 +70,6 @@ def test_wheel_holds_all_that_is_not_code(wheel):
     assert tops == {"dfm_nb", "workbench"}, "and nothing else"
 
 
-def test_commands_run_outside_the_checkout(away):
-    said = python(away, "-c", "import dfm_nb, workbench; print(dfm_nb.__file__, workbench.__file__)")
-    assert str(ROOT) not in said and said.count("/site/") == 2
-    assert "everything that is needed is here" in python(away, "-m", "dfm_nb", "doctor")
-    printed = python(away, "-m", "dfm_nb", "pretrain", "--recipe", "demo", "--print-config")
-    assert "model.tensor_model_parallel_size" in printed
-
-
 def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
     (code,) = (code for language, code in Page("README.md").blocks if language == "python")
     python((tmp_path, away[1]), "-c", code, timeout_s=500)
@@ -86,16 +78,19 @@ def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
     assert (tmp_path / "swallowtail.mp4.json").is_file() and (tmp_path / "runs/small/config.yaml").is_file()
 
 
-def test_notebooks_plugins_and_weights_are_found_outside_the_checkout(away):
+def test_commands_notebooks_plugins_and_weights_are_found_outside_the_checkout(away):
     code = """
 from pathlib import Path
 import torch
+import dfm_nb, workbench
 from dfm_nb import config
 from dfm_nb.base import plugins
 from workbench import lab
-print(lab.provide(Path("notebooks")), plugins.names("sources"), config.recipes())
+print(lab.provide(Path("notebooks")), plugins.names("sources"), config.recipes(), dfm_nb.__file__, workbench.__file__)
 print(tuple(plugins.load("tokenizers", "residual").build().encode(torch.zeros(1, 3, 1, 16, 16)).shape))
 """
     said = python(away, "-c", code)
+    assert str(ROOT) not in said and said.count("/site/") == 2
     assert sorted(p.name for p in (away[0] / "notebooks").glob("*.ipynb")) == NOTEBOOKS
     assert "smithsonian_butterflies" in said and "demo" in said and "(1, 16, 1, 2, 2)" in said
+    assert "everything that is needed is here" in python(away, "-m", "dfm_nb", "doctor")

@@ -38,7 +38,7 @@ SMALL = {
     },
     "07_wan": {"train_iters": 3, "num_steps": 2},
 }
-AGAIN = {"01_prepare": {"output_dir": "other", "limit": 9}, "06_your_own_pictures": {"num_kept": 0, "rank": 4}}
+AGAIN = {"06_your_own_pictures": {"num_kept": 0, "rank": 4}}
 """Exercises and what comes next are a second run in the same project."""
 NOTEBOOKS = sorted(p.stem for p in FOLDER.glob("*.ipynb"))
 IN_BROWSER = NOTEBOOKS if FULL else ["00_tour"]
