@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -355,6 +356,24 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     return 0
 
 
+def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
+    """When a step takes more than the whole data set."""
+    t, m = config.train, config.model
+    step = t.global_batch_size * config.dataset.task_encoder_seq_length
+    if len(store) >= step:  # a sample has a token or more, and the sizes of many would take memory
+        return
+    held = int(store.voxels(np.arange(len(store))).sum()) // (m.patch_temporal * m.patch_spatial**2)
+    if held < step:
+        log.warning(
+            "A step takes %d packs of %d tokens, and all %d samples have %d tokens: lower train.global_batch_size or "
+            "dataset.task_encoder_seq_length, or use --recipe own",
+            t.global_batch_size,
+            config.dataset.task_encoder_seq_length,
+            len(store),
+            held,
+        )
+
+
 def _train(resolved: cfg.Resolved, run: Run) -> None:
     started = time.monotonic()
     store = open_store(resolved.config)
@@ -381,6 +400,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
         log.info("Low-rank updates (rank %d): %.3f M parameters are trained", rank, trained)
     if config.dataset.condition_frames_prob and store.most_frames() == 1:
         log.warning("dataset.condition_frames_prob has no effect: it is for clips, and all samples are pictures")
+    _warn_of_large_steps(config, store)
     for notice in resolved.notices:
         log.info("%s", notice)
     training.resume()

@@ -80,6 +80,12 @@ class Report:
             entry = {"iteration": iteration, "rank": self.rank, "keys": keys, "dropped": dropped}
             f.write(json.dumps(entry) + "\n")
 
+    def stopped(self, iteration: int, why: str) -> None:
+        """The run ends before its last iteration: by a signal or a setting."""
+        if self.rank == 0:
+            elapsed_s = time.monotonic() - self.begun
+            self.metrics.write({"iteration": iteration, "elapsed_s": elapsed_s, "stopped_by": why})
+
     def validation(self, iteration: int, record: Mapping[str, object]) -> None:
         """A round of validation, as `Validation.run` gives it."""
         averaged = ", ".join(

@@ -6,6 +6,7 @@ import signal
 import weakref
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
@@ -39,6 +40,15 @@ def test_given_frames_without_clips_are_said(one_rank, monkeypatch, caplog, tmp_
         resolved = cfg.resolve(None, overrides=[*given, f"dataset.mock_latent_sizes={sizes}"])
         loop._train(resolved, Run.create(tmp_path / "run"))
         assert ("condition_frames_prob" in caplog.text) == (sizes == "[[1,8,8]]")
+        caplog.clear()
+
+
+def test_a_step_of_more_than_all_samples_is_said(caplog):
+    store = mock.MagicMock(**{"voxels.return_value": np.full(40, 64), "__len__.return_value": 40})
+    for packs in (2, 1):  # of 512 tokens; the samples have 640
+        settings = ["model.size=tiny", "dataset.task_encoder_seq_length=512", f"train.global_batch_size={packs}"]
+        loop._warn_of_large_steps(cfg.resolve(None, overrides=settings).config, store)
+        assert ("global_batch_size" in caplog.text) == (packs == 2)
         caplog.clear()
 
 
