@@ -124,7 +124,7 @@ def test_export_gives_back_the_bits_that_were_imported(wan, ours, tmp_path):
 def test_several_files_with_an_index(wan, ours, tmp_path, monkeypatch):
     from dfm_nb.checkpoints import wan_folder
 
-    monkeypatch.setattr(wan_folder.write_folder, "__defaults__", (100_000,))
+    monkeypatch.setattr(wan_folder, "SHARD_BYTES", 100_000)
     back = export(ours, tmp_path / "back")
     files = sorted(p.name for p in (back / "transformer").glob("*.safetensors"))
     assert len(files) > 3 and files[0] == f"diffusion_pytorch_model-00001-of-{len(files):05d}.safetensors"
