@@ -155,11 +155,6 @@ def test_training_twice_in_a_process_and_generating_between_and_after(made):
     assert "upper_bound" in said and "| 2 images | colour |" in said, "an evaluation is a table"
     assert read_metrics(place / "first").iteration.tolist() == [1, 2, 3, 4]
 
-
-@pytest.mark.slow
-def test_clips_are_saved_with_what_makes_them_again(made):
-    """That it does: `test_sidecar_draws_the_same_bits_again`."""
-    place, _ = made
     names = sorted(p.name for p in (place / "clips").iterdir())
     assert names == ["0.mp4", "0.mp4.json", "1.mp4", "1.mp4.json"]
     assert read_video(place / "one.mp4")[0].shape == (5, 32, 48, 3) and (place / "one.mp4.safetensors").is_file()

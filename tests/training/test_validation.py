@@ -71,7 +71,7 @@ def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path,
     assert len(set(prompts)) == len(prompts)
 
 
-def test_data_without_a_decoder_train_with_one_notice(tiny_data, tmp_path):
+def test_data_without_decoder_or_encoder_train_with_one_notice(tiny_data, tmp_path):
     data, notice = shutil.copytree(tiny_data, tmp_path / "data"), "No samples at validation: "
     (data / "tokenizer.safetensors").unlink()
     index_dataset(data)
