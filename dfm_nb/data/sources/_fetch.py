@@ -29,8 +29,8 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
 
     Raises
     ------
-    SampleError : `missing_file`, `too_large`, `refused` (a bad URL, a redirect into this network), or `unreachable`.
-        What was received of the file is left at `path`.
+    SampleError : `missing_file`, `too_large`, `refused` (no permission, a bad URL, a redirect into this network), or
+        `unreachable`. What was received of the file is left at `path`.
     """
     most_bytes = MOST_BYTES if most_bytes is None else most_bytes
 
@@ -46,10 +46,12 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
         except (FileNotFoundError, KeyError):  # of a zip, too
             raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
         except Exception as error:  # each driver has its own
-            status = getattr(error, "status", 500)
-            if pause_s is None or isinstance(error, ValueError) or (status < 500 and status not in MAY_PASS):
-                reason = "refused" if isinstance(error, ValueError) else "unreachable"
+            status = getattr(error, "status", None)
+            refused = isinstance(error, (ValueError, PermissionError))
+            refused = refused or (isinstance(status, int) and status < 500 and status not in MAY_PASS)
+            if refused or pause_s is None:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                reason = "refused" if refused else "unreachable"
                 raise SampleError(reason, f"{url} could not be fetched: {said}") from None
         time.sleep(pause_s)
 

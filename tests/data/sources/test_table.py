@@ -68,6 +68,9 @@ class Handler(BaseHTTPRequestHandler):
     def missing(self):
         self.answer(b"no", 404, "text/html")
 
+    def private(self):
+        self.answer(b"no", 403, "text/html")
+
     def garbage(self):
         self.answer(b"these are no pixels")
 
@@ -174,7 +177,8 @@ def test_addresses_of_this_machine_and_its_network_are_not_public():
         ("missing.png", "missing_file", 1),
         ("garbage.png", "unreadable_image", 1),
         ("huge.png", "too_large", 1),
-        ("loop", "unreachable", None),
+        ("loop", "refused", None),
+        ("private.png", "refused", 1),
         ("truncated.png", "unreachable", 2),
         ("stall.png", "unreachable", 2),
     ],
