@@ -39,6 +39,7 @@ class ExportOptions(Options):
     ema_sigma_rel: float | None = option(None, "relative length of the weight average to reconstruct")
     raw: bool = option(False, "export the weights instead of an average")
     lora: Literal["merged", "apart"] = option("merged", "adapters: merged into the weights, or in a separate file")
+    overwrite: bool = option(False, "replace existing files")
     dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
 
@@ -60,6 +61,8 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     read = (weights.file, checkpoint.lora_file(weights.file)) if weights.file else ()
     if file.resolve() in [path.resolve() for path in read]:
         raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
+    if (any(file.iterdir()) if file.is_dir() else file.exists()) and not asked.overwrite:
+        raise FileExistsError(f"{file} exists; pass --overwrite or another --output")
     # layout and folders of the machine that trained it mean nothing elsewhere
     weights.config.model = weights.config.model.model_copy(update=ALONE)
     weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()

@@ -79,6 +79,10 @@ def test_bfloat16_file_holds_rounded_weights_in_half_the_room(run, tmp_path):
     assert {t.dtype for t in tensors.values()} == {torch.float32} and tensors.keys() == rounded.keys()
     assert all(torch.equal(rounded[n], t.bfloat16()) for n, t in tensors.items())
     assert whole.stat().st_size - half.stat().st_size >= 2 * sum(t.numel() for t in tensors.values()) - 2000
+    with pytest.raises(FileExistsError, match="half.safetensors"):
+        export_to(run, tmp_path / "half.safetensors")
+    export.export_weights(half, whole, overwrite=True)
+    assert {t.dtype for t in exported.read(whole)[0].values()} == {torch.bfloat16}
     again = export_to(half, tmp_path / "again.safetensors")  # of an exported file, as it is
     assert all(torch.equal(t, rounded[n]) for n, t in exported.read(again)[0].items())
 
