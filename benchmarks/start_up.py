@@ -33,7 +33,13 @@ def save(self):
 loop.Training.save = save
 main(sys.argv[1:])
 """
-TRAINING = ["--dataset-path=data", "--model=tiny", "dataset.task_encoder_seq_length=256", "train.global_batch_size=2"]
+TRAINING = [
+    "--dataset-path=data",
+    "--model=tiny",
+    "checkpoint.save_interval=1",
+    "dataset.task_encoder_seq_length=256",
+    "train.global_batch_size=2",
+]
 TORCHRUN = ["-m", "dfm_nb.base.torchrun", "--nproc-per-node=2"]
 ITEMS = {  # what python runs, and the aim in CPU seconds
     "import dfm_nb": (["-c", "import dfm_nb"], "0.1"),
