@@ -8,14 +8,16 @@ Other packages add verbs, as the workbench does, by an entry point that names a 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from dfm_nb.base.argv import guard, mistake, pop_nproc, usage
+from dfm_nb.base.argv import TOLD, guard, mistake, pop_nproc, usage
 from dfm_nb.base.torchrun import run_under_torchrun
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -82,25 +84,39 @@ def _main(argv: list[str]) -> int:
 
         raise ValueError(f"there is no verb {verb!r}; {meant(verb, known, 'see dfm --help')}")
     module, _ = known[verb]
-    if "--json" in rest and hasattr(found := importlib.import_module(module), "result"):  # others have the flag itself
-        rest.remove("--json")
-        return _in_json(lambda: _run(verb, module, rest), found.result, pop_nproc(rest)[1])
-    return _run(verb, module, rest)
+    if "--json" not in rest or {"-h", "--help"} & {*rest}:
+        return _run(verb, module, rest)
+    result = None
+    if hasattr(found := importlib.import_module(module), "result"):
+        rest.remove("--json")  # the other verbs have the flag, and print their object
+        nproc, words = pop_nproc(rest)
+        result = functools.partial(found.result, words, *([nproc] if verb == "pretrain" else []))
+    return _in_json(lambda: _run(verb, module, rest), result)
 
 
-def _in_json(run: Callable[[], int], result: Callable[[list[str]], dict], argv: list[str]) -> int:
-    """Print one object: `exit_code`, and what is on the disk now. Everything else goes to stderr."""
+def _in_json(run: Callable[[], int], result: Callable[[], dict] | None) -> int:
+    """Print one object: `exit_code`, and what is on the disk now or the verb prints. The rest goes to stderr."""
     sys.stdout.flush()
-    out = os.dup(1)  # also processes that are started write to stderr
-    os.dup2(2, 1)
-    try:
-        code = run()
-        answer = {"exit_code": code, **({} if code else result(argv))}
-    finally:
-        sys.stdout.flush()
-        os.dup2(out, 1)
-        os.close(out)
-    print(json.dumps(answer, ensure_ascii=False, default=str), flush=True)
+    out = os.dup(1)
+    with tempfile.NamedTemporaryFile() as told, tempfile.TemporaryFile("w+") as printed:
+        os.dup2(2 if result else printed.fileno(), 1)  # also of processes that are started
+        os.environ[TOLD] = told.name
+        try:
+            code = run()
+            sys.stdout.flush()
+            printed.seek(0)
+            if error := Path(told.name).read_text(encoding="utf-8"):
+                answer = {"error": error}
+            elif result:
+                answer = {} if code else result()
+            else:
+                answer, _ = json.JSONDecoder().raw_decode(printed.read() or "{}")
+        finally:
+            del os.environ[TOLD]
+            sys.stdout.flush()
+            os.dup2(out, 1)
+            os.close(out)
+    print(json.dumps({"exit_code": code, **answer}, ensure_ascii=False, default=str), flush=True)
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
     config, load = asked.workload()
     found = rank(config, load, asked.gpus, asked.hardware())
     if asked.as_json:
-        print(found.to_frame().to_json(orient="records", indent=1))
+        print(json.dumps({"layouts": json.loads(found.to_frame().to_json(orient="records"))}, indent=1))
         return 0
     count, trained = parameters(config.model, Plan())
     print(

@@ -73,14 +73,20 @@ def _settings_of(weights: str) -> dict[str, Any]:
     return settings_of(weights)
 
 
-def show(resolved: cfg.Resolved, world_size: int) -> int:
-    """Print every value and the layer it came from."""
+def _dialled(resolved: cfg.Resolved, world_size: int) -> cfg.Resolved:
+    """With the settings that follow from the data set, if `train.minutes` is set."""
     if resolved.config.train.minutes and not resolved.is_dialled and resolved.config.dataset.path:
         from dfm_nb.training import batches, dial
 
-        resolved = dial.of_data(resolved, batches.open_store(resolved.config), world_size)
+        return dial.of_data(resolved, batches.open_store(resolved.config), world_size)
+    return resolved
+
+
+def show(resolved: cfg.Resolved, world_size: int) -> int:
+    """Print every value and the layer it came from."""
+    if (settled := _dialled(resolved, world_size)) is not resolved:
         log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
-    print(cfg.print_config(resolved))
+    print(cfg.print_config(settled))
     return 0
 
 
@@ -91,19 +97,21 @@ def preflight(argv: list[str], nproc: int) -> int | None:
     return show(resolved, nproc) if options.print_config else None
 
 
-def result(argv: list[str]) -> dict[str, Any]:
+def result(argv: list[str], nproc: int | None = None) -> dict[str, Any]:
     """What `--json` prints: the settings where they were asked for, else the run's row of `dfm_nb.compare`."""
     options = parse(argv)
     run = local(options.run_dir)
     if options.print_config:
-        resolved = options.resolve(world_size_from_env())
+        world_size = nproc or world_size_from_env()
+        resolved = _dialled(options.resolve(world_size), world_size)
         settled = {key: {"value": resolved.get(key), "from": origin} for key, origin in resolved.provenance.items()}
         return {"settings": settled}
     from dfm_nb.runs import compare
 
     saved = iteration_folders(run / "checkpoints")
     row = json.loads(compare([run]).iloc[0].to_json())
-    return {"run_dir": str(run), **row, "checkpoint": str(saved[-1][1]) if saved else None}
+    stopped_by = (read_metrics(run) or [{}])[-1].get("stopped_by")
+    return {"run_dir": str(run), **row, "stopped_by": stopped_by, "checkpoint": str(saved[-1][1]) if saved else None}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -122,9 +122,17 @@ def test_every_step_from_pictures_to_a_clip_answers_in_json(tmp_path):
     assert answer("index", data) == prepared
     train = ["pretrain", f"--dataset-path={data}", f"--run-dir={run}", *SIZE]
     assert answer(*train, "--print-config")["settings"]["model.hidden_size"] == {"value": 48, "from": "command line"}
-    trained = answer(*train, "--nproc-per-node=2", "train.global_batch_size=2")
-    assert (trained["state"], trained["iterations"]) == ("finished", 3)
+    two = ("--nproc-per-node=2", "train.global_batch_size=2")
+    trained = answer(*train, *two)
+    assert (trained["state"], trained["iterations"], trained["stopped_by"]) == ("finished", 3, None)
+    assert "hidden_size" in answer(*train, *two, "model.hidden_size=96", code=2)["error"], "a rank found it"
+    stopped = answer(*train, "train.train_iters=9", "train.exit_duration_s=0.001")
+    assert (stopped["state"], stopped["stopped_by"]) == ("stopped", "train.exit_duration_s")
+    dialled = answer("pretrain", "--recipe=own", "--minutes=1", f"--dataset-path={data}", "--print-config")
+    assert dialled["settings"]["model.P_mean"]["from"].startswith("derived: train.minutes")
+    assert answer("inspect", data, "--samples=0")["samples"] == 24
     assert answer("export", trained["checkpoint"], f"--output={weights}") == {"output": weights}
+    assert weights in answer("export", trained["checkpoint"], f"--output={weights}", code=2)["error"], "it exists"
     asked = ["--prompt=a", f"--checkpoint-path={weights}", "--num-video-frames=1", "--height=32", "--width=32"]
     drawn = answer("generate", *asked, "--num-steps=1", f"--video-save-path={clip}")
     assert [c["file"] for c in drawn["clips"]] == [clip] and Path(clip).is_file()

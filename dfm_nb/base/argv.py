@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL
@@ -22,6 +23,8 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.nearest import meant
 from dfm_nb.base.process import end_with_parent
 
+TOLD = "DFM_NB_ERROR"
+"""Environment variable: the file in which a process that `dfm --json` started leaves its user's error."""
 USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
@@ -89,6 +92,8 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
             raise
         if (text := mistake(error)) is not None:
             print(legible(f"error: {text}"), file=sys.stderr, flush=True)
+            if told := os.environ.get(TOLD):
+                Path(told).write_text(text, encoding="utf-8")
             return 2
         lost = isinstance(error, RuntimeError) and re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
         if not lost:
