@@ -29,6 +29,10 @@ HUNG = 3
 STORE = "DFM_NB_STORE"
 """Environment variable: the file through which the processes of one machine find each other."""
 
+KEPT_BYTES = {"MALLOC_MMAP_THRESHOLD_": 32 << 20, "MALLOC_TRIM_THRESHOLD_": 1 << 30}
+"""Freed memory that glibc keeps for the next tensor. By default each step returns its tensors to the system, and the
+system clears every page again."""
+
 
 def torchrun_argv(module: str, argv: Sequence[str], nproc_per_node: int) -> list[str]:
     """The command that runs `python -m module argv`, or a `.py` file, on `nproc_per_node` local processes."""
@@ -56,6 +60,8 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         conf = "store_type=file,keep_alive_interval=60"
         args = parse_args(["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}", *argv])
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(args.nproc_per_node))))
+        for name, size in KEPT_BYTES.items():
+            os.environ.setdefault(name, str(size))
         try:
             run(args)
             return 0
