@@ -11,7 +11,8 @@ import torch
 def token_states(model: Any, tokenizer: Any, captions: list[str], max_tokens: int, rows: int) -> list[torch.Tensor]:
     """Last hidden states of each caption's own tokens, bfloat16 [L, D] on the CPU, in the order given.
 
-    Equal captions are encoded once. Captions of similar length share a batch of `rows`, so little of it is padding.
+    Equal captions are encoded once. Those with about equally many tokens share a batch of `rows`, so little of it is
+    padding.
     Padding is masked: a caption's states do not depend on its batch (to rounding).
 
     Parameters
@@ -19,11 +20,12 @@ def token_states(model: Any, tokenizer: Any, captions: list[str], max_tokens: in
     model, tokenizer : of transformers.
     max_tokens : longer captions are cut.
     """
-    distinct = sorted(set(captions), key=lambda c: (len(c), c))
+    cut: dict[str, Any] = {"truncation": True, "max_length": max_tokens}
+    distinct = sorted(set(captions), key=lambda c: (len(tokenizer(c, **cut)["input_ids"]), c))
     states: dict[str, torch.Tensor] = {}
     for start in range(0, len(distinct), rows):
         batch = distinct[start : start + rows]
-        tokens = tokenizer(batch, padding=True, truncation=True, max_length=max_tokens, return_tensors="pt")
+        tokens = tokenizer(batch, padding=True, return_tensors="pt", **cut)
         tokens = tokens.to(model.device)
         hidden_BLD = model(**tokens).last_hidden_state
         for caption, hidden_LD, mask_L in zip(batch, hidden_BLD, tokens["attention_mask"]):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dfm_nb.data.text_encoders import minilm
+from dfm_nb.data.text_encoders._states import token_states
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,20 @@ def test_token_states_have_true_lengths_and_do_not_depend_on_the_batch(encoder):
     assert torch.equal(a, a2)
     alone = encoder.encode(["a blue butterfly"])[0]
     torch.testing.assert_close(alone.float(), a.float(), atol=0.02, rtol=0.02)
+
+
+def test_captions_of_equally_many_tokens_share_a_batch(encoder):
+    masks = []
+
+    def model(**inputs):
+        masks.append(inputs["attention_mask"])
+        return encoder.model(**inputs)
+
+    model.device = encoder.model.device
+    captions = ["a a a a a a", "i i i i i i", "butterflies", "performance"]  # of 11 characters each
+    states = token_states(model, encoder.tokenizer, captions, 64, rows=2)
+    assert len(masks) == 2 and all(mask.all() for mask in masks)
+    assert len(states[0]) == len(states[1]) > len(states[2]) == len(states[3])
 
 
 def test_meaning_is_near_for_near_captions(encoder):
