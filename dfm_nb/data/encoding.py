@@ -40,8 +40,10 @@ AHEAD_BYTES = 256 << 20
 HELD_PIXELS = 1 << 25
 SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256
 CAPTIONS_BYTES = 256 << 20
-BATCH_PIXELS = {"cpu": 1 << 22, "cuda": 1 << 24}
-"""A batch of a tokenizer has at least so many: 16 pictures of 512 px, 64 on a GPU; halved where memory is short."""
+BATCH_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
+"""A batch of a tokenizer has at least so many: 2 pictures of 512 px, 64 on a GPU; halved where memory is short.
+
+On a CPU more are slower: their activations leave the cache."""
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
