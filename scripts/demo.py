@@ -84,6 +84,7 @@ class Demo(Stages):
             tokenizer="residual",
             num_images=self.images,
             num_clips=self.clips,
+            shard_size=self.images,  # a shard of each process: equal captions of a shard are encoded once
             output_dir=self.data,
             nproc_per_node=2,
         )
