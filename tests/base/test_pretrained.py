@@ -9,11 +9,14 @@ import torch
 
 from dfm_nb import Pipeline, export, prepare, prepare_dataset, train, train_model
 from dfm_nb.base import pretrained
+from dfm_nb.base.files import sha256
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
 from tests import tiny_run
 
 SIZE = dict(height=32, width=32, num_steps=2, guidance=2.0)
+MEAN_COLOURS = {"butterflies": (173, 130, 89), "drawings": (200, 133, 128)}
+"""Red, green and blue of the still that each packaged model generates below."""
 FAST = ["train.global_batch_size=1", "dataset.task_encoder_seq_length=160"]
 
 
@@ -63,6 +66,17 @@ def test_a_name_means_the_packaged_file_where_no_weights_have_that_path(folder):
 def test_a_wrong_name_lists_the_right_ones(folder, load):
     with pytest.raises(FileNotFoundError, match=r"\bmoth\b.*moths"):
         load("moth")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, prompt", [("butterflies", "A plain blue morpho over a meadow."), ("drawings", "red apple, fruit, food")]
+)
+def test_each_packaged_model_is_its_cards_and_generates(name, prompt, one_rank):
+    file = pretrained.packaged(name)
+    assert sha256(file) in file.with_suffix(".md").read_text() and file.stat().st_size < 15e6
+    (clip,) = Pipeline.from_pretrained(name)(prompt, num_video_frames=1, height=64, width=64, num_steps=4, seed=1)
+    assert clip.frames[0].mean((0, 1)) == pytest.approx(MEAN_COLOURS[name], abs=4)  # bf16 rounds by the machine
 
 
 @pytest.mark.parametrize("fast", [True, False])
