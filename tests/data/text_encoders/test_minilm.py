@@ -35,6 +35,17 @@ def test_captions_of_equally_many_tokens_share_a_batch(encoder):
     assert len(states[0]) == len(states[1]) > len(states[2]) == len(states[3])
 
 
+def test_states_are_those_of_transformers(encoder):
+    from transformers import AutoModel
+
+    tokens = encoder.tokenizer(
+        ["a blue butterfly", "a small orange one over a meadow"], padding=True, return_tensors="pt"
+    )
+    theirs = AutoModel.from_pretrained(minilm.find_weights(), local_files_only=True).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.model(**tokens).last_hidden_state, theirs(**tokens).last_hidden_state)
+
+
 def test_meaning_is_near_for_near_captions(encoder):
     """Cosines of mean states, as the model card's example orders them."""
     captions = ["monarch butterfly", "blue morpho butterfly", "a fast red car"]
