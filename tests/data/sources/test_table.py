@@ -118,9 +118,9 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """Its client waits 0.3 s and asks twice."""
+    """Its client waits 2 s and asks twice."""
     monkeypatch.setattr(_fetch, "PAUSES_S", [0.01])
-    monkeypatch.setattr(places, "SILENCE_S", 0.3)
+    monkeypatch.setattr(places, "SILENCE_S", 2)
     monkeypatch.setattr(places, "_client", functools.cache(places._client.__wrapped__))
     with serving(Handler, seen={}, released=threading.Event(), hung_up=threading.Event()) as httpd:
         yield httpd
