@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dfm_nb.sweep_ import sweep as sweep
     from dfm_nb.train import train_model as train_model
 
-__version__ = "0.2.0"
+__version__ = "1.0.0"
 
 _WHERE = {
     "Pipeline": "generation.pipeline.Pipeline",
