@@ -4,7 +4,7 @@
 
 Any checkpoint does: speed does not depend on the weights' values. Writes studio.json and studio.md. The process is
 held to one core. A redraw is the time from a change of the guidance slider in the kernel to the new picture in the
-widget: 14 evaluations, the tokenizer's decoder, PNG and HTML. The way to the browser is not in it. A move is made when
+widget: 12 evaluations, the tokenizer's decoder, PNG and HTML. The way to the browser is not in it. A move is made when
 the picture of the one before is there. CPU time is what it would take on an idle core. The handler is the part that
 runs in the kernel's own thread.
 """

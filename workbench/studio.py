@@ -1,6 +1,6 @@
 """A widget to explore a model: prompt and settings, a picture that follows them, a history, and the code of a clip.
 
-While a control moves, a rough picture of 14 evaluations follows it; when it rests, the clip is generated with the
+While a control moves, a rough picture of 12 evaluations follows it; when it rests, the clip is generated with the
 settings shown. One thread samples, so the kernel stays free, and a newer request ends an older one before its next
 module. Clips that would take too long are generated only by the button. A clip is the one that the pipeline generates
 for the same settings.
@@ -37,9 +37,10 @@ from workbench.live import Live, fault_html
 from workbench.slider import Slider
 
 PROMPT = "A spotted blue swallowtail over a meadow."
-FAST: dict[str, Any] = GenerationConfig().model_dump(include={"sampler", "schedule", "num_steps"})
-FAST |= {"sigma_levels": None, "guidance_interval": (0.1, 10.0)}
-"""Settings of the rough picture: the usual 14 evaluations, guided where that helps (benchmarks/results/guidance.md)."""
+FAST: dict[str, Any] = GenerationConfig().model_dump(include={"sampler", "schedule"})
+FAST |= {"num_steps": 12, "sigma_levels": None, "guidance_interval": (0.1, 10.0)}
+"""Settings of the rough picture: 12 evaluations, right as often as 35 of Heun, guided where that helps (see
+sampler_quality.md and guidance.md in benchmarks/results)."""
 WAIT_S = 60.0
 """A clip that would take longer is generated only by the button."""
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
