@@ -22,8 +22,6 @@ from demo import Stages, dfm
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.evaluation.table import table
 
-Command = list[str]
-
 
 class Base(Stages):
     """The stages: data/, train/, evaluation.json in `run_dir`; then the asset and its card in `output`."""
@@ -44,7 +42,7 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         super().__init__(run_dir)
         self.data, self.train = self.run / "data", self.run / "train"
 
-    def prepare(self) -> list[Command]:
+    def prepare(self) -> list[list[str]]:
         images, clips = 44_000, 16_000
         of = {"source": "synthetic:varied", "num_images": images, "num_clips": clips}
         return [dfm("prepare", "--resume", tokenizer="residual", output_dir=self.data, nproc_per_node=2, **of)]
@@ -114,7 +112,8 @@ class Drawings(Base):
     more_measured: list[str] = []
     intro = """
 A small packaged text-to-image Diffusion Transformer: `Pipeline.from_pretrained("drawings")`. It generates drawings and
-emoji of 64 px on white: a base to train on your own pictures, not a finished illustrator."""
+emoji of 64 px on white. As a base for few pictures it gave a nearer style than `butterflies`, but no better subjects
+([measured](../../../docs/own-pictures.md#few-pictures))."""
     source = (
         "{samples} samples, mirror images among them: Open Clip Art Library 0.18 of Debian, npm's "
         "`@lobehub/fluent-emoji-3d` 1.1.0, keywords of `emojilib` 4.0.3. Held out: the 186 drawings by the authors of "
@@ -136,7 +135,7 @@ rates of a training of 2,000.
         self.measured = {"dataset": self.data, "split": "test", "num_prompts": 93, "num_clips": 0}
         self.folders = [str(clipart), str(fluent)]
 
-    def prepare(self) -> list[Command]:
+    def prepare(self) -> list[list[str]]:
         table = self.run / "table"
         captions = {"val_fraction": 0.03, "tag_captions": 3, "short_side": 64}
         of = dfm("prepare", "--resume", "--flip", source=f"table:{table}", tokenizer="residual", **captions)
