@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import logging
 import sys
 import types
@@ -92,20 +93,21 @@ LEFT_OUT = (
     "tensorboard",
 )
 FSDP = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed.fsdp")
-"""What megatron-core's FSDP needs, and with it sympy: 0.8 s. It is optional there; a CPU does without it."""
+"""What megatron-core's FSDP needs, and with it sympy: 0.8 s. It is optional in 0.16, and a CPU does without it; 0.19
+needs it, because its checkpoints import `torch.distributed.checkpoint`."""
 
 
 @contextlib.contextmanager
 def _lean_imports() -> Iterator[None]:
-    """Block imports of `LEFT_OUT`; without a CUDA device also of `FSDP`, and make `torch.compile` the identity.
+    """Block imports of `LEFT_OUT`; without a CUDA device also of `FSDP` (0.16), and make `torch.compile` the identity.
 
     megatron-core decorates fused operations with `torch.compile`, which imports Inductor; a CPU uses the plain
     functions.
     """
     instead: dict[str, Any] = dict.fromkeys(LEFT_OUT)  # None: importing it raises ModuleNotFoundError
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and importlib.metadata.version("megatron-core").startswith("0.16."):
         instead |= dict.fromkeys(FSDP)
-        # 0.16.1 imports this name of it with FSDP or without (transformer.fsdp_dtensor_checkpoint)
+        # it imports this name of it with FSDP or without (transformer.fsdp_dtensor_checkpoint)
         instead["torch.distributed.checkpoint"] = types.SimpleNamespace(default_planner=None)
     absent = [name for name in instead if name not in sys.modules]
     sys.modules.update({name: instead[name] for name in absent})
