@@ -130,7 +130,7 @@ def test_low_rank_updates_go_on_and_are_exported(one_rank, tiny_data, tiny_wan, 
     request = Request("a moth", height=32, width=32, num_steps=3)
     latents = {name: Pipeline.from_checkpoint(file).sample_latents([request]) for name, file in files.items()}
     close(latents["apart"], latents["merged"])
-    assert (latents["apart"] - latents["base"]).abs().max() > 1e-2
+    assert (latents["apart"] - latents["base"]).abs().max() > 1e-3
 
 
 PUBLISHED = {
