@@ -80,8 +80,9 @@ def test_what_cannot_be_measured_is_one_sentence(tiny_checkpoint, tiny_data, tmp
 def run_and_data(tiny_checkpoint, tiny_data, tmp_path_factory):
     """A run of two checkpoints, the first one damaged at a byte, and pictures of which some are held out."""
     top = tmp_path_factory.mktemp("verdict")
-    argv = "--source synthetic --tokenizer pca --num-images 24 --num-clips 0 --short-side 32 --val-fraction 0.4 --output-dir".split()
-    assert prepare.main([*argv, str(top / "data"), f"--tokenizer-path={tiny_data / 'tokenizer.safetensors'}"]) == 0
+    argv = "--source synthetic --num-images 24 --num-clips 0 --short-side 32 --val-fraction 0.4 --tokenizer pca".split()
+    argv += ["--tokenizer-path", str(tiny_data / "tokenizer.safetensors"), "--output-dir", str(top / "data")]
+    assert prepare.main(argv) == 0
     run = shutil.copytree(tiny_checkpoint, top / "run")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace(str(tiny_checkpoint), str(run)))

@@ -191,6 +191,8 @@ class SampleIndex(Sizes):
                 raise ValueError("it has other columns")
             batch, about = reader.get_batch(0), reader.schema.metadata
             batch.validate(full=True)  # keys of a forged file could point beyond it
+            if any(column.null_count for column in batch.columns):
+                raise ValueError("it has empty cells")
             self._keys = batch["key"]
             columns = {name: np.from_dlpack(batch[name]) for name in SCHEMA.names[1:]}
             shards = [Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])]
