@@ -127,10 +127,10 @@ def test_low_rank_updates_go_on_and_are_exported(one_rank, tiny_data, tiny_wan, 
         assert export.main([str(folder), "--output", str(file), *how]) == 0
     base, apart = load_file(files["base"]), load_file(files["apart"])
     assert base.keys() == apart.keys() and all(torch.equal(base[n], apart[n]) for n in base)
-    request = Request("a moth", height=32, width=32, num_steps=3)
+    request = Request("a moth", height=32, width=32, num_steps=3, sampler="heun", schedule="karras")
     latents = {name: Pipeline.from_checkpoint(file).sample_latents([request]) for name, file in files.items()}
     close(latents["apart"], latents["merged"])
-    assert (latents["apart"] - latents["base"]).abs().max() > 1e-3
+    assert (latents["apart"] - latents["base"]).abs().max() > 1e-2
 
 
 PUBLISHED = {
