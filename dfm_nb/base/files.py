@@ -51,11 +51,6 @@ def remove_temporaries(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def older(path: object, fix: str, commit: str = "d3d8367") -> str:
-    """The message for a file or folder in an old format, which `commit` reads."""
-    return f"{path} was written by an older dfm_nb; commit {commit} reads it ({fix})"
-
-
 def is_url(path: object) -> bool:
     return "://" in str(path)
 

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from dfm_nb.base import files
-from dfm_nb.base.files import local, older, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS
@@ -71,7 +71,8 @@ def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
         return files.read_listing(folder / CHECKSUMS)
     version = (read_json(folder / "manifest.json") or {}).get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
-        raise ValueError(older(folder / "manifest.json", "prepare or adopt the data again"))
+        what = f"{folder / 'manifest.json'} was written by an older dfm_nb; commit d3d8367 reads it"
+        raise ValueError(f"{what} (prepare or adopt the data again)")
     raise FileNotFoundError(
         f"{folder / CHECKSUMS} is missing, with which a prepared data set is finished: make one with `dfm prepare "
         f"--output-dir {folder}`; if shards of another writer are there, {shards.how_to_adopt(folder)}"

@@ -12,8 +12,7 @@ def token_states(model: Any, tokenizer: Any, captions: list[str], max_tokens: in
     """Last hidden states of each caption's own tokens, bfloat16 [L, D] on the CPU, in the order given.
 
     Equal captions are encoded once. Those with about equally many tokens share a batch of `rows`, so little of it is
-    padding.
-    Padding is masked: a caption's states do not depend on its batch (to rounding).
+    padding. Padding is masked: a caption's states do not depend on its batch (to rounding).
 
     Parameters
     ----------
