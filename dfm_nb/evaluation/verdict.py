@@ -143,6 +143,7 @@ class Judge:
         said += "" if begin else ", the first checkpoint"
         if (asked := min(len(self.held_out), len(self.train))) < FEW:
             said += f"; {asked} captions of each split are too few to be sure: raise --num-prompts"
+            said += " or prepare's --val-fraction"
         return {
             "take": best["iteration"],
             "copies_begin": copies,
