@@ -2,8 +2,7 @@
 
     live.py        a widget, and its copy for when there is no kernel
     supervisor.py  the process between a kernel and torchrun: stops the whole tree, records how it ended
-    job.py         start, find again and stop such a process
-    outcome.py     what it printed, and why it ended
+    job.py         start, find again and stop such a process; why it ended
     launcher.py    start, stop, continue a run               `Launcher`
     launcher_panel.py  its buttons, state and log
     metrics_reader.py  metrics.jsonl read while it is written  `MetricsReader`

@@ -19,10 +19,9 @@ from dfm_nb.base.files import local
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
-from workbench.job import Job, Record, RunFailed, State
+from workbench.job import Job, Record, RunFailed, State, clean_lines
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
-from workbench.outcome import clean_lines
 
 TRAINER, PREPARE = "dfm_nb.train", "dfm_nb.prepare"
 DRIVERS = (TRAINER, PREPARE, "dfm_nb.generate", "dfm_nb.evaluate")
