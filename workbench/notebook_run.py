@@ -21,6 +21,9 @@ from dfm_nb.base.nearest import nearest
 from workbench.parameters import WORDS, as_type
 from workbench.place import RESULT_TYPE
 
+_NO_SCRIPT = "data:text/javascript,"
+"""Replaces require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -114,8 +117,6 @@ def execute(
     from papermill.exceptions import PapermillException, PapermillExecutionError
     from traitlets.config import Config
 
-    from workbench.notebook_report import write_report
-
     source, target = existing(notebook), Path(output).expanduser()
     if target.suffix != ".ipynb" or target.resolve() == source.resolve():
         raise ValueError(f"--output must be another notebook, OUT.ipynb; got {target}")
@@ -148,6 +149,24 @@ def execute(
         except Exception as failed:  # nbconvert's own: the executed notebook is there
             print(f"no report: {failed}", file=sys.stderr, flush=True)
     return Outcome(page, error, published(target))
+
+
+def write_report(notebook: str | Path) -> Path:
+    """`NAME.html` next to `NAME.ipynb`, without live widgets, which would need a downloaded script."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    path = Path(notebook)
+    executed = nbformat.read(path, as_version=4)
+    executed.metadata.pop("widgets", None)
+    for shown in (output for cell in executed.cells for output in cell.get("outputs", [])):
+        if len(data := shown.get("data", {})) > 1:
+            data.pop("application/vnd.jupyter.widget-view+json", None)
+    exporter = HTMLExporter(embed_images=True, require_js_url=_NO_SCRIPT, mathjax_url=_NO_SCRIPT)
+    body, _ = exporter.from_notebook_node(executed, {"metadata": {"name": path.stem}})
+    page = path.with_suffix(".html")
+    page.write_text(body, encoding="utf-8")
+    return page
 
 
 def first_fault(message: str) -> str:

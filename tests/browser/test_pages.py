@@ -10,7 +10,7 @@ from dfm_nb.butterflies import synthetic
 from tests.browser.lab_page import FLAGS, find_browser
 from tests.processes import wait_until
 from workbench import Gallery
-from workbench.notebook_report import write_report
+from workbench.notebook_run import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_browser() is None, reason="there is no Chromium")]
