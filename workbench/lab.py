@@ -16,7 +16,7 @@ import sysconfig
 from pathlib import Path
 
 from dfm_nb.base.options import Options, option
-from workbench.place import FIRST, kernel_encryption
+from workbench.place import FIRST
 
 DEFAULT_PORT = 8888
 HOST = "127.0.0.1"
@@ -57,10 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(paths)
     os.chdir(folder)
     command = server_argv(port, notebook, not args.no_browser)
-    try:
-        os.execv(command[0], command)
-    except OSError as error:
-        raise ValueError(f"JupyterLab could not be started: {error}; pip install 'dfm_nb[notebook]'") from None
+    os.execv(command[0], command)
 
 
 def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
@@ -69,6 +66,8 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
 
     if importlib.util.find_spec("jupyterlab") is None:
         raise ValueError("JupyterLab is not installed; pip install 'dfm_nb[notebook]'")
+    import zmq
+
     return [
         sys.executable,
         "-m",
@@ -80,7 +79,8 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
         f"--LabApp.default_url=/lab/tree/{notebook}",
         f"--ServerApp.open_browser={browser}",
         "--ServerApp.log_level=WARN",
-        f"--KernelManager.transport_encryption={kernel_encryption()}",
+        # keys for the sockets between server and kernel, where ZeroMQ was built with them
+        f"--KernelManager.transport_encryption={'auto' if zmq.has('curve') else 'disabled'}",
     ] + (["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else [])
 
 

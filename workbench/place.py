@@ -46,13 +46,6 @@ def trained_or_packaged(*runs: str | Path) -> str:
     return pretrained.DEFAULT
 
 
-def kernel_encryption() -> str:
-    """`auto` (keys for the sockets between server and kernel) where ZeroMQ was built with it, else `disabled`."""
-    import zmq
-
-    return "auto" if zmq.has("curve") else "disabled"
-
-
 def publish(**values: Any) -> None:
     """Show named results; `dfm notebook sweep` collects them into its table, one column each.
 
