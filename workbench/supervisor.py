@@ -7,6 +7,7 @@ Workers whose launcher was killed are adopted and killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -40,7 +41,7 @@ def supervise(folder: Path) -> None:
     record |= process.identity()
     write_record(folder, record)
     try:
-        agent = subprocess.Popen(record["command"], cwd=record["cwd"], stdin=subprocess.DEVNULL)
+        agent = psutil.Popen(record["command"], cwd=record["cwd"], stdin=subprocess.DEVNULL)
         code = watch(agent, asked)
     except OSError as error:  # the command cannot be run at all
         print(f"error: {error}", flush=True)
@@ -48,16 +49,14 @@ def supervise(folder: Path) -> None:
     write_record(folder, record | {"exit_code": code, "stopped": bool(asked)})
 
 
-def watch(agent: subprocess.Popen, asked: list[int]) -> int:
+def watch(agent: psutil.Popen, asked: list[int]) -> int:
     """Wait for the command, or end it once `asked` has a signal; then kill what it left. Returns its exit code."""
     while agent.poll() is None and not asked:
         time.sleep(process.POLL_S)
     if agent.poll() is None:
-        launcher = psutil.Process(agent.pid)
-        process.send(launcher.children() or [launcher], signal.SIGTERM)
-        give_up = time.monotonic() + process.GRACE_S
-        while agent.poll() is None and time.monotonic() < give_up:
-            time.sleep(process.POLL_S)
+        process.send(agent.children() or [agent], signal.SIGTERM)
+        with contextlib.suppress(psutil.TimeoutExpired):
+            agent.wait(process.GRACE_S)
         process.send(below(), signal.SIGKILL)
     code = agent.wait()
     psutil.wait_procs(below(), timeout=SETTLE_S)
