@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dfm_nb.base import video
+from dfm_nb.base.files import read_json
 from dfm_nb.base.run import MEDIA
 
 DESCRIBED = {
@@ -86,13 +86,8 @@ def _from_file(path: Path) -> Item:
         raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} writes one")
     if kind is None:
         raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
-    settings: dict[str, Any] = {"name": path.stem}
-    beside = path.with_suffix(path.suffix + ".json")
-    try:
-        settings |= json.loads(beside.read_text())
-    except (OSError, ValueError, TypeError):
-        pass  # not one of our clips: only its name is known
-    return Item(kind, path.read_bytes(), settings)
+    settings = read_json(path.with_suffix(path.suffix + ".json")) or {}  # of a foreign clip only the name is known
+    return Item(kind, path.read_bytes(), {"name": path.stem, **settings})
 
 
 class Gallery:
