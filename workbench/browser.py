@@ -24,7 +24,7 @@ from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size
 from dfm_nb.data.shards import Fits, how_to_adopt
 from workbench.controls import table_html
 from workbench.gallery import Gallery, Item
-from workbench.live import Live
+from workbench.live import Live, fault_html
 
 PAGE, SIDE_PX = 12, 160
 DROPS_SHOWN = 20
@@ -125,7 +125,7 @@ class DatasetBrowser(Live):
         try:
             clip = entry.read(self.fits)
         except SampleError as error:
-            return f'<div role="alert" style="font-size:12px"><b>Damaged:</b> {html.escape(str(error))}</div>'
+            return fault_html(str(error), what="Damaged")
         tokenizer = None if latent else self._decoder[0]
         frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
         kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
@@ -262,8 +262,7 @@ class DatasetBrowser(Live):
     def _show(self, fault: str = "") -> None:
         said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
         self._status.value = f'<span role="status">{said}</span>'
-        alert = f'<div role="alert"><b>Not kept:</b> {html.escape(fault)}</div>'
-        self._told.value = alert if fault else f'<div style="font-size:12px">{self.edited()}</div>'
+        self._told.value = fault_html(fault, what="Not kept") or f'<div style="font-size:12px">{self.edited()}</div>'
         self._samples.value = self._grid(self._figures, self._looks.value)
         self.keep()
 
