@@ -99,7 +99,7 @@ def sweep(argv: list[str]) -> int:
     grid, output = parse_grid(asked.grid), asked.output_dir
     rows = grids.sweep(asked.notebook, grid, output, fixed=asked.values, jobs=asked.jobs, report=not asked.no_report)
     print(grids.text(grids.table(rows, grid)))
-    failed = sum(row.state != "done" for row in rows)
+    failed = sum(row.outcome["state"] != "done" for row in rows)
     print(f"== {len(rows) - failed} of {len(rows)} done; {Path(output) / 'index.html'} and results.csv")
     return int(failed > 0)
 

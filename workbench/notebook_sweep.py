@@ -28,14 +28,11 @@ OWN = "work_dir"
 
 @dataclass
 class Point:
-    """One combination: its values as text, and the outcome of its run."""
+    """One combination: its values as text, and the outcome of its run with what it published."""
 
     name: str
     values: dict[str, str]
-    state: str = "waiting"
-    duration_s: float = 0.0
-    results: dict[str, Any] = field(default_factory=dict)
-    error: str = ""
+    outcome: dict[str, Any] = field(default_factory=lambda: {"state": "waiting", "duration_s": 0.0, "error": ""})
 
     def said(self, names: Iterable[str]) -> str:
         return ", ".join(f"{name}={self.values[name]}" for name in names)
@@ -84,9 +81,8 @@ def sweep(
         commands[point.name] = [*command, "--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
     by_name = {point.name: point for point in rows}
     for name, error, seconds in run_all(commands, folder, jobs, {p.name: p.said(grid) for p in rows}):
-        point = by_name[name]
-        point.state, point.error, point.duration_s = "failed" if error else "done", error, seconds
-        point.results = runs.published(folder / f"{name}.ipynb")
+        ended = {"state": "failed" if error else "done", "duration_s": seconds, "error": error}
+        by_name[name].outcome |= runs.published(folder / f"{name}.ipynb") | ended
         write_tables(folder, source.stem, rows, grid)
     return rows
 
@@ -100,9 +96,8 @@ def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
 
     records = []
     for row in rows:
-        own: dict[str, Any] = {"run": row.name, **{name: row.values[name] for name in names}}
-        own |= {"state": row.state, "duration_s": row.duration_s, "error": row.error}
-        records.append(own | {name: value for name, value in row.results.items() if name not in own})
+        own = {"run": row.name, **{name: row.values[name] for name in names}}
+        records.append(own | row.outcome | own)
     return pd.DataFrame(records, dtype=object).fillna("")
 
 
