@@ -333,21 +333,19 @@ def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns
     rows = math.ceil(len(videos) / columns)
     sheet = Image.new("RGB", (GAP_PX + columns * (cell + GAP_PX), GAP_PX + rows * (height + GAP_PX)), PAPER)
     for i, (video, lines) in enumerate(zip(videos, texts, strict=True)):
-        page, picture = Image.new("RGB", (cell, height), PAPER), _thumbnail(video, cell)
-        page.paste(picture, ((cell - picture.width) // 2, cell - picture.height))
-        for k, line in enumerate(lines):
-            ImageDraw.Draw(page).text((0, cell + 4 + k * LINE_PX), line, font=font, fill=INK)
+        page = ImageOps.expand(_thumbnail(video, cell), (0, 0, 0, height - cell), PAPER)
+        ImageDraw.Draw(page).multiline_text((0, cell + 4), "\n".join(lines), INK, font)
         sheet.paste(page, (GAP_PX + i % columns * (cell + GAP_PX), GAP_PX + i // columns * (height + GAP_PX)))
     return np.asarray(sheet)
 
 
 def _thumbnail(video: np.ndarray, cell: int) -> Image.Image:
-    """A picture, or 2 x 2 evenly spaced frames of a clip."""
+    """A picture, or 2 x 2 evenly spaced frames of a clip, in the middle of the lower edge of a square."""
     _check(video)
     if len(video) > 1:
         frames = video[np.linspace(0, len(video) - 1, 4).round().astype(int)]
         video = rearrange(frames, "(row column) h w c -> 1 (row h) (column w) c", row=2)
-    return ImageOps.contain(Image.fromarray(video[0]), (cell, cell))
+    return ImageOps.pad(Image.fromarray(video[0]), (cell, cell), color=PAPER, centering=(0.5, 1.0))
 
 
 def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
