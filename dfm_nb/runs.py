@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.files import read_json
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
-from dfm_nb.base.plots import plot_curves
+from dfm_nb.base.plots import curves_png
 from dfm_nb.base.run import MEDIA, Run, iteration_folders, media_in
 from dfm_nb.config import notation
 
@@ -139,9 +138,7 @@ def page(
     for key, name in CURVES.items():
         curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
         if curves:
-            with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-                plot_curves(Path(folder, "plot.png"), curves, name)
-                picture = video.data_url("image/png", Path(folder, "plot.png").read_bytes())
+            picture = video.data_url("image/png", curves_png(curves, name))
             said = "; ".join(f"{label} {y[-1]:.4g} at {x[-1]}" for label, (x, y) in curves.items())
             parts.append(f'<p><img src="{picture}" alt="{html.escape(f"{name}: {said}")}"></p>')
     if samples is None:

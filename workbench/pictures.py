@@ -6,7 +6,6 @@ that it is readable on any page.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from einops import rearrange
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure  # no pyplot: no global state, no display
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
@@ -26,7 +25,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.base.plots import PALETTE, plain
+from dfm_nb.base.plots import PALETTE, blank, plain, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -59,21 +58,19 @@ class Picture:
 
     def save(self, path: str | Path) -> Path:
         """Write the figure in the format of the suffix, PNG by default."""
-        self.figure.savefig(path, dpi=DPI)
+        self.figure.savefig(path)
         return Path(path)
 
     def _repr_html_(self) -> str:
-        out = io.BytesIO()
-        self.figure.savefig(out, format="png", dpi=DPI)
         width_px = round(self.figure.get_size_inches()[0] * PX_PER_IN)
-        return video.media_html("image/png", out.getvalue(), self.summary, width_px)
+        return video.media_html("image/png", png(self.figure), self.summary, width_px)
 
     def __repr__(self) -> str:
         return self.summary
 
 
 def _figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
-    figure = Figure(figsize=(width_in, height_in), facecolor="white")
+    figure = blank(width_in, height_in, DPI)
     figure.set_layout_engine("constrained", rect=(0.008, 0.012, 0.984, 0.976))  # a margin, as the page may be dark
     return figure
 

@@ -7,7 +7,6 @@ Why we wrote our own: docs/decisions/0010.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import numpy as np
 import traitlets
 
 from dfm_nb.base.metrics import smooth
-from dfm_nb.base.plots import PALETTE, plain
+from dfm_nb.base.plots import PALETTE, blank, plain, png
 
 MAX_POINTS = 500
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")
@@ -167,11 +166,9 @@ class LinePlot(anywidget.AnyWidget):
 
 
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
-    """The plots in a row as one PNG; on white, so that it is readable on any page."""
-    from matplotlib.figure import Figure  # no pyplot: no global state, no display
-
+    """The plots in a row as one PNG."""
     shown = [p for p in plots if any(len(s.x) for s in p.series)] or list(plots[:1])
-    figure = Figure(figsize=(4.6 * len(shown) + 0.4, 3.1), dpi=110, layout="constrained", facecolor="white")
+    figure = blank(4.6 * len(shown) + 0.4, 3.1, dpi=110)
     for axes, plot in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
         drawn = [(s, *s.shown()) for s in plot.series if len(s.x)]
         for s, x, y in drawn:
@@ -187,6 +184,4 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
         plain(axes)
         if any(s.style != "faint" for s, _, _ in drawn):
             axes.legend(frameon=False, fontsize=8)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    return png(figure)

@@ -1,15 +1,15 @@
-"""Static plots as PNG files, by matplotlib."""
+"""Static plots, by matplotlib: on white, so that they are readable on any page."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.metrics import series, smooth
 
 if TYPE_CHECKING:
@@ -20,15 +20,22 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, which colour-blind people can distinguish."""
 
 
-@contextlib.contextmanager
-def figure(path: str | Path, width_in: float, height_in: float) -> Iterator[Figure]:
-    """An empty figure to draw on, saved as the PNG `path`."""
+def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
+    """An empty figure to draw on."""
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
-    drawn = Figure(figsize=(width_in, height_in), dpi=120, layout="constrained")
-    yield drawn
-    with replacing(path) as temporary:
-        drawn.savefig(temporary, format="png")
+    return Figure(figsize=(width_in, height_in), dpi=dpi, layout="constrained", facecolor="white")
+
+
+def png(drawn: Figure) -> bytes:
+    """The figure as a PNG."""
+    drawn.savefig(out := io.BytesIO(), format="png")
+    return out.getvalue()
+
+
+def save(drawn: Figure, path: str | Path) -> None:
+    """Write the figure as a PNG file, which is whole or absent."""
+    write_atomically(path, png(drawn))
 
 
 def plain(axes: Axes) -> None:
@@ -47,27 +54,27 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     x, y = series(records, "loss")
     if not y:
         return
-    with figure(output, 7.2, 4.2) as drawn:
-        axes = drawn.add_subplot()
-        axes.plot(x, y, color=PALETTE[0], alpha=0.22, linewidth=0.8)
-        axes.plot(x, smooth(y, max(1, len(y) // 40)), color=PALETTE[0], linewidth=1.8, label="training loss")
-        x_val, y_val = series(records, "val_loss")
-        if x_val:
-            axes.plot(x_val, y_val, "o", color=PALETTE[1], markersize=4.5, label="validation loss", zorder=3)
-        axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
-        top = float(np.quantile(y, 0.995))  # a few early spikes are cut off, so that the curve fills the plot
-        axes.set_ylim(0 if min(y) < top / 2 else None, 1.05 * top)
-        plain(axes)
-        axes.legend(frameon=False)
+    axes = (drawn := blank(7.2, 4.2)).add_subplot()
+    axes.plot(x, y, color=PALETTE[0], alpha=0.22, linewidth=0.8)
+    axes.plot(x, smooth(y, max(1, len(y) // 40)), color=PALETTE[0], linewidth=1.8, label="training loss")
+    x_val, y_val = series(records, "val_loss")
+    if x_val:
+        axes.plot(x_val, y_val, "o", color=PALETTE[1], markersize=4.5, label="validation loss", zorder=3)
+    axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
+    top = float(np.quantile(y, 0.995))  # a few early spikes are cut off, so that the curve fills the plot
+    axes.set_ylim(0 if min(y) < top / 2 else None, 1.05 * top)
+    plain(axes)
+    axes.legend(frameon=False)
+    save(drawn, output)
 
 
-def plot_curves(output: str | Path, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> None:
-    """Draw losses of several runs against iteration as a PNG: label -> (iterations, losses); a running mean of many."""
-    with figure(output, 8.4, 3.4) as drawn:
-        axes = drawn.add_subplot()
-        for i, (label, (x, y)) in enumerate(curves.items()):
-            style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
-            axes.plot(x, smooth(y, max(1, len(y) // 40)), style, color=PALETTE[i % len(PALETTE)], label=label)
-        axes.set(xlabel="iteration", ylabel="loss", title=title)
-        plain(axes)
-        axes.legend(frameon=False, fontsize=8)
+def curves_png(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> bytes:
+    """Losses of several runs against iteration as a PNG: label -> (iterations, losses); a running mean of many."""
+    axes = (drawn := blank(8.4, 3.4)).add_subplot()
+    for i, (label, (x, y)) in enumerate(curves.items()):
+        style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
+        axes.plot(x, smooth(y, max(1, len(y) // 40)), style, color=PALETTE[i % len(PALETTE)], label=label)
+    axes.set(xlabel="iteration", ylabel="loss", title=title)
+    plain(axes)
+    axes.legend(frameon=False, fontsize=8)
+    return png(drawn)

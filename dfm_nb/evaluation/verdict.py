@@ -27,7 +27,7 @@ import numpy as np
 
 from dfm_nb.base import video
 from dfm_nb.base.intervals import wilson
-from dfm_nb.base.plots import PALETTE, figure, plain
+from dfm_nb.base.plots import PALETTE, blank, plain, save
 from dfm_nb.evaluation.distance import Estimate, difference, estimate, kernel_estimate, kernel_influences, mean_estimate
 from dfm_nb.evaluation.diversity import pairwise
 from dfm_nb.evaluation.features import Features
@@ -162,22 +162,22 @@ def plot(values: Mapping[str, Any], output: str | Path) -> None:
     rows, verdict = values["checkpoints"], values["verdict"]
     keys = [key for key in CHECKPOINTS if key in rows[0]]
     shown = [*keys, *(["val_loss"] if any(r["val_loss"] is not None for r in rows) else [])]
-    with figure(output, 8.4, 0.3 + 2.1 * math.ceil(len(shown) / 3)) as drawn:
-        drawn.suptitle(verdict["sentence"], fontsize=9, wrap=True)
-        marks = "dashed: real pictures; shaded: 95 % intervals; vertical: the one to take"
-        drawn.supxlabel(f"iteration ({marks})", fontsize=7)
-        for i, key in enumerate(shown):
-            axes = drawn.add_subplot(math.ceil(len(shown) / 3), 3, i + 1)
-            title, factor, _ = CHECKPOINTS.get(key, ("validation loss", 1, ""))
-            x = [r["iteration"] for r in rows if r[key] is not None]
-            found = [r[key] if key in keys else {"value": r[key]} for r in rows if r[key] is not None]
-            axes.plot(x, [factor * e["value"] for e in found], "o-", color=PALETTE[0], markersize=3.5, linewidth=1.4)
-            if key in keys:
-                low, high = ([factor * e[end] for e in found] for end in ("low", "high"))
-                axes.fill_between(x, low, high, color=PALETTE[0], alpha=0.2, linewidth=0)
-            if key in verdict["real"]:
-                axes.axhline(factor * verdict["real"][key]["value"], color="#666666", linestyle="--", linewidth=1)
-            axes.axvline(verdict["take"], color=PALETTE[1], linewidth=1)
-            axes.set_title(title, fontsize=8)
-            axes.tick_params(labelsize=7)
-            plain(axes)
+    drawn = blank(8.4, 0.3 + 2.1 * math.ceil(len(shown) / 3))
+    drawn.suptitle(verdict["sentence"], fontsize=9, wrap=True)
+    drawn.supxlabel("iteration (dashed: real pictures; shaded: 95 % intervals; vertical: the one to take)", fontsize=7)
+    for i, key in enumerate(shown):
+        axes = drawn.add_subplot(math.ceil(len(shown) / 3), 3, i + 1)
+        title, factor, _ = CHECKPOINTS.get(key, ("validation loss", 1, ""))
+        x = [r["iteration"] for r in rows if r[key] is not None]
+        found = [r[key] if key in keys else {"value": r[key]} for r in rows if r[key] is not None]
+        axes.plot(x, [factor * e["value"] for e in found], "o-", color=PALETTE[0], markersize=3.5, linewidth=1.4)
+        if key in keys:
+            low, high = ([factor * e[end] for e in found] for end in ("low", "high"))
+            axes.fill_between(x, low, high, color=PALETTE[0], alpha=0.2, linewidth=0)
+        if key in verdict["real"]:
+            axes.axhline(factor * verdict["real"][key]["value"], color="#666666", linestyle="--", linewidth=1)
+        axes.axvline(verdict["take"], color=PALETTE[1], linewidth=1)
+        axes.set_title(title, fontsize=8)
+        axes.tick_params(labelsize=7)
+        plain(axes)
+    save(drawn, output)
