@@ -7,7 +7,7 @@ def fast_bf16() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16), several times as fast as float32."""
     import torch
 
-    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def precision(asked: str) -> str:

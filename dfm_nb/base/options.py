@@ -181,8 +181,8 @@ class Options(BaseModel):
         return faults
 
     @classmethod
-    def add_flags(cls, parser: argparse._ActionsContainer, names: Iterable[str] | None = None) -> None:
-        """Add the flags of these options, by default of all."""
+    def add_flags(cls, parser: Any, names: Iterable[str] | None = None) -> None:
+        """Add the flags of these options, by default of all, to a parser or a group of one."""
         for name, field in fields(cls).items():
             if (names is None or name in names) and "python_only" not in field.marks:
                 _add(parser, field)
@@ -228,7 +228,7 @@ class Options(BaseModel):
         return words
 
 
-def _add(parser: argparse._ActionsContainer, field: Field) -> None:
+def _add(parser: Any, field: Field) -> None:
     marks = field.marks
     given: dict[str, Any] = {"help": field.help}
     required = field.default is PydanticUndefined

@@ -22,7 +22,6 @@ import os
 import pickle
 import shutil
 import tarfile
-import types
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -57,26 +56,27 @@ CHECKSUM = "crc32"
 _PurePickler: Any = pickle._Pickler  # the one written in Python: its steps can be replaced; typeshed leaves them out
 
 
+def _load_from_bytes(content: bytes) -> None:
+    """Pickled under torch's name, as megatron-core 0.19 puts a function that readers may lack in torch's place."""
+
+
 class _TensorPickler(_PurePickler):
     """Pickles tensors so that equal ones give equal bytes: torch's own form names a storage by its address."""
 
     def reducer_override(self, value: object) -> object:
         if isinstance(value, torch.storage.TypedStorage | torch.UntypedStorage):
             buffer = io.BytesIO()
-            torch.save(value, buffer)  # the zip form has no addresses; torch.storage._load_from_bytes reads both
-            return torch.storage._load_from_bytes, (buffer.getvalue(),)
+            torch.save(value, buffer)  # the zip form has no addresses; torch's function for its own form reads both
+            return _load_from_bytes, (buffer.getvalue(),)
         return NotImplemented
 
-    def save_global(self, obj: object, name: str | None = None) -> None:
-        if obj is not torch.storage._load_from_bytes:
-            return super().save_global(obj, name)
-        # by torch's own name: megatron-core 0.19 puts a function of its own in this place, which readers may not have
+    def save(self, obj: object, *given: Any) -> None:
+        if obj is not _load_from_bytes:
+            return super().save(obj, *given)
         self.save("torch.storage")
         self.save("_load_from_bytes")
         self.write(pickle.STACK_GLOBAL)
         self.memoize(obj)
-
-    dispatch = {**_PurePickler.dispatch, types.FunctionType: save_global}
 
 
 def _pickled(tensor: torch.Tensor) -> bytes:

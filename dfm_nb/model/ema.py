@@ -59,7 +59,7 @@ class PowerEMA:
         weights = [p.detach().float() for p in self.parameters]
         for sigma_rel, average in self.averages.items():
             # one kernel for all parameters instead of one each
-            torch._foreach_lerp_(average, weights, 1 - power_beta(step, sigma_rel))
+            torch.optim.swa_utils.get_ema_multi_avg_fn(power_beta(step, sigma_rel))(average, weights, step)
 
     @contextmanager
     def applied(self, sigma_rel: float) -> Iterator[None]:

@@ -157,7 +157,7 @@ def rank() -> int:
 
 def store() -> dist.Store:
     """The process group's key-value store, under our prefix."""
-    return dist.PrefixStore("dfm_nb", dist.distributed_c10d._get_default_store())
+    return dist.PrefixStore("dfm_nb", dist.group.WORLD.get_group_store())  # type: ignore[union-attr]
 
 
 def is_first_of_model() -> bool:

@@ -92,7 +92,7 @@ LEFT_OUT = (
     "wandb",  # megatron's logging; `training.loggers` imports these two if they are configured
     "tensorboard",
 )
-FSDP = ("torch.distributed.tensor", "torch.distributed._tensor", "torch.distributed.fsdp")
+FSDP = ("torch.distributed.tensor", "torch.distributed.fsdp")
 """What megatron-core's FSDP needs, and with it sympy: 0.8 s. It is optional in 0.16, and a CPU does without it; 0.19
 needs it, because its checkpoints import `torch.distributed.checkpoint`."""
 
@@ -188,9 +188,9 @@ def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_deco
     """megatron-core's arithmetic without its assertion on the tensor's CUDA type name (0.16.1)."""
     coefficient = max_norm / (total_norm + 1e-6)  # the same epsilon, so that CPU and GPU clip equally
     if coefficient < 1.0:
-        grads = [p.grad for p in parameters if p.grad is not None]
-        if grads:
-            torch._foreach_mul_(grads, coefficient)
+        for p in parameters:
+            if p.grad is not None:
+                p.grad.mul_(coefficient)
 
 
 @contextlib.contextmanager

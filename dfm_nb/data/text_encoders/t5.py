@@ -33,7 +33,7 @@ class T5:
 
     def __init__(self, path: str | Path | None = None, device: str = "cpu", max_tokens: int = 512):
         import transformers
-        from transformers.utils import cached_file, logging
+        from transformers.utils import cached_file, extract_commit_hash, logging
 
         logging.disable_progress_bar()
         self.folder, cache_dir = place_of(path, self.default)
@@ -55,6 +55,7 @@ class T5:
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
+        self.commit = extract_commit_hash(str(config), None)  # from the hub's cache
         files = sorted(config.parent.glob("model*.safetensors")) or sorted(config.parent.glob("pytorch_model*.bin"))
         self.sha256 = weights_sha256(config, files)
 
@@ -65,8 +66,7 @@ class T5:
 
     def identity(self) -> dict:
         name = Path(self.folder).name
-        version = getattr(self.model.config, "_commit_hash", None) or name  # transformers keeps the hub's commit there
-        own = {"name": self.name, "version": f"{name}@{version}", "sha256": self.sha256}
+        own = {"name": self.name, "version": f"{name}@{self.commit or name}", "sha256": self.sha256}
         return own | {"dim": self.dim, "max_tokens": self.max_tokens}
 
 
