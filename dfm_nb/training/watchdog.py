@@ -1,10 +1,10 @@
 """Ends a distributed run that hangs, and reports the process that blocks it.
 
-Once a second each process writes a heartbeat to the process group's store: phase, iteration, and whether its main
-thread waits in a collective. If its neighbour's heartbeats stop, or its own main thread exceeds the limit, a watchdog
-inspects all ranks. Ranks without heartbeats were stopped or lost; the other ranks wait for those that do not wait in a
-collective. The watchdog reports these ranks and exits, and torchrun ends the other processes. A machine that sleeps,
-or a complete job that is suspended and continued, does not count as a hang.
+Once a second each process writes a heartbeat to the process group's store: its time, phase, and whether its main thread
+waits in a collective. If its neighbour's heartbeats stop, or its own main thread exceeds the limit, a watchdog inspects
+all ranks. Ranks without heartbeats were stopped or lost; otherwise the others wait for those that are in no collective.
+It reports these ranks and exits, and torchrun ends the others. A machine that sleeps, or a complete job that is
+suspended and continued, does not count as a hang.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 import traceback
 from pathlib import Path
 
+from dfm_nb.base import process
 from dfm_nb.base.torchrun import HUNG, mark_hung
 
 PERIOD_S = 1.0
@@ -42,7 +42,7 @@ class Watchdog:
     def __init__(self, store, rank: int, world: int, limit_s: float):
         self.store, self.rank, self.world, self.limit_s = store, rank, world, limit_s
         self._phase, self._since, self._watched = "starting", time.monotonic(), False
-        self._longest_s, self._beats = 0.0, 0  # of the watched phases so far; heartbeats sent
+        self._longest_s = 0.0  # of the watched phases so far
         self._done = threading.Event()
         self._send_heartbeat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -63,18 +63,16 @@ class Watchdog:
         # the one way to another thread's stack; it has none while the interpreter ends
         top = sys._current_frames().get(threading.main_thread().ident or 0)
         # innermost first; a wait in threading.py says less than who called it
-        frames = [(frame.f_code, line) for frame, line in traceback.walk_stack(top)] if top else []
-        frames = [(code, line) for code, line in frames if "threading.py" not in code.co_filename]
-        where = "".join(f"{Path(c.co_filename).name}:{line} in {c.co_name}" for c, line in frames[:1])
-        host, pid = socket.gethostname(), os.getpid()
-        self._beats += 1
+        stack = traceback.StackSummary.extract(traceback.walk_stack(top), lookup_lines=False) if top else []
+        frames = [frame for frame in stack if "threading.py" not in frame.filename]
+        where = "".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[:1])
+        own = process.identity()
         beat = {
             "rank": self.rank,
-            "beats": self._beats,
-            "host": host,
-            "pid": pid,
-            "waits": any(code.co_filename.endswith(_COLLECTIVES) for code, _ in frames),
-            "told": f"rank {self.rank} (host {host}, process {pid}) {self._phase}, in {where}",
+            "sent": time.monotonic_ns(),
+            **own,
+            "waits": any(frame.filename.endswith(_COLLECTIVES) for frame in frames),
+            "told": f"rank {self.rank} (host {own['host']}, process {own['pid']}) {self._phase}, in {where}",
         }
         self.store.set(f"watchdog/{self.rank}", json.dumps(beat))
 
@@ -83,7 +81,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         woke = heard = time.monotonic()  # this thread's last turn; the neighbour's last new heartbeat
-        neighbour, beats = (self.rank + 1) % self.world, None
+        neighbour, sent = (self.rank + 1) % self.world, None
         while not self._done.wait(PERIOD_S):
             now = time.monotonic()
             if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while: start counting again
@@ -92,9 +90,8 @@ class Watchdog:
             # the store ends with the process that serves it, and torchrun then ends all the others
             with contextlib.suppress(Exception):
                 self._send_heartbeat()
-                latest = self._read(neighbour)["beats"]
-                if latest != beats:
-                    beats, heard = latest, now
+                if (latest := self._read(neighbour)["sent"]) != sent:
+                    sent, heard = latest, now
                 if self._overdue() or now - heard > self.limit_s:
                     self._end_if_confirmed()
 
@@ -108,13 +105,13 @@ class Watchdog:
         reported and killed. Had 2 been stopped, it would send nothing: `silent` is [2]. If all wait for each other,
         none is to blame, and all are reported.
         """
-        before = [self._read(rank)["beats"] for rank in range(self.world)]
+        before = [self._read(rank)["sent"] for rank in range(self.world)]
         for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
                 return
             self._send_heartbeat()
         states = [self._read(rank) for rank in range(self.world)]
-        silent = [s for s, beats in zip(states, before) if s["beats"] == beats]
+        silent = [s for s, sent in zip(states, before) if s["sent"] == sent]
         busy = [s for s in states if not s["waits"]]
         if not silent and not self._overdue():
             return
@@ -127,7 +124,7 @@ class Watchdog:
         else:
             time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
         mark_hung()
-        for s in silent or busy:  # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
-            if s["rank"] != self.rank and s["host"] == socket.gethostname():
-                os.kill(s["pid"], signal.SIGKILL)
+        # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
+        blamed = [process.find(s) for s in silent or busy if s["rank"] != self.rank]
+        process.send(filter(None, blamed), signal.SIGKILL)
         os._exit(HUNG)
