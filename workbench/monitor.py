@@ -22,7 +22,7 @@ from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.plots import PALETTE
-from dfm_nb.base.run import Run, iteration_folders, media_in
+from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.video import data_url
 from dfm_nb.runs import differing, runs_below, settings_of
 from workbench.controls import table_html
@@ -320,13 +320,9 @@ class Monitor(Live):
 
     def _paint_samples(self) -> None:
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
-        rounds: dict[str, dict[int, Path]] = {}
-        for watched in self.runs:
-            folders = iteration_folders(watched.run.samples) if watched.box.value else []
-            while folders and not media_in(folders[-1][1]):  # is being written
-                folders.pop()
-            rounds[watched.label] = dict(folders)
-        iterations = sorted({i for found in rounds.values() for i in found})
+        picked = [watched for watched in self.runs if watched.box.value]
+        whole = max((newest[0] for w in picked if (newest := w.run.newest_samples())), default=0)  # others are written
+        iterations = sorted({i for w in picked for i, _ in iteration_folders(w.run.samples) if i <= whole})
         if not iterations:
             return
         last, at_end = len(iterations), self.when.value >= self.when.max
@@ -334,11 +330,8 @@ class Monitor(Live):
         self.when.value = last if at_end else self.when.value
         self.when.layout.display = "" if last > 1 else "none"
         asked = iterations[min(int(self.when.value), last) - 1]
-        shown = {}  # each run's samples at that iteration, or its last ones before
-        for label, found in rounds.items():
-            before = [i for i in found if i <= asked]
-            if before and (media := media_in(found[max(before)])):  # a killed validation leaves an empty folder
-                shown[f"{label}, iteration {max(before)}"] = media[:8]
+        found = {w.label: w.run.newest_samples(asked) for w in picked}
+        shown = {f"{label}, iteration {last[0]}": last[1][:8] for label, last in found.items() if last}
         key = asked, [(label, path, path.stat().st_mtime) for label, files in shown.items() for path in files]
         if not shown or key == self._samples:
             return

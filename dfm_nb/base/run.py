@@ -78,10 +78,10 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def newest_samples(self) -> tuple[int, list[Path]] | None:
-        """The last iteration with samples, and its pictures and clips by name; None if there are none yet."""
+    def newest_samples(self, until: float = float("inf")) -> tuple[int, list[Path]] | None:
+        """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""
         for iteration, folder in reversed(iteration_folders(self.samples)):
-            if media := media_in(folder):
+            if iteration <= until and (media := media_in(folder)):
                 return iteration, media
         return None
 
