@@ -50,9 +50,9 @@ class InspectedShards:
 
     def _measure(self) -> None:
         """Put the sizes of the indexes into `meta`: NeMo DFM's script writes a clip's frames as its height."""
-        sizes = {_place(i.entry(n)): (*i.grid(n), i.text_tokens(n)) for i in self._indexes for n in range(len(i))}
+        sizes = {i.entry(n): (*i.grid(n), i.text_tokens(n)) for i in self._indexes for n in range(len(i))}
         for entry in self.entries:
-            if found := sizes.get(_place(entry)):
+            if found := sizes.get(entry):
                 size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*found[:3]))
                 entry.meta.update(size, text_tokens=found[3])
 
@@ -133,10 +133,10 @@ class InspectedShards:
             yield str(error)
             return
         for index in indexes:
-            grids = {_place(index.entry(i)): index.grid(i) for i in range(len(index))}
+            grids = {index.entry(i): index.grid(i) for i in range(len(index))}
             tars = {self.folder / shard.name for shard in index.shards}
             own = [e for e in self.entries if e.shard in tars and e.key not in self._dropped]
-            right = [e for e in own if (grid := grids.get(_place(e))) and list(grid) == _grid_of(e, grid)]
+            right = [e for e in own if (grid := grids.get(e)) and list(grid) == _grid_of(e, grid)]
             if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
                 path = index_path(self.folder, index.split)
                 yield f"{path} is wrong for {wrong} samples; write it again: dfm index {self.folder}"
@@ -173,10 +173,6 @@ def _readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Itera
     for entry in entries:
         with contextlib.suppress(SampleError):  # counted and named by --verify
             yield entry.read(fits)
-
-
-def _place(entry: SampleEntry) -> tuple:
-    return entry.shard, entry.key, entry.offset, entry.size
 
 
 def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:

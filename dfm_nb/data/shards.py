@@ -357,19 +357,20 @@ def shards_of(folder: Path, split: str) -> list[str]:
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class SampleEntry:
     """Position of a sample in a tar: the bytes [offset, offset + size) hold its members' headers and content.
 
-    `extensions` and `meta`, its .json parsed, are known when the tar was walked; an index has neither.
+    `extensions` and `meta`, its .json parsed, are known when the tar was walked; an index has neither. Entries of the
+    same position are equal.
     """
 
     key: str
     shard: Path
     offset: int
     size: int
-    extensions: tuple[str, ...] = ()
-    meta: dict = field(default_factory=dict)
+    extensions: tuple[str, ...] = field(default=(), compare=False)
+    meta: dict = field(default_factory=dict, compare=False)
 
     def parts(self) -> dict[str, bytes]:
         """The bytes of its parts, by extension; SampleError when it is not where the entry says."""
