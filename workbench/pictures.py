@@ -403,9 +403,7 @@ def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int 
     if missing := [word for word in words if word.lower() not in places]:
         raise ValueError(f"the words must be in the prompt {clip.request.prompt!r}; got {', '.join(missing)}")
     t = len(next(iter(places.values())))
-    instants = [
-        0 if i == 0 else FRAMES_PER_LATENT * i - 1 for i in range(t)
-    ]  # in the middle of a latent frame's frames
+    instants = [max(0, FRAMES_PER_LATENT * i - 1) for i in range(t)]  # in the middle of a latent frame's frames
     frames = clip.frames[instants]
     greys = 0.6 / 255 * frames.mean(-1, keepdims=True).repeat(3, -1)
     columns, told = {"the clip\n": list(frames)}, []
