@@ -38,19 +38,24 @@ class Inspection(dict):
         return table(self)
 
 
+def figures(d: dict[str, Any]) -> dict[str, str]:
+    """Sizes, captions and splits in words."""
+    found = {"frames x height x width": ", ".join(f"{size} ({n})" for size, n in d["sizes"].items())}
+    found["different captions"] = f"{d['captions']:,}"
+    if "text_tokens" in d:
+        found["text tokens"] = "{min} to {max}, median {median}".format(**d["text_tokens"])
+    if "counts" in d:
+        found["splits"] = "train {train}, val {val}, test {test}; dropped {dropped}".format(**d["counts"])
+    return found
+
+
 def table(d: dict[str, Any]) -> str:
     """The findings, one per line."""
     lines = [f"{d['folder']}: {d['samples']:,} samples in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"]
-    lines.append("  frames x height x width: " + ", ".join(f"{k} ({n})" for k, n in d["sizes"].items()))
     lines.append("  parts: " + ", ".join(f"{k or 'none of ours'} ({n})" for k, n in d["parts"].items()))
-    lines.append(f"  different captions: {d['captions']:,}")
-    if "text_tokens" in d:
-        t = d["text_tokens"]
-        lines.append(f"  text tokens: {t['min']} to {t['max']}, median {t['median']}")
+    lines += [f"  {name}: {text}" for name, text in figures(d).items()]
     if "counts" in d:
-        c = d["counts"]
-        lines.append(f"  splits: train {c['train']}, val {c['val']}, test {c['test']}; dropped {c['dropped']}")
-        for reason, n in c["dropped_by_reason"].items():
+        for reason, n in d["counts"]["dropped_by_reason"].items():
             keys = [drop["key"] for drop in d["drops"] if drop["reason"] == reason]
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             lines.append(f"    {reason}: {n} ({', '.join(keys[:3])}{more})")

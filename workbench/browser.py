@@ -22,6 +22,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
 from dfm_nb.data.shards import Fits, how_to_adopt
+from dfm_nb.inspect import figures
 from workbench.controls import table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live, fault_html
@@ -162,16 +163,9 @@ class DatasetBrowser(Live):
     def summary_html(self) -> str:
         """Counts, sizes, encoders, faults."""
         d = self.about
-        rows = [
-            ("samples", f"{d['samples']:,} in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"),
-            ("frames x height x width", ", ".join(f"{size} ({n})" for size, n in d["sizes"].items())),
-            ("different captions", f"{d['captions']:,}"),
-        ]
-        if "text_tokens" in d:
-            rows.append(("text tokens", "{min} to {max}, median {median}".format(**d["text_tokens"])))
+        size = f"{d['samples']:,} in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"
+        rows = [("samples", size), *figures(d).items()]
         rows += [(n.replace("_", " "), d[n]["name"]) for n in ("source", "tokenizer", "text_encoder") if n in d]
-        if "counts" in d:
-            rows.append(("splits", "train {train}, val {val}, test {test}".format(**d["counts"])))
         rows += [("changed by hand", said)] if (said := self.edited()) else []
         return table_html([*rows, *(("fault", fault) for fault in self.found.faults)], caption=str(self.found.place))
 
