@@ -21,6 +21,7 @@ from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
+from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.inspect import figures
 from workbench.controls import table_html
@@ -182,8 +183,7 @@ class DatasetBrowser(Live):
 
     def html(self, samples: int = PAGE) -> str:
         """Everything without controls, for a notebook that is only read."""
-        n = len(self.entries)
-        spread = [i * n // min(samples, n) for i in range(min(samples, n))]
+        spread = evenly(range(len(self.entries)), samples)
         return f"{self.summary_html()}{self.samples_html(spread)}{self.drops_html()}"
 
     def kept_html(self) -> str:

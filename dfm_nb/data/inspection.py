@@ -19,7 +19,7 @@ from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
 from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_manifest
 from dfm_nb.data.sample_index import SampleIndex, index_path
-from dfm_nb.data.shard_plan import SPLITS
+from dfm_nb.data.shard_plan import SPLITS, evenly
 from dfm_nb.data.shards import Fits, SampleEntry
 from dfm_nb.data.stores import read_empty_text
 
@@ -162,8 +162,7 @@ class InspectedShards:
 
     def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
         """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""
-        count = min(count, len(self.entries))
-        chosen = (self.entries[i * len(self.entries) // count] for i in range(count))
+        chosen = (self.entries[i] for i in evenly(range(len(self.entries)), count))
         clips = list(_readable(chosen, self.fits))
         videos = [false_colours(c) if tokenizer is None else decoded(c, tokenizer) for c in clips]
         return video.contact_sheet(videos, [c.meta.get("caption") or c.key for c in clips]) if clips else None
