@@ -293,7 +293,7 @@ class Life:
 
 def unclear(said: str, rank: int | None) -> list[str]:
     """What is wrong with the words of a command that has lost a rank."""
-    wanted = rf"the process of rank {rank} was ended by SIGKILL|a worker process ended"
+    wanted = rf"the process of rank {rank} was ended by SIGKILL|a worker ended"
     faults = [] if re.search(wanted, said) else [f"the loss of rank {rank} is not named"]
     return faults + (["a traceback"] if "Traceback" in said else [])
 
