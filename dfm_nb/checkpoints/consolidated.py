@@ -12,7 +12,8 @@ from torch import Tensor
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import exported, saving
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.checkpoints.exported import Lazy, as_dtype
+from dfm_nb.checkpoints.exported import as_dtype
+from dfm_nb.checkpoints.tensor_files import Lazy
 from dfm_nb.model import ema
 from dfm_nb.model.linear import is_lora, merged
 

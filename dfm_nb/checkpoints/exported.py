@@ -16,11 +16,9 @@ import functools
 import hashlib
 import json
 import math
-import mmap
 import re
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,10 +28,7 @@ from torch import Tensor
 
 from dfm_nb.base.files import replacing
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.tensor_files import CheckpointError, Place, bytes_of, places_in, reason
-
-MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
-"""Of mmap(2); Python names it from 3.13 on."""
+from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, bytes_of, open_safetensors, reason
 
 KEY, BYTES = "dfm_nb", "file."
 TEXT, BINARY = r"^\w+\.(json|yaml)$", r"^\w+\.safetensors$"
@@ -50,25 +45,6 @@ class About(BaseModel, strict=True, extra="forbid"):
     def json_text(self) -> str:
         """One way to write it, as a checksum covers it."""
         return json.dumps(dict(self), sort_keys=True)
-
-
-class Lazy(Mapping[str, Tensor]):
-    """Tensors by name, each made when it is asked for: weights that are larger than memory."""
-
-    def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]):
-        self._names, self._make = {name: name for name in names}, make
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._make(self._names[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def as_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:
@@ -123,67 +99,37 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     CheckpointError : the file is damaged, was changed, holds more than tensors, or is no export of dfm_nb.
     """
     try:
-        content, text = _open(file)
+        if file.suffix == ".safetensors":
+            tensors, about = open_safetensors(file)
+            content: dict[str, Any] = {**tensors, KEY: about.get(KEY)}
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        text = content.pop(KEY, None)
     except Exception as error:  # a damaged file can raise anything
         raise CheckpointError(
             f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
         ) from None
-    if not isinstance(content, dict) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
-    ):
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
         raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
     try:
-        about = About.model_validate_json(text or "")
+        own = About.model_validate_json(text if isinstance(text, str) else "")
     except ValidationError:
         raise CheckpointError(
             f"{file} has no text {KEY!r} of a known format; it is damaged, of another version, or another program's "
             "(dfm import)"
         ) from None
-    if _checksum(about.files, content) != about.sha256:
+    if _checksum(own.files, content) != own.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
     packed = [name for name in content if name.startswith(BYTES)]
     files = {name.removeprefix(BYTES): content.pop(name).numpy().tobytes() for name in packed}
     if odd := [name for name in files if not re.fullmatch(BINARY, name)]:
         raise CheckpointError(f"{file} must hold files of plain names only; it holds {odd[0]!r:.80}")
-    return content, files | {name: value.encode() for name, value in about.files.items()}
-
-
-def _open(file: Path) -> tuple[Any, str | None]:
-    """What the file holds, and its text apart. Tensors stay on disk until they are used."""
-    if file.suffix == ".safetensors":
-        tensors, about = open_safetensors(file)
-        return tensors, about.get(KEY)
-    content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    return content, content.pop(KEY, None) if isinstance(content, dict) else None
-
-
-def open_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata; CheckpointError for a damaged file, or another type of number.
-
-    Tensors stay on disk until they are used; what is written to them stays in memory. Linux refuses safetensors' own
-    map when the file is larger than memory, for it reserves all of it.
-    """
-    places, about = places_in(file)
-    with file.open("rb") as f:
-        # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
-        whole = memoryview(mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE | MAP_NORESERVE))
-
-    def part(place: Place) -> Tensor:
-        count = math.prod(place.shape)
-        if not count:
-            return torch.empty(place.shape, dtype=place.dtype)
-        return torch.frombuffer(whole, dtype=place.dtype, count=count, offset=place.begin).view(place.shape)
-
-    return {name: part(place) for name, place in places.items()}, about
-
-
-def unpacked(files: Mapping[str, bytes]) -> Path:
-    """A folder with these files; it is removed when the process ends."""
-    return Path(_folder(tuple(sorted(files.items()))).name)
+    return content, files | {name: value.encode() for name, value in own.files.items()}
 
 
 @functools.cache
-def _folder(files: tuple[tuple[str, bytes], ...]) -> tempfile.TemporaryDirectory:
+def unpacked(files: tuple[tuple[str, bytes], ...]) -> tempfile.TemporaryDirectory:
+    """A folder with files of these names and contents; it is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="dfm_nb-")
     for name, content in files:
         Path(folder.name, name).write_bytes(content)

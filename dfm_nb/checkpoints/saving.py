@@ -31,6 +31,8 @@ from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, Index
 from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
 from dfm_nb.parallel.groups import everyones
 
+FILE, NOTE = "rank-{:05d}.safetensors", "rank-{:05d}.json"
+"""A rank's tensors, and where it says that they are on disk and what they are."""
 POLL_S = 0.005
 """Between two looks for what other processes have written."""
 
@@ -73,7 +75,8 @@ class Writer:
             part.values = part.values.detach().contiguous().to("cpu", non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        common = {"optimizer_step": _agreed(step_counts(pieces.optimizer)), "scheduler": pieces.scheduler.state_dict()}
+        (count,) = {int(step) for step in step_counts(pieces.optimizer)} or {0}  # a step changes all parameters or none
+        common = {"optimizer_step": count, "scheduler": pieces.scheduler.state_dict()}
         small = {"state.json": json.dumps(state | common).encode(), "config.yaml": config_yaml.encode()}
 
         def work() -> None:
@@ -140,7 +143,7 @@ class Writer:
         index: dict[str, dict] = {}
         listing = {}
         for rank in range(dist.get_world_size()):
-            note, file = temporary / _note(rank), temporary / _file(rank)
+            note, file = temporary / NOTE.format(rank), temporary / FILE.format(rank)
             while note.name not in os.listdir(temporary):  # not `exists`, whose answer NFS may remember
                 time.sleep(POLL_S)
             written = json.loads(note.read_bytes())
@@ -217,24 +220,14 @@ class _Child:
             self.outcome(options=0)
 
 
-def _file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
-
-
-def _note(rank: int) -> str:
-    """Where a rank says that its file is on disk, and what is in it."""
-    return f"rank-{rank:05d}.json"
-
-
 def _write(parts: list[Held], folder: Path, rank: int) -> None:
-    tensors = {part.name: part.values.view(-1) for part in parts}
-    listed = tensor_files.write(folder / _file(rank), tensors, {})
-    sync(folder / _file(rank))
-    index = {}
+    file, index = folder / FILE.format(rank), {}
+    listed = tensor_files.write(file, {part.name: part.values.view(-1) for part in parts}, {})
+    sync(file)
     for part in parts:
-        piece = {"file": _file(rank), "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
+        piece = {"file": file.name, "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
         index[part.name] = {"dtype": NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
-    write_atomically(folder / _note(rank), json.dumps({"listed": listed, "index": index}).encode())
+    write_atomically(folder / NOTE.format(rank), json.dumps({"listed": listed, "index": index}).encode())
 
 
 def _discard(folder: Path) -> None:
@@ -252,12 +245,6 @@ def _discard(folder: Path) -> None:
 def read_state(folder: Path) -> dict[str, Any]:
     """What `Writer.save` got as `state`: iteration, steps taken, place in the data."""
     return read_object(folder / "state.json")
-
-
-def _agreed(steps: list[torch.Tensor]) -> int:
-    """The one count of the optimizer's steps: a step changes all parameters or none."""
-    (count,) = {int(step) for step in steps} or {0}
-    return count
 
 
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:

@@ -18,10 +18,13 @@ import functools
 import hashlib
 import json
 import math
+import mmap
 import pickle
-from collections.abc import Mapping, Sequence
+import sys
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, model_validator
@@ -33,6 +36,8 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER = 100 * 10**6
 """Bytes; safetensors takes no longer one."""
+MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+"""Of mmap(2); Python names it from 3.13 on."""
 Kind = tuple[torch.dtype, list[int]]
 """Type and shape of a tensor."""
 
@@ -87,18 +92,21 @@ def write(
         return {"bytes": f.tell(), "sha256": digest.hexdigest()}
 
 
-class Place(NamedTuple):
-    """Where a tensor is in a file."""
+class Lazy(UserDict[str, Any]):
+    """Tensors by name, each made when it is asked for: weights that are larger than memory."""
 
-    dtype: torch.dtype
-    shape: list[int]
-    begin: int  # byte of the file
+    def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]):
+        self.data = dict.fromkeys(names, make)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.data[name](name)
 
 
-def places_in(file: Path) -> tuple[dict[str, Place], dict[str, str]]:
-    """Where the tensors of a `.safetensors` are, and its metadata.
+def open_safetensors(file: Path) -> tuple[Lazy, dict[str, str]]:
+    """Tensors and metadata; CheckpointError for a damaged file, or another type of number.
 
-    CheckpointError : it is damaged, or has another type of number.
+    A tensor stays on disk until its numbers are used, and what is written to it stays in memory. Each is mapped when it
+    is asked for: under `ulimit -v`, or if the file is larger than memory, Linux refuses safetensors' map of all of it.
     """
     try:
         if not file.is_file():
@@ -106,7 +114,7 @@ def places_in(file: Path) -> tuple[dict[str, Place], dict[str, str]]:
         with file.open("rb") as f:
             start, size = 8 + int.from_bytes(f.read(8), "little"), file.stat().st_size
             header: dict[str, Any] = json.loads(f.read(max(0, min(start, size, MOST_HEADER) - 8)))
-        about, out = header.pop("__metadata__", {}), {}
+        about, places = header.pop("__metadata__", {}), {}
         for name, entry in header.items():
             if entry["dtype"] not in DTYPES:
                 raise ValueError(f"{name!r:.120} must be float32, bfloat16 or float16; it is {entry['dtype']!r:.40}")
@@ -114,10 +122,38 @@ def places_in(file: Path) -> tuple[dict[str, Place], dict[str, str]]:
             sizes_fit = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
             if not sizes_fit or end - begin != math.prod(shape) * dtype.itemsize or start + end > size:
                 raise ValueError(f"{name!r:.120} is not all there")
-            out[name] = Place(dtype, shape, start + begin)
+            places[name] = dtype, shape, start + begin, end - begin
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({reason(error)}); fetch or export it again") from None
-    return out, about
+
+    def mapped(name: str) -> Tensor:
+        dtype, shape, begin, length = places[name]
+        if not length:
+            return torch.empty(shape, dtype=dtype)
+        skipped = begin % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
+        with file.open("rb") as f:
+            # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
+            flags = mmap.MAP_PRIVATE | MAP_NORESERVE
+            pages = mmap.mmap(f.fileno(), skipped + length, flags=flags, offset=begin - skipped)
+        return torch.frombuffer(pages, dtype=dtype, offset=skipped).view(shape)
+
+    return Lazy(places, mapped), about
+
+
+def assembled(name: str, shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
+    """The tensor that boxes at offsets make; CheckpointError if they do not.
+
+    A shape is numbers that anybody can write: no memory is taken for more than the boxes have.
+    """
+    if not boxes or sum(box.numel() for _, box in boxes) != math.prod(shape):
+        raise CheckpointError(f"{name!r:.120} is not all there")
+    out = torch.empty(tuple(shape), dtype=boxes[0][1].dtype)
+    for offset, box in boxes:
+        place = out[tuple(slice(o, o + n) for o, n in zip(offset, box.shape, strict=True))]
+        if place.shape != box.shape:
+            raise CheckpointError(f"a part of {name!r:.120} does not lie within it")
+        place.copy_(box)
+    return out
 
 
 # ---- index --------------------------------------------------------------------------------------------------------
@@ -131,7 +167,7 @@ class Piece(BaseModel, strict=True, extra="forbid"):
     file: Annotated[str, StringConstraints(pattern=r"^rank-\d+\.safetensors$")]
     offset: list[Count]
     shape: list[Count]
-    elements: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    elements: tuple[Count, Count]
 
 
 class Entry(BaseModel, strict=True, extra="forbid"):
@@ -144,11 +180,8 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     @model_validator(mode="after")
     def _pieces_make_it(self) -> Entry:
         for p in self.pieces:
-            box = [(o, o + n) for o, n in zip(p.offset, p.shape)]
-            within = len(p.offset) == len(p.shape) == len(self.shape) and all(
-                e <= n for (_, e), n in zip(box, self.shape)
-            )
-            if not within or not p.elements[0] <= p.elements[1] <= math.prod(p.shape):
+            box = zip(p.offset, p.shape, self.shape, strict=True)
+            if not all(o + n <= m for o, n, m in box) or not p.elements[0] <= p.elements[1] <= math.prod(p.shape):
                 raise ValueError("a piece must lie within its tensor")
         if sum(p.elements[1] - p.elements[0] for p in self.pieces) != math.prod(self.shape):
             raise ValueError("the pieces must make the whole tensor")
@@ -174,7 +207,7 @@ class Index:
                 raise ValueError("its tensors are larger than the files")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is missing or damaged ({reason(error)}); use another checkpoint") from None
-        self._places = functools.cache(lambda file: places_in(folder / file)[0])
+        self._open = functools.cache(lambda file: open_safetensors(folder / file)[0])
 
     def files(self) -> set[str]:
         """Names of those that the pieces are in."""
@@ -182,44 +215,31 @@ class Index:
 
     def whole(self, name: str) -> Tensor:
         """A whole tensor in its own type."""
-        shape = self.entry(name).shape
-        return self.part(name, [0] * len(shape), shape)
+        entry = self.entry(name)
+        boxes = dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in entry.pieces)
+        parts = [(o, self.elements(name, o, s, 0, math.prod(s)).view(s)) for o, s in boxes]
+        return assembled(name, entry.shape, parts)
 
     def part(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The box of `shape` at `offset`. Of the stored boxes that overlap it, the rows that it needs are read."""
-        entry, found, out = self.entry(name), 0, None
-        for o, s in dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in entry.pieces):
-            first = [max(a, b) for a, b in zip(offset, o)]
-            last = [min(a + n, b + m) for a, n, b, m in zip(offset, shape, o, s)]
-            if not all(a < b for a, b in zip(first, last)):
-                continue
-            lead, rest = ((first[0] - o[0], last[0] - o[0]), s[1:]) if s else ((0, 1), ())
-            row = math.prod(rest)
-            rows = self.elements(name, o, s, lead[0] * row, lead[1] * row).view(-1, *rest)
-            inner = rows[:, *(slice(a - b, c - b) for a, c, b in zip(first[1:], last[1:], o[1:]))]
-            if inner.numel() == math.prod(shape):
-                return inner.reshape(tuple(shape))
-            out = torch.empty(tuple(shape), dtype=DTYPES[entry.dtype]) if out is None else out
-            out[tuple(slice(a - b, c - b) for a, c, b in zip(first, last, offset))] = inner
-            found += inner.numel()
-        if out is None or found != out.numel():
-            raise CheckpointError(f"{self.folder} does not hold all of {name}; use another checkpoint")
-        return out
+        """The box of `shape` at `offset`."""
+        return self.whole(name)[tuple(slice(o, o + n) for o, n in zip(offset, shape))]
 
     def elements(self, name: str, offset: Sequence[int], shape: Sequence[int], first: int, last: int) -> Tensor:
-        """Elements first .. last of the flattened box of `shape` at `offset`, [last - first]."""
-        entry, found = self.entry(name), 0
-        pieces = [p for p in entry.pieces if (p.offset, p.shape) == (list(offset), list(shape))]
-        if not pieces:
-            return self.part(name, offset, shape).flatten()[first:last]
-        out = torch.empty(last - first, dtype=DTYPES[entry.dtype])
-        for piece in pieces:
-            start, end = piece.elements
-            a, b = max(first, start), min(last, end)
-            if a < b:
-                self._read(piece, name, a - start, out[a - first : b - first])
-                found += b - a
-        if found != len(out):
+        """Elements first .. last of the flattened box of `shape` at `offset`, [last - first].
+
+        If that box is stored, its pieces are read where they are needed; in another layout the whole tensor is.
+        """
+        entry, found = self.entry(name), []
+        for piece in sorted(entry.pieces, key=lambda piece: piece.elements):
+            if (piece.offset, piece.shape) != (list(offset), list(shape)):
+                continue
+            (start, end), stored = piece.elements, self._open(piece.file).get(name)
+            if stored is None or (stored.dtype, stored.shape) != (DTYPES[entry.dtype], (end - start,)):
+                file = self.folder / piece.file
+                raise CheckpointError(f"{file} does not hold {name} as {INDEX} says; use another checkpoint")
+            found.append(stored[max(0, first - start) : max(0, last - start)])
+        out = torch.cat(found) if found else self.part(name, offset, shape).flatten()[first:last]
+        if len(out) != last - first:
             raise CheckpointError(f"{self.folder} does not hold all of {name}; use another checkpoint")
         return out
 
@@ -230,13 +250,3 @@ class Index:
             what = f"lacks {name}" if found is None else f"has {name} as {found.shape} and not {shape}"
             raise CheckpointError(f"{self.folder} {what}: it is damaged or of another model; use another checkpoint")
         return found
-
-    def _read(self, piece: Piece, name: str, at: int, out: Tensor) -> None:
-        """Numbers `at` and on of a piece."""
-        file, place = self.folder / piece.file, self._places(piece.file).get(name)
-        if place is None or place.dtype != out.dtype or place.shape != [piece.elements[1] - piece.elements[0]]:
-            raise CheckpointError(f"{file} does not hold {name} as {INDEX} says; use another checkpoint")
-        with file.open("rb") as f:
-            f.seek(place.begin + at * out.itemsize)
-            if f.readinto(bytes_of(out)) != out.nbytes:
-                raise CheckpointError(f"{file} is cut off; use another checkpoint")

@@ -6,15 +6,13 @@ and only what has the form of an index of tensors is used. The tensors are those
 
 from __future__ import annotations
 
-import math
 import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dfm_nb.checkpoints.tensor_files import CheckpointError, reason
+from dfm_nb.checkpoints.tensor_files import CheckpointError, assembled, reason
 from dfm_nb.data.tensor_bytes import read_saved
 
 INDEX = ".metadata"
@@ -95,16 +93,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     out = {}
     for name, parts in places.items():
         chunks = [(offset, _chunk(folder, info)) for offset, info in parts]
-        size = _size(*_fields(entries[name], "size"))
-        # a size is a number that anybody can write: no memory is taken for more than the files have
-        if sum(chunk.numel() for _, chunk in chunks) != math.prod(size):
-            raise ValueError(f"{name!r:.120} is not all there")
-        out[name] = torch.empty(size, dtype=chunks[0][1].dtype)
-        for offset, chunk in chunks:
-            box = out[name][tuple(slice(o, o + n) for o, n in zip(offset, chunk.shape, strict=True))]
-            if box.shape != chunk.shape:
-                raise ValueError(f"a part of {name!r:.120} does not lie within it")
-            box.copy_(chunk)
+        out[name] = assembled(name, _size(*_fields(entries[name], "size")), chunks)
     return out
 
 

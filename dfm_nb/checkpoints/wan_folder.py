@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from dfm_nb.base.files import read_json, write_atomically
-from dfm_nb.checkpoints import exported, tensor_files
-from dfm_nb.checkpoints.exported import Lazy, check_shapes
-from dfm_nb.checkpoints.tensor_files import CheckpointError
+from dfm_nb.checkpoints import tensor_files
+from dfm_nb.checkpoints.exported import check_shapes
+from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy
 from dfm_nb.checkpoints.weights import read_object
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
@@ -132,7 +132,7 @@ def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{index} must name files of its folder; it names {odd[0]!r:.80}")
     theirs: dict[str, Tensor] = {}
     for file in files:
-        theirs |= exported.open_safetensors(folder / file)[0]
+        theirs |= tensor_files.open_safetensors(folder / file)[0]
     layers = len({name.split(".")[1] for name in theirs if name.startswith("blocks.")})
     if layers != model.num_layers:  # before a network of as many is made
         raise ValueError(f"{folder} holds {layers} layers (blocks.*); config.json has num_layers={model.num_layers}")
@@ -278,7 +278,7 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor
 
 def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B in float32, with alpha / rank in B, by diffusers' names of the modules."""
-    tensors, about = exported.open_safetensors(file)
+    tensors, about = tensor_files.open_safetensors(file)
     try:
         settings: dict[str, Any] = json.loads(about.get("lora_adapter_metadata", "{}"))
         unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]

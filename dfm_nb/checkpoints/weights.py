@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, eq
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints.exported import Lazy
 from dfm_nb.checkpoints.state import EMA, OPTIMIZER
-from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Index
+from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Index, Lazy
 from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
@@ -110,26 +109,21 @@ def find(path: str | Path) -> Path:
     if path.resolve().name.startswith("iter_"):  # also when it is given as "."; then no other will do
         verify(path)
         return path
-    for root in _roots(path):
-        if whole_checkpoints(root) and (newest := usable(root)):
-            return newest
+    if (whole := checkpoints_of(path)) and (newest := usable(whole[0].parent)):
+        return newest
     raise FileNotFoundError(
         f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
         "weights of others come in by dfm import"
     )
 
 
-def _roots(path: Path) -> list[Path]:
-    """Where a run, or a folder of checkpoints, may have them: first where its `config.yaml` put them."""
-    named = None
-    with contextlib.suppress(ValueError, FileNotFoundError):  # each checkpoint has a configuration of its own
-        named = cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir
-    return [*([Path(named)] if named else []), path, path / "checkpoints"]
-
-
 def checkpoints_of(path: Path) -> list[Path]:
     """Finished checkpoints of a run, or of a folder of them, oldest first; not verified."""
-    return next(filter(None, map(whole_checkpoints, _roots(path))), [])
+    roots = [path, path / "checkpoints"]
+    with contextlib.suppress(ValueError, FileNotFoundError):  # each checkpoint has a configuration of its own
+        if named := cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir:
+            roots.insert(0, Path(named))
+    return next(filter(None, map(whole_checkpoints, roots)), [])
 
 
 def usable(root: Path) -> Path | None:
@@ -189,7 +183,7 @@ class Weights:
     folder: Path
     config: cfg.Config
     file: Path | None = None
-    tensors: dict[str, Tensor] | None = field(default=None, repr=False)  # of the file, on disk until they are used
+    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of the file, on disk until they are used
 
     @functools.cached_property
     def identity(self) -> dict:
@@ -210,8 +204,7 @@ class Weights:
         """
         lora, lengths = bool(self.config.model.lora.rank), self.config.ema.sigma_rels
         if self.file is not None:
-            tensors = exported.read(self.file)[0] if self.tensors is None else self.tensors
-            return tensors | read_lora(self.file) if lora else tensors
+            return self.tensors | read_lora(self.file) if lora else self.tensors
         if (length := self.length(ema)) is not None and length not in lengths:
             raise ValueError(
                 f"{self.folder} has no average of length {length}; stored: {', '.join(map(str, lengths)) or 'none'} "
@@ -254,7 +247,7 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
             raise ValueError(f"{path} holds no settings; name the file that dfm export wrote beside it")
         if MANIFEST not in files:  # of a run on shards without one: it may lie beside the file
             files = read_assets(path.parent) | files
-        folder = exported.unpacked(files)
+        folder = Path(exported.unpacked(tuple(files.items())).name)
         config = cfg.from_yaml(folder / "config.yaml").config
         return Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors)
     return weights_in(find(path))
@@ -366,13 +359,10 @@ def check_same_model(
 
 def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
     """ValueError when a checkpoint holds the state of another optimizer, or lacks an average that `config` asks for."""
-    theirs, ours = source.config, config
-    checks = {
-        "optimizer.optimizer": ours.optimizer.optimizer == theirs.optimizer.optimizer,
-        "ema.sigma_rels": set(ours.ema.sigma_rels) <= set(theirs.ema.sigma_rels),
-    }
-    for key in (key for key, fits in checks.items() if not fits):
-        raise ValueError(
-            f"{source.folder} holds the state of {key}={attrgetter(key)(theirs)}, not of {attrgetter(key)(ours)}; set "
-            f"it to that, or start anew in another --run-dir with checkpoint.pretrained={source.folder}"
-        )
+    for key, fits in (("optimizer.optimizer", eq), ("ema.sigma_rels", lambda a, b: set(a) >= set(b))):
+        theirs, ours = attrgetter(key)(source.config), attrgetter(key)(config)
+        if not fits(theirs, ours):
+            raise ValueError(
+                f"{source.folder} holds the state of {key}={theirs}, not of {ours}; set it to that, or start from "
+                f"scratch in another --run-dir with checkpoint.pretrained={source.folder}"
+            )

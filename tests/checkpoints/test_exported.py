@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dfm_nb import export
-from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints import exported, tensor_files
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
@@ -167,10 +167,10 @@ def test_a_file_larger_than_memory_opens(tmp_path):
         f.write(len(text).to_bytes(8, "little") + text)
         f.seek(size - 2, os.SEEK_CUR)
         f.write(b"\x80\x3f")
-    tensors, _ = exported.open_safetensors(file)
+    tensors, _ = tensor_files.open_safetensors(file)
     assert tensors["last"].item() == 1 and tensors["large"].nbytes == size - 2
     tensors["last"].zero_()
-    assert exported.open_safetensors(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
+    assert tensor_files.open_safetensors(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
 
 
 ODD = ["", "[]", "[" * 100_000, '{"format": "dfm_nb.weights.2"}']

@@ -148,5 +148,5 @@ def test_odd_header_is_one_sentence(tmp_path, header):
     file = tmp_path / "x.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
     with pytest.raises(CheckpointError, match="x.safetensors") as error:
-        tensor_files.places_in(file)
+        tensor_files.open_safetensors(file)
     assert "\n" not in str(error.value)
