@@ -146,12 +146,14 @@ def assembled(name: str, shape: Sequence[int], boxes: Sequence[tuple[Sequence[in
     A shape is numbers that anybody can write: no memory is taken for more than the boxes have.
     """
     if not boxes or sum(box.numel() for _, box in boxes) != math.prod(shape):
-        raise CheckpointError(f"{name!r:.120} is not all there")
+        raise CheckpointError(f"{name} is not all there")
+    if boxes[0][1].shape == tuple(shape):
+        return boxes[0][1]
     out = torch.empty(tuple(shape), dtype=boxes[0][1].dtype)
     for offset, box in boxes:
         place = out[tuple(slice(o, o + n) for o, n in zip(offset, box.shape, strict=True))]
         if place.shape != box.shape:
-            raise CheckpointError(f"a part of {name!r:.120} does not lie within it")
+            raise CheckpointError(f"a part of {name} does not lie within it")
         place.copy_(box)
     return out
 
@@ -215,19 +217,26 @@ class Index:
 
     def whole(self, name: str) -> Tensor:
         """A whole tensor in its own type."""
-        entry = self.entry(name)
-        boxes = dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in entry.pieces)
-        parts = [(o, self.elements(name, o, s, 0, math.prod(s)).view(s)) for o, s in boxes]
-        return assembled(name, entry.shape, parts)
+        shape = self.entry(name).shape
+        return self.part(name, [0] * len(shape), shape)
 
     def part(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The box of `shape` at `offset`."""
-        return self.whole(name)[tuple(slice(o, o + n) for o, n in zip(offset, shape))]
+        """The box of `shape` at `offset`. Of the stored boxes that overlap it, the rows that it needs are read."""
+        found = []
+        for o, s in dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in self.entry(name).pieces):
+            first = [max(a, b) for a, b in zip(offset, o)]
+            last = [min(a + n, b + m) for a, n, b, m in zip(offset, shape, o, s)]
+            if all(a < b for a, b in zip(first, last)):
+                row, (top, bottom) = math.prod(s[1:]), (first[0] - o[0], last[0] - o[0]) if s else (0, 1)
+                rows = self.elements(name, o, s, top * row, bottom * row).view(-1, *s[1:])
+                inner = rows[:, *(slice(a - b, c - b) for a, c, b in zip(first[1:], last[1:], o[1:]))]
+                found.append(([a - b for a, b in zip(first, offset)], inner if s else inner[0]))
+        return assembled(f"{name} of {self.folder}", shape, found)
 
     def elements(self, name: str, offset: Sequence[int], shape: Sequence[int], first: int, last: int) -> Tensor:
         """Elements first .. last of the flattened box of `shape` at `offset`, [last - first].
 
-        If that box is stored, its pieces are read where they are needed; in another layout the whole tensor is.
+        Of the pieces of that box, what is needed is read; if no such box is stored, the box comes from `part`.
         """
         entry, found = self.entry(name), []
         for piece in sorted(entry.pieces, key=lambda piece: piece.elements):
@@ -238,7 +247,9 @@ class Index:
                 file = self.folder / piece.file
                 raise CheckpointError(f"{file} does not hold {name} as {INDEX} says; use another checkpoint")
             found.append(stored[max(0, first - start) : max(0, last - start)])
-        out = torch.cat(found) if found else self.part(name, offset, shape).flatten()[first:last]
+        if not found:
+            return self.part(name, offset, shape).flatten()[first:last]
+        out = found[0] if len(found) == 1 else torch.cat(found)
         if len(out) != last - first:
             raise CheckpointError(f"{self.folder} does not hold all of {name}; use another checkpoint")
         return out

@@ -93,7 +93,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     out = {}
     for name, parts in places.items():
         chunks = [(offset, _chunk(folder, info)) for offset, info in parts]
-        out[name] = assembled(name, _size(*_fields(entries[name], "size")), chunks)
+        out[name] = assembled(f"{name!r:.120}", _size(*_fields(entries[name], "size")), chunks)
     return out
 
 
