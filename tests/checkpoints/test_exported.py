@@ -137,9 +137,9 @@ def test_other_files_are_not_unpacked(tmp_path):
     assert "../evil" in refused(tmp_path / "model.pth")
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_file_of_tensors_alone_is_refused_with_the_way_out(tmp_path, suffix):
-    file, tensors = tmp_path / f"model{suffix}", {"final.weight": torch.zeros(2)}
+@pytest.mark.parametrize("suffix, name", [(s, name) for s in SUFFIXES for name in ("final.weight", "dfm_nb")])
+def test_file_of_tensors_alone_is_refused_with_the_way_out(tmp_path, suffix, name):
+    file, tensors = tmp_path / f"model{suffix}", {name: torch.zeros(2)}
     (save_file if suffix == ".safetensors" else torch.save)(tensors, file)
     assert "dfm import" in refused(file)
 
