@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from dfm_nb.base import plugins
-from dfm_nb.base.files import listed_as, write_atomically
+from dfm_nb.base.files import listed_as
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
@@ -24,7 +23,7 @@ from dfm_nb.data.preparation import Merged
 from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.stores import NO_CAPTION_TOKENS
+from dfm_nb.data.stores import NO_CAPTION_TOKENS, write_empty_text
 
 
 def adopt_dataset(
@@ -126,7 +125,7 @@ def _write_empty_caption(folder: Path, encoder: Any, text_dim: int) -> None:
             f"{folder}: the text encoder must have made the embeddings: it gives {empty_LD.shape[1]} numbers a token "
             f"and the shards hold {text_dim}; name the one that made them with --text-encoder and its path"
         )
-    write_atomically(folder / "text_empty.safetensors", save({"text_emb": empty_LD[None].contiguous()}))
+    write_empty_text(folder, empty_LD)
 
 
 # ---- measuring ----------------------------------------------------------------------------------------------------

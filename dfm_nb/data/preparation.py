@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import model_validator
-from safetensors.torch import save
 
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC
-from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
@@ -41,6 +39,7 @@ from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_ma
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
+from dfm_nb.data.stores import write_empty_text
 
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
@@ -350,8 +349,7 @@ class Preparation:
             first = merged.drops[0]["detail"] if merged.drops else "the source gave no clips"
             dropped = f"{merged.reasons.total()} dropped"
             raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
-        empty = self.text_encoder.encode([""])[0][None]
-        write_atomically(self.folder.path / "text_empty.safetensors", save({"text_emb": empty.contiguous()}))
+        write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
         splits = {split: [r["name"] for r in merged.full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, splits)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from dfm_nb.base.files import is_url, listed_as, read_listing, replacing
+from dfm_nb.base.files import is_url, listed_as, read_listing, replacing, write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.places import file_in, filesystem
 from dfm_nb.base.records import SampleError
@@ -71,8 +71,7 @@ class RemoteFolder:
         for name in self._listed:
             if not name.endswith(".tar"):
                 self._fetch(name)
-        with replacing(self.folder / CHECKSUMS) as temporary:
-            temporary.write_bytes(content)
+        write_atomically(self.folder / CHECKSUMS, content)
 
     def provide(self, shard: Path) -> None:
         """Have a shard in the local folder: `shard` is the path that it gets there.

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from dfm_nb.base import geometry
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
@@ -113,6 +114,11 @@ class EnergonStore(SampleIndex):
                 self._cache[index] = clip
                 self._cache_room -= size
         return clip
+
+
+def write_empty_text(root: Path, text_LD: torch.Tensor) -> None:
+    """Store the embedding of the empty caption."""
+    write_atomically(root / EMPTY_TEXT, save({"text_emb": text_LD[None].contiguous()}))
 
 
 def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
