@@ -6,11 +6,10 @@ command, found before any kernel starts.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import Options, option
@@ -21,13 +20,6 @@ class NotebookOptions(Options):
 
     prog = "dfm notebook parameters"
     notebook: str = option(help="the .ipynb; it is not changed", positional=True)
-
-    @classmethod
-    def parse(cls, argv: list[str] | None) -> Self:
-        asked = super().parse(argv)
-        if importlib.util.find_spec("papermill") is None:
-            raise ValueError("papermill is not installed; pip install 'dfm_nb[notebook]'")
-        return asked
 
 
 class BatchOptions(NotebookOptions):

@@ -62,11 +62,13 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
 
     Raises
     ------
-    FileNotFoundError, ValueError : no such file, or not a notebook.
+    FileNotFoundError, ValueError : no such file, or not a notebook, or papermill is not installed.
     """
-    import papermill
-
     path = existing(notebook)
+    try:
+        import papermill
+    except ImportError:
+        raise ValueError("papermill is not installed; pip install 'dfm_nb[notebook]'") from None
     try:
         found = papermill.inspect_notebook(str(path))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
