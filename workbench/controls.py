@@ -66,8 +66,7 @@ class Control:
         self.reset.layout.display = "" if changed else "none"
 
     def set_fault(self, text: str) -> None:
-        if text != self.fault:
-            self.fault, self._fault.value = text, fault_html(text, INDENT)
+        self.fault, self._fault.value = text, fault_html(text, INDENT)  # sent only if it differs
 
 
 def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
