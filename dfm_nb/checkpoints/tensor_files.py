@@ -102,11 +102,13 @@ class Lazy(UserDict[str, Any]):
         return self.data[name](name)
 
 
-def open_safetensors(file: Path) -> tuple[Lazy, dict[str, str]]:
+def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, str]]:
     """Tensors and metadata; CheckpointError for a damaged file, or another type of number.
 
-    A tensor stays on disk until its numbers are used, and what is written to it stays in memory. Each is mapped when it
-    is asked for: under `ulimit -v`, or if the file is larger than memory, Linux refuses safetensors' map of all of it.
+    A tensor stays on disk until its numbers are used, and what is written to it stays in memory.
+
+    apart : map each tensor when it is asked for, in place of the whole file. `ulimit -v` bounds what is mapped, and
+        `ulimit -n` the maps, each of which has a file open.
     """
     try:
         if not file.is_file():
@@ -126,18 +128,24 @@ def open_safetensors(file: Path) -> tuple[Lazy, dict[str, str]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({reason(error)}); fetch or export it again") from None
 
-    def mapped(name: str) -> Tensor:
+    whole = None if apart else _mapped(file, 0, size)
+
+    def one(name: str) -> Tensor:
         dtype, shape, begin, length = places[name]
         if not length:
             return torch.empty(shape, dtype=dtype)
-        skipped = begin % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
-        with file.open("rb") as f:
-            # private: a tensor can be written to. Without NORESERVE, Linux promises memory for each such page.
-            flags = mmap.MAP_PRIVATE | MAP_NORESERVE
-            pages = mmap.mmap(f.fileno(), skipped + length, flags=flags, offset=begin - skipped)
-        return torch.frombuffer(pages, dtype=dtype, offset=skipped).view(shape)
+        first = 0 if whole else begin - begin % mmap.ALLOCATIONGRANULARITY
+        pages = whole or _mapped(file, first, begin - first + length)
+        return torch.frombuffer(pages, dtype=dtype, count=length // dtype.itemsize, offset=begin - first).view(shape)
 
-    return Lazy(places, mapped), about
+    return Lazy(places, one), about
+
+
+def _mapped(file: Path, first: int, length: int) -> mmap.mmap:
+    """Bytes of a file that can be changed in memory. safetensors' own map of a file larger than memory is refused."""
+    with file.open("rb") as f:
+        # Without NORESERVE, Linux promises memory for each page of a private map.
+        return mmap.mmap(f.fileno(), length, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, offset=first)
 
 
 def assembled(name: str, shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
@@ -209,7 +217,7 @@ class Index:
                 raise ValueError("its tensors are larger than the files")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} is missing or damaged ({reason(error)}); use another checkpoint") from None
-        self._open = functools.cache(lambda file: open_safetensors(folder / file)[0])
+        self._open = functools.cache(lambda file: open_safetensors(folder / file, apart=True)[0])
 
     def files(self) -> set[str]:
         """Names of those that the pieces are in."""
