@@ -46,11 +46,14 @@ class Linear:
     split: str | None = None
     bias: bool = True
 
+    def sides(self, tp: int = 1) -> tuple[int, int]:
+        """Inputs and outputs on one of `tp` ranks."""
+        return self.fan_in // (tp if self.split == "row" else 1), self.fan_out // (tp if self.split == "column" else 1)
+
     def parameters(self, tp: int = 1) -> int:
         """Weights and biases on one of `tp` ranks."""
-        weights = self.fan_in * self.fan_out // (tp if self.split else 1)
-        biases = self.fan_out // (tp if self.split == "column" else 1)
-        return weights + (biases if self.bias else 0)
+        fan_in, fan_out = self.sides(tp)
+        return fan_in * fan_out + (fan_out if self.bias else 0)
 
 
 def layer_linears(model: ModelConfig) -> tuple[Linear, ...]:
@@ -128,12 +131,7 @@ def lora_parameter_count(model: ModelConfig, rank: int, tp: int = 1, pp: int = 1
 
     They are of the complete network, or of one process of a layout: tp splits the side that it splits of the weight.
     """
-    sides = (
-        (x.fan_in // (tp if x.split == "row" else 1), x.fan_out // (tp if x.split == "column" else 1))
-        for x in layer_linears(model)
-        if x.split
-    )
-    return model.num_layers // pp * rank * sum(a + b for a, b in sides)
+    return model.num_layers // pp * rank * sum(sum(x.sides(tp)) for x in layer_linears(model) if x.split)
 
 
 # ---- work ---------------------------------------------------------------------------------------------------------
