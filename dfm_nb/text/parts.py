@@ -21,7 +21,7 @@ from typing import BinaryIO, Iterator
 import numpy as np
 from filelock import FileLock, Timeout
 
-from dfm_nb.base.files import read_json, sync, write_atomically
+from dfm_nb.base.files import fsync_replace, read_json, sync
 from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import bin_path, idx_path, meta_path, read_blocks, write_index
 from dfm_nb.text.input import START, Position
@@ -104,14 +104,14 @@ class Parts:
 
     def save(self) -> None:
         """Record `progress` as done."""
-        # Not synced, unlike base.files.write_atomically: it is called for every chunk, and a power cut loses only
+        # Not synced, unlike base.files.fsync_replace: it is called for every chunk, and a power cut loses only
         # work, which `_resume` notices.
         temporary = Path(f"{self._state}.tmp")
         temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
         os.replace(temporary, self._state)
 
     def finish(self, dtype: np.dtype, meta: dict | None) -> None:
-        """Write the indices, sync all files to disk, then rename them to the final names, `.idx` last.
+        """Write the indices, then sync each file to disk and rename it to its final name, `.idx` last.
 
         `meta` None: the source of the tokens is unknown, and no `.meta.json` is written.
         """
@@ -119,7 +119,6 @@ class Parts:
             with open(f"{prefix}.idx.part", "wb") as f:
                 write_index(f, dtype, self._paths[f"{key}.lengths"], self._paths[f"{key}.counts"])
             sync(self._paths[f"{key}.bin"])
-            sync(Path(f"{prefix}.idx.part"))
         for key, prefix in self._prefixes.items():
             for older in (idx_path(prefix), meta_path(prefix)):  # must not be used with the new tokens
                 older.unlink(missing_ok=True)
@@ -128,12 +127,14 @@ class Parts:
                 empty = sum(int((b == 0).sum()) for b in read_blocks(self._paths[f"{key}.counts"]))
                 tokens = self.progress.sizes[f"{key}.bin"] // dtype.itemsize
                 own = {"key": key, "tokens": tokens, "empty_documents": empty}
-                write_atomically(meta_path(prefix), json.dumps({**meta, **own}, indent=1).encode())
-            os.replace(f"{prefix}.idx.part", idx_path(prefix))
+                # not under a random name: the run that resumes after a kill writes to the same one
+                Path(f"{prefix}.meta.part").write_text(json.dumps({**meta, **own}, indent=1))
+                fsync_replace(Path(f"{prefix}.meta.part"), meta_path(prefix))
+            fsync_replace(Path(f"{prefix}.idx.part"), idx_path(prefix))
         self._state.unlink(missing_ok=True)
 
     def _remove(self) -> None:
-        indices = (Path(f"{prefix}.idx.part") for prefix in self._prefixes.values())
-        for path in (*self._paths.values(), *indices, Path(f"{self._state}.tmp")):
+        ends = (Path(f"{prefix}.{kind}.part") for prefix in self._prefixes.values() for kind in ("idx", "meta"))
+        for path in (*self._paths.values(), *ends, Path(f"{self._state}.tmp")):
             if str(path) != self.skipped_path:
                 path.unlink(missing_ok=True)
